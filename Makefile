@@ -1,0 +1,52 @@
+# make run: serve the demo models.  make test: all tests.  Both set up .venv first; Python 3.11+ is all they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: run test lint format bench proto demo clean
+
+run: $(VENV)/installed
+	$(BIN)/python -m kernel run $(ARGS)
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python -m bench $(ARGS)
+
+# Writes the protobuf code again; only after a change of a .proto file.
+proto: $(VENV)/installed-dev
+	$(BIN)/pip install -q --group proto
+	$(BIN)/python protocols/grpc/generate.py
+
+# Trains the demo classifier again; the result is committed.
+demo: $(VENV)/installed-dev
+	$(BIN)/pip install -q scikit-learn onnx
+	$(BIN)/python kernel/demo/train_digits.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Naiad needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	touch $@
+
+$(VENV)/installed: $(VENV)/pip pyproject.toml
+	$(BIN)/pip install -q -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/pip install -q --group dev
+	touch $@

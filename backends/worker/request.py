@@ -1,0 +1,126 @@
+"""A request as a backend sees it: its inputs as buffers, and one way to answer it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from backends import wire
+from shm.arrays import to_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernel.errors import ServingError
+    from shm.arrays import Array
+
+
+class InputView(msgspec.Struct):
+    """One input. `data` is the tensor's raw form in place: in a message, an arena or a client's region.
+
+    `data` is read-only where it belongs to a client (`foreign`).
+    """
+
+    name: str
+    datatype: str
+    #: Shape with the batch dimension.
+    shape: list[int]
+    data: memoryview
+    foreign: bool = False
+
+    def as_numpy(self) -> Array:
+        """Return a view of the tensor (a new object array for BYTES), writable unless `foreign`."""
+        return to_array(self.datatype, self.shape, self.data)
+
+
+class OutputValue(msgspec.Struct):
+    """One output: an array in C order, or any that can be copied to one. BYTES are object arrays.
+
+    `datatype` is a protocol name. BF16, that numpy lacks, is given as an array of uint16.
+    """
+
+    name: str
+    datatype: str
+    array: Any
+
+
+class Responder(Protocol):
+    """How answers leave the worker. Callable from any thread."""
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None: ...
+
+    def respond(self, request: WorkerRequest, outputs: Sequence[OutputValue],
+                parameters: Mapping[str, str | int | bool], final: bool) -> None: ...  # fmt: skip
+
+    def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None: ...
+
+    def finish(self, request: WorkerRequest) -> None: ...
+
+    def is_cancelled(self, request: WorkerRequest) -> bool: ...
+
+
+class WorkerRequest:
+    """One request of a batch. It gets exactly one final answer, by `respond`, `fail` or `finish`."""
+
+    __slots__ = ("_responder", "finished", "inputs", "ref", "reserved", "response_count")
+
+    def __init__(self, ref: wire.RequestRef, inputs: list[InputView], responder: Responder) -> None:
+        #: Id, flags, correlation id, priority, time-out and parameters, as they came.
+        self.ref = ref
+        self.inputs = inputs
+        self.finished = False
+        self.response_count = 0
+        #: Places that `reserve` handed out, by output name. The responder's.
+        self.reserved: dict[str, tuple[Any, wire.TensorRef]] = {}
+        self._responder = responder
+
+    @property
+    def id(self) -> str:
+        return self.ref.id
+
+    def input(self, name: str) -> InputView | None:
+        """Return the input called `name`, or None where the client left it out."""
+        for view in self.inputs:
+            if view.name == name:
+                return view
+        return None
+
+    def wants(self, name: str) -> bool:
+        """Whether the client asked for this output: by name, or by naming none."""
+        return not self.ref.outputs or any(output.name == name for output in self.ref.outputs)
+
+    def reserve(self, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
+        """Return a C-ordered array at the output's final place, to write the output into.
+
+        Handing the same array to `respond` then costs no copy. None where there is no such place
+        (BYTES, classification, a small tensor that travels in the message, a region too small);
+        `respond` takes care of those.
+        """
+        return self._responder.reserve(self, name, datatype, shape)
+
+    def respond(
+        self,
+        outputs: Sequence[OutputValue],
+        parameters: Mapping[str, str | int | bool] | None = None,
+        *,
+        final: bool = True,
+    ) -> None:
+        """Send a response. Outputs that the client did not ask for are left out.
+
+        Arrays may be changed or freed once this returns. Waits where a decoupled model is too far
+        ahead of its client.
+        """
+        self._responder.respond(self, outputs, parameters or {}, final)
+
+    def fail(self, error: ServingError, *, final: bool = True) -> None:
+        """Send `error` as a response."""
+        self._responder.fail(self, error, final)
+
+    def finish(self) -> None:
+        """Say that no more responses come (decoupled models)."""
+        self._responder.finish(self)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone. Cheap enough to be asked in a loop."""
+        return self._responder.is_cancelled(self)

@@ -1,0 +1,167 @@
+"""An inference request, from the front door that decoded it to its one final answer.
+
+Ownership: a front door builds a `Request` and hands it to `Kernel.submit`. If `submit` raises, the
+front door still owns it and answers; afterwards only the kernel answers, through the request's sink,
+with exactly one final response. `data` buffers must stay unchanged until then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.response import Response
+
+if TYPE_CHECKING:
+    from kernel.errors import ServingError
+    from kernel.model import Model
+    from kernel.response import Sink
+    from shm.region import Span
+
+#: What a custom request or response parameter may be.
+ParameterValue = str | int | bool | float
+
+#: Buffers that hold tensor bytes.
+Buffer = bytes | bytearray | memoryview
+
+
+class SharedMemoryRef(msgspec.Struct, frozen=True):
+    """A byte range of a region that a client registered, by the region's name."""
+
+    name: str
+    byte_size: int
+    offset: int = 0
+
+
+class InputTensor(msgspec.Struct):
+    """One input. Exactly one of `data` and `shared_memory` is set by the front door.
+
+    `shape` includes the batch dimension. `data` is the tensor in the wire's raw form: little-endian,
+    row-major; BYTES elements behind 4-byte lengths. The kernel sets `span` where the bytes are in a
+    region: a client's, or the arena block that it copied a large `data` to.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Buffer | None = None
+    shared_memory: SharedMemoryRef | None = None
+    span: Span | None = None
+
+    @property
+    def byte_size(self) -> int:
+        if self.data is not None:
+            return len(self.data)
+        return self.shared_memory.byte_size if self.shared_memory else 0
+
+
+class RequestedOutput(msgspec.Struct):
+    """An output that the client asked for by name.
+
+    `classification` above 0 asks for that many best classes instead of the tensor. With
+    `shared_memory` the worker writes the tensor there and the response carries no data.
+    """
+
+    name: str
+    classification: int = 0
+    shared_memory: SharedMemoryRef | None = None
+    span: Span | None = None
+
+
+class Request:
+    """One inference request. The first block of attributes is the front door's, the second the kernel's."""
+
+    __slots__ = (
+        "batch_size",
+        "cancelled",
+        "consumed",
+        "correlation_id",
+        "finished",
+        "id",
+        "inputs",
+        "instance_token",
+        "model",
+        "model_name",
+        "model_version",
+        "outputs",
+        "parameters",
+        "priority",
+        "queue_start_ns",
+        "received_ns",
+        "response_count",
+        "sequence_end",
+        "sequence_start",
+        "sink",
+        "streaming",
+        "timeout_us",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        inputs: list[InputTensor],
+        sink: Sink,
+        *,
+        model_version: str = "",
+        id: str = "",
+        outputs: list[RequestedOutput] | None = None,
+        parameters: dict[str, ParameterValue] | None = None,
+        streaming: bool = False,
+    ) -> None:
+        #: Name and version as the client gave them; an empty version means the newest that is ready.
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs = inputs
+        #: Outputs asked for; empty means all.
+        self.outputs = outputs if outputs is not None else []
+        #: Custom parameters, passed on to the model as they are.
+        self.parameters = parameters if parameters is not None else {}
+        self.correlation_id: int | str = 0
+        self.sequence_start = False
+        self.sequence_end = False
+        self.priority = 0
+        #: Time-out that the client asked for, in microseconds; 0 for none.
+        self.timeout_us = 0
+        #: Whether the call can carry more than one response (a gRPC stream, /generate_stream).
+        self.streaming = streaming
+        self.sink = sink
+
+        self.model: Model | None = None
+        #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
+        self.batch_size = 1
+        #: Monotonic nanoseconds: when the kernel took the request, and when it entered the queue.
+        self.received_ns = 0
+        self.queue_start_ns = 0
+        self.finished = False
+        self.cancelled = False
+        self.response_count = 0
+        #: Responses that the front door has taken off the sink, see `kernel/response.py`.
+        self.consumed = 0
+        #: What the instance that executes the request needs to find it; nobody else looks inside.
+        self.instance_token: object = None
+
+    def respond(self, response: Response) -> None:
+        """Send one response; a final one ends the request and gives its leases back.
+
+        A response after the final one is a bug of ours and raises.
+        """
+        assert not self.finished, f"request {self.id!r} was answered after its final response"
+        if response.final:
+            self.finished = True
+            self.release_leases()
+        if not response.empty:
+            self.response_count += 1
+        self.sink.send(response)
+
+    def fail(self, error: ServingError) -> None:
+        """Send `error` as the final response."""
+        version = str(self.model.version) if self.model is not None else self.model_version
+        self.respond(Response(self.model_name, version, self.id, error=error, final=True))
+
+    def release_leases(self) -> None:
+        """Give back every region that inputs and outputs use."""
+        for tensor in (*self.inputs, *self.outputs):
+            if tensor.span is not None:
+                tensor.span.lease.release()

@@ -1,0 +1,57 @@
+"""Tensors in the wire's raw form as numpy arrays, and back. For workers: the kernel never imports numpy.
+
+The raw form is little-endian and row-major; BYTES elements stand behind 4-byte lengths and become
+object arrays of `bytes`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shm.datatypes import DATATYPES
+from shm.strings import decode_strings, encode_strings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {row.name: np.dtype(row.numpy) for row in DATATYPES.values() if row.numpy}
+_NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+
+
+def datatype_of(array: Array) -> str | None:
+    """Return the datatype's name, such as `FP32`; any string array is BYTES; None for others."""
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    return _NAMES.get(array.dtype.newbyteorder("<"))
+
+
+def to_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memoryview) -> Array:
+    """Return a view of `data` where that is possible (all but BYTES), writable where `data` is.
+
+    Raises ValueError where `data` does not hold exactly the elements of `shape`.
+    """
+    if datatype == "BYTES":
+        elements = decode_strings(data)
+        array: Array = np.empty(len(elements), dtype=object)
+        array[:] = elements
+        return array.reshape(shape)
+    return np.frombuffer(data, dtype=NUMPY_TYPES[datatype]).reshape(shape)
+
+
+def to_bytes(array: Array) -> bytes | memoryview:
+    """Return the raw form: a view of a contiguous array, else a copy. Strings are encoded as UTF-8."""
+    if array.dtype.kind in "OSU":
+        return encode_strings(_as_strings(array))
+    contiguous = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    if not contiguous.size:
+        return b""
+    return memoryview(contiguous.reshape(-1).view(np.uint8)).cast("B")
+
+
+def _as_strings(array: Array) -> list[bytes | str]:
+    """The elements of a string array in row-major order; other objects become their `str`."""
+    return [e if isinstance(e, (bytes, str)) else str(e) for e in array.reshape(-1).tolist()]
