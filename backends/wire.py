@@ -20,9 +20,6 @@ import msgspec
 #: Raised when either side changes; a worker of another number is refused.
 PROTOCOL = 1
 
-#: Tensors up to this many bytes travel in the message: cheaper than a block (DESIGN §3).
-INLINE_LIMIT = 4096
-
 #: The number by which a worker and the kernel name the worker's own output arena.
 OUTPUT_ARENA = 0
 

@@ -15,6 +15,7 @@ from kernel.response import Response
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
+    from kernel.instances import Instance
     from kernel.model import Model
     from kernel.response import Sink
     from shm.region import Span
@@ -75,12 +76,12 @@ class Request:
     __slots__ = (
         "batch_size",
         "cancelled",
-        "consumed",
         "correlation_id",
+        "failed",
         "finished",
         "id",
         "inputs",
-        "instance_token",
+        "instance",
         "model",
         "model_name",
         "model_version",
@@ -137,10 +138,15 @@ class Request:
         self.finished = False
         self.cancelled = False
         self.response_count = 0
-        #: Responses that the front door has taken off the sink, see `kernel/response.py`.
-        self.consumed = 0
-        #: What the instance that executes the request needs to find it; nobody else looks inside.
-        self.instance_token: object = None
+        #: Whether a response with an error was given.
+        self.failed = False
+        #: The instance that executes the request, None while it is queued.
+        self.instance: Instance | None = None
+
+    @property
+    def dispatched(self) -> bool:
+        """Whether an instance was given the request."""
+        return self.instance is not None
 
     def respond(self, response: Response) -> None:
         """Send one response; a final one ends the request and gives its leases back.
@@ -153,12 +159,18 @@ class Request:
             self.release_leases()
         if not response.empty:
             self.response_count += 1
+        if self.model is not None:
+            self.model.answered(self, response)
         self.sink.send(response)
 
     def fail(self, error: ServingError) -> None:
         """Send `error` as the final response."""
-        version = str(self.model.version) if self.model is not None else self.model_version
-        self.respond(Response(self.model_name, version, self.id, error=error, final=True))
+        self.respond(Response(self.model_name, self.model_version, self.id, error=error, final=True))
+
+    def consumed(self, count: int = 1) -> None:
+        """The client took `count` responses: a model that waits for that may send as many more."""
+        if self.instance is not None and not self.finished:
+            self.instance.consumed(self, count)
 
     def release_leases(self) -> None:
         """Give back every region that inputs and outputs use."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -86,22 +86,35 @@ class Region:
 class Lease:
     """One use of a region. `release` ends it; a second call does nothing."""
 
-    __slots__ = ("_held", "region")
+    __slots__ = ("_held", "_region")
 
     def __init__(self, region: Region) -> None:
-        self.region = region
+        self._region = region
         self._held = True
+
+    @property
+    def region(self) -> Region:
+        return self._region
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            self.region._returned()
+            self._region._returned()
+
+
+class Held(Protocol):
+    """A use of a region that ends with `release`: a `Lease`, or a `Block` of an arena."""
+
+    @property
+    def region(self) -> Region: ...
+
+    def release(self) -> None: ...
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A byte range of a leased region: `byte_size` bytes, `offset` bytes behind the region's start."""
+    """A byte range of a region in use: `byte_size` bytes, `offset` bytes behind the region's start."""
 
-    lease: Lease
+    lease: Held
     offset: int
     byte_size: int
 
