@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -88,6 +88,10 @@ class Timings:
 
 class Backend(abc.ABC):
     """One model instance in its worker process."""
+
+    #: Whether requests may be answered after `execute` has returned. If not, the worker fails those
+    #: that were forgotten.
+    answers_later: ClassVar[bool] = False
 
     def __init__(self, host: Host) -> None:
         self.host = host

@@ -174,6 +174,9 @@ class Request:
 
     def release_leases(self) -> None:
         """Give back every region that inputs and outputs use."""
-        for tensor in (*self.inputs, *self.outputs):
+        for tensor in self.inputs:
             if tensor.span is not None:
                 tensor.span.lease.release()
+        for output in self.outputs:
+            if output.span is not None:
+                output.span.lease.release()

@@ -41,7 +41,8 @@ def _check_names(request: Request, spec: ModelSpec) -> None:
     if len(set(names)) != len(names):
         twice = next(name for index, name in enumerate(names) if name in names[:index])
         raise InvalidArgument(f"{request_prefix(request.id)}input '{twice}' already exists in request")
-    if not spec.required_input_count <= len(names) <= len(spec.inputs):
+    wrong_count = len(names) != len(spec.inputs)  # usual: no optional inputs, or all of them given
+    if wrong_count and not len(spec.required_inputs) <= len(names) <= len(spec.inputs):
         raise InvalidArgument(_wrong_count(request, spec, names))
     for name in names:
         if name not in spec.inputs:
@@ -49,7 +50,7 @@ def _check_names(request: Request, spec: ModelSpec) -> None:
 
 
 def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
-    most, fewest = len(spec.inputs), spec.required_input_count
+    most, fewest = len(spec.inputs), len(spec.required_inputs)
     wanted = f"{most} inputs" if most == fewest else f"number of inputs between {fewest} and {most}"
     missing = [name for name, tensor in spec.inputs.items() if not tensor.optional and name not in names]
     return (
@@ -103,11 +104,11 @@ def _check_tensor(request: Request, spec: ModelSpec, tensor: InputTensor, expect
             f"{prefix}All input dimensions should be specified for input '{tensor.name}' for model "
             f"'{spec.name}', got {shape_text(tensor.shape)}"
         )
-    if not fits(tensor.shape, expected.full_dims):
+    if not fits(tensor.shape, expected.shape):
         note = _BATCH_NOTE if spec.max_batch_size > 0 else ""
         raise InvalidArgument(
             f"{prefix}unexpected shape for input '{tensor.name}' for model '{spec.name}'. Expected "
-            f"{shape_text(expected.full_dims)}, got {shape_text(tensor.shape)}. {note}"
+            f"{shape_text(expected.shape)}, got {shape_text(tensor.shape)}. {note}"
         )
     element_size = DATATYPES[tensor.datatype].byte_size
     wanted = element_count(tensor.shape) * element_size

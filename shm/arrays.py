@@ -49,7 +49,7 @@ def to_bytes(array: Array) -> bytes | memoryview:
     contiguous = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     if not contiguous.size:
         return b""
-    return memoryview(contiguous.reshape(-1).view(np.uint8)).cast("B")
+    return contiguous.reshape(-1).view(np.uint8).data
 
 
 def _as_strings(array: Array) -> list[bytes | str]:

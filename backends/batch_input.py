@@ -1,0 +1,88 @@
+"""The inputs that a configuration's `batch_input` asks for: how the rows of a ragged batch are divided. Pure.
+
+They are made from the shapes of the requests of a batch, not from what clients send.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from kernel.errors import BadConfig, InternalError
+from shm.arrays import NUMPY_TYPES
+from shm.datatypes import BY_CONFIG_NAME, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from backends.worker.request import WorkerRequest
+    from shm.arrays import Array
+
+KINDS = (
+    "BATCH_ELEMENT_COUNT",
+    "BATCH_ACCUMULATED_ELEMENT_COUNT",
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO",
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE",
+    "BATCH_ITEM_SHAPE",
+    "BATCH_ITEM_SHAPE_FLATTEN",
+)
+
+
+class BatchInput(msgspec.Struct, frozen=True):
+    """One entry of `batch_input`: the model's inputs `target_names` say this about `source_input`."""
+
+    kind: str
+    target_names: tuple[str, ...]
+    datatype: str
+    source_input: str
+
+
+def batch_inputs_of(config: Mapping[str, Any]) -> list[BatchInput]:
+    """Return the batch inputs of a model's configuration. Raises `BadConfig` for a kind that is unknown."""
+    found = []
+    for entry in config.get("batch_input", []):
+        kind = str(entry.get("kind", KINDS[0]))
+        if kind not in KINDS:
+            raise BadConfig(f"unknown kind '{kind}' of batch input")
+        datatype = BY_CONFIG_NAME[entry["data_type"]].name
+        found.append(BatchInput(kind, tuple(entry["target_name"]), datatype, str(entry["source_input"][0])))
+    return found
+
+
+def batch_input_arrays(
+    batch_inputs: Sequence[BatchInput], requests: Sequence[WorkerRequest]
+) -> dict[str, Array]:
+    """Return the arrays of the batch inputs, by name of the model's input."""
+    arrays = {}
+    for batch_input in batch_inputs:
+        shapes = [_source_shape(request, batch_input.source_input) for request in requests]
+        array = _values(batch_input.kind, shapes).astype(NUMPY_TYPES[batch_input.datatype])
+        arrays.update(dict.fromkeys(batch_input.target_names, array))
+    return arrays
+
+
+def _values(kind: str, shapes: Sequence[Sequence[int]]) -> Array:
+    """Return what `kind` says of requests whose source input has these `shapes`."""
+    counts = [element_count(shape) for shape in shapes]
+    match kind:
+        case "BATCH_ELEMENT_COUNT":
+            return np.array(counts)
+        case "BATCH_ACCUMULATED_ELEMENT_COUNT":
+            return np.array(list(itertools.accumulate(counts)))
+        case "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
+            return np.array(list(itertools.accumulate(counts, initial=0)))
+        case "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
+            return np.zeros(max(counts))  # the shape is the message, the elements mean nothing
+        case _:
+            rows = np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
+            return rows if kind == "BATCH_ITEM_SHAPE" else rows.reshape(-1)
+
+
+def _source_shape(request: WorkerRequest, name: str) -> list[int]:
+    view = request.input(name)
+    if view is None:
+        raise InternalError(f"input '{name}', that a batch input is made of, is missing")
+    return view.shape

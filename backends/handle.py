@@ -1,0 +1,234 @@
+"""The kernel's view of one worker that has loaded a model: batches out, responses in.
+
+Implements `kernel.instances.Instance`. A handle lives as long as its worker process; after a restart
+there is a new one, so that a late message can never be taken for an answer to a newer request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+from backends import wire
+from kernel.errors import ErrorCode, WorkerLost, error_of
+from kernel.observe.statistics import ExecutionTimes
+from kernel.response import OutputTensor, Response
+from shm.region import RegionKind
+
+if TYPE_CHECKING:
+    from backends.session import WorkerSession
+    from kernel.batch import Batch
+    from kernel.model import Model
+    from kernel.request import InputTensor, Request, RequestedOutput
+    from shm.region import Region, Span
+
+#: Credit is given back in portions, so that a stream does not cost a message per response.
+_CREDIT_PORTION = wire.CREDIT_WINDOW // 4
+
+
+class WorkerHandle:
+    """One model instance in its worker."""
+
+    def __init__(self, name: str, session: WorkerSession, model: Model) -> None:
+        self.name = name
+        self._session = session
+        self._model = model
+        self._numbers = itertools.count(1)
+        self._requests: dict[int, Request] = {}
+        self._number_of: dict[Request, int] = {}
+        self._batch: tuple[int, list[int]] | None = None
+        self._attached: set[int] = set()
+        self._arena: memoryview | None = None
+        self._freed: list[int] = []
+        self._owed_credit: dict[int, int] = {}
+        self._lost = False
+        #: Whether the worker has completed a batch since it was started.
+        self.has_executed = False
+        session.on_message = self._on_message
+
+    # ---- kernel.instances.Instance -----------------------------------------------------------
+
+    def execute(self, batch: Batch) -> None:
+        refs = [self._request_ref(request) for request in batch.requests]
+        numbers = [ref.number for ref in refs]
+        self._batch = (next(self._numbers), numbers)
+        self._session.send(wire.Execute(self._batch[0], refs))
+
+    def cancel(self, request: Request) -> None:
+        number = self._number_of.get(request)
+        if number is not None and not self._lost:
+            self._session.send(wire.Cancel([number]))
+
+    def consumed(self, request: Request, count: int) -> None:
+        number = self._number_of.get(request)
+        if number is None or self._lost:
+            return
+        owed = self._owed_credit.get(number, 0) + count
+        if owed >= _CREDIT_PORTION:
+            self._session.send(wire.Credit(number, owed))
+            owed = 0
+        self._owed_credit[number] = owed
+
+    # ---- requests to the worker --------------------------------------------------------------
+
+    def _request_ref(self, request: Request) -> wire.RequestRef:
+        number = next(self._numbers)
+        self._requests[number] = request
+        self._number_of[request] = number
+        return wire.RequestRef(
+            number,
+            [self._input_ref(tensor) for tensor in request.inputs],
+            [self._output_ref(output) for output in request.outputs],
+            request.id,
+            int(request.sequence_start) | int(request.sequence_end) << 1,
+            request.correlation_id,
+            request.priority,
+            request.timeout_us,
+            request.parameters,
+        )
+
+    def _input_ref(self, tensor: InputTensor) -> wire.TensorRef:
+        if tensor.span is None:
+            assert tensor.data is not None
+            return wire.TensorRef(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
+        span = tensor.span
+        foreign = self._attach(span)
+        return wire.TensorRef(
+            tensor.name, tensor.datatype, tensor.shape, None, span.region.number, span.offset, span.byte_size, foreign
+        )
+
+    def _output_ref(self, output: RequestedOutput) -> wire.OutputRef:
+        if output.span is None:
+            return wire.OutputRef(output.name, output.classification)
+        self._attach(output.span)
+        return wire.OutputRef(output.name, 0, output.span.region.number, output.span.offset, output.span.byte_size)
+
+    def _attach(self, span: Span) -> bool:
+        """Make the worker know the region; returns whether it is a client's."""
+        region = span.region
+        foreign = region.kind is not RegionKind.ARENA
+        if region.number not in self._attached:
+            self._attached.add(region.number)
+            self._session.send_with_fd(
+                wire.Attach(region.number, region.byte_size, region.offset, foreign), region.fd
+            )
+            region.on_closed(self._detach)
+        return foreign
+
+    def _detach(self, region: Region) -> None:
+        if region.number in self._attached and not self._lost:
+            self._attached.discard(region.number)
+            self._session.send(wire.Detach(region.number))
+
+    # ---- messages from the worker ------------------------------------------------------------
+
+    def _on_message(self, message: wire.ToKernel) -> None:
+        match message:
+            case wire.Executed():
+                self._executed(message)
+            case wire.Responded(request=number, final=final, response=response):
+                self._respond(number, response, final)
+            case wire.ArenaCreated(byte_size=byte_size):
+                self._map_arena(byte_size)
+
+    def _executed(self, message: wire.Executed) -> None:
+        if self._batch is None or message.batch != self._batch[0]:
+            raise ValueError(f"batch {message.batch} is not being executed")
+        _, numbers = self._batch
+        if message.responses and len(message.responses) != len(numbers):
+            raise ValueError(f"{len(message.responses)} responses for a batch of {len(numbers)} requests")
+        self._batch = None
+        self.has_executed = True
+        for number, response in zip(numbers, message.responses, strict=False):
+            self._respond(number, response, True)
+        times = ExecutionTimes(message.input_ns, message.infer_ns, message.output_ns)
+        self._model.instances.executed(self, times)
+
+    def _respond(self, number: int, ref: wire.ResponseRef | None, final: bool) -> None:
+        request = self._requests.get(number)
+        if request is None:
+            raise ValueError(f"a response for request {number}, which is not being executed")
+        if final:
+            del self._requests[number]
+            del self._number_of[request]
+            self._owed_credit.pop(number, None)
+        request.respond(self._response(request, ref, final))
+
+    def _response(self, request: Request, ref: wire.ResponseRef | None, final: bool) -> Response:
+        version = self._model.version_text
+        if ref is None:
+            return Response(request.model_name, version, request.id, final=final)
+        if ref.error_code:
+            error = error_of(ErrorCode(ref.error_code), ref.error_text)
+            return Response(request.model_name, version, request.id, error=error, final=final)
+        blocks: list[int] = []
+        outputs = [self._output(request, tensor, blocks) for tensor in ref.outputs]
+        release = None
+        if blocks:
+            release = lambda: self._free_blocks(blocks)  # noqa: E731 - a closure is all that is needed
+        return Response(
+            request.model_name, version, request.id,
+            outputs=outputs, parameters=ref.parameters, final=final, release=release,
+        )  # fmt: skip
+
+    def _output(self, request: Request, ref: wire.TensorRef, blocks: list[int]) -> OutputTensor:
+        if ref.data is not None:
+            return OutputTensor(ref.name, ref.datatype, ref.shape, ref.data)
+        if ref.region != wire.OUTPUT_ARENA:
+            asked = next(output for output in request.outputs if output.name == ref.name)
+            return OutputTensor(ref.name, ref.datatype, ref.shape, None, asked.shared_memory)
+        if self._arena is None or ref.offset < 0 or ref.offset + ref.byte_size > len(self._arena):
+            raise ValueError(f"an output at {ref.offset}, outside of the worker's arena")
+        blocks.append(ref.offset)
+        data = self._arena[ref.offset : ref.offset + ref.byte_size]
+        return OutputTensor(ref.name, ref.datatype, ref.shape, data)
+
+    def _free_blocks(self, offsets: list[int]) -> None:
+        """Tell the worker, once per loop turn, which blocks were read."""
+        if self._lost:
+            return
+        if not self._freed:
+            asyncio.get_running_loop().call_soon(self._send_freed)
+        self._freed += offsets
+
+    def _send_freed(self) -> None:
+        offsets, self._freed = self._freed, []
+        if offsets and not self._lost:
+            self._session.send(wire.FreeBlocks(offsets))
+
+    def _map_arena(self, byte_size: int) -> None:
+        fd = self._session.take_fd()
+        try:
+            if byte_size > os.fstat(fd).st_size:
+                raise ValueError(f"an arena of {byte_size} bytes that is smaller")
+            self._arena = memoryview(mmap.mmap(fd, byte_size, prot=mmap.PROT_READ))
+        finally:
+            os.close(fd)
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def lost(self, cause: str) -> None:
+        """The worker is gone: whatever it was executing is answered with the cause."""
+        self._lost = True
+        self._model.instances.lost(self)
+        requests, self._requests = self._requests, {}
+        self._number_of.clear()
+        for request in requests.values():
+            request.fail(WorkerLost(self.name, cause))
+        self._release_arena()
+
+    def stopped(self) -> None:
+        """The worker has ended as it was told to."""
+        self._lost = True
+        self._release_arena()
+
+    def _release_arena(self) -> None:
+        if self._arena is not None:
+            # Responses that front doors still hold keep the mapping; it goes with the last of them.
+            with contextlib.suppress(BufferError):
+                self._arena.release()
+            self._arena = None

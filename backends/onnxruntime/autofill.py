@@ -1,0 +1,74 @@
+"""The part of a model's configuration that its file knows: tensors, and whether it can batch. Pure.
+
+The rules are those of Triton's ONNX Runtime backend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernel.errors import InvalidArgument, Unsupported
+from shm.datatypes import DATATYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from backends.base import Config
+    from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor
+
+#: Triton's default of `--backend-config=default-max-batch-size`.
+DEFAULT_MAX_BATCH_SIZE = 4
+
+
+def is_complete(config: Config) -> bool:
+    """Whether inputs and outputs are both there: then nothing at all is filled in, not even a batch size."""
+    return bool(config.get("input") or config.get("batch_input")) and bool(config.get("output"))
+
+
+def autofill(config: Config, signature: OnnxSignature, default_max_batch_size: int) -> Config:
+    """Return a new configuration with batching, inputs and outputs filled in where they are missing.
+
+    Raises `InvalidArgument` where the configuration asks for batches that the model cannot take, and
+    `Unsupported` for tensors of a type that no client can send.
+    """
+    filled = dict(config)
+    filled["max_batch_size"] = max_batch_size = _max_batch_size(config, signature, default_max_batch_size)
+    if max_batch_size > 1 and not config.keys() & {"sequence_batching", "dynamic_batching"}:
+        filled["dynamic_batching"] = {}
+    if not config.get("input") and not config.get("batch_input"):
+        filled["input"] = _entries(signature.inputs.values(), max_batch_size > 0)
+    if not config.get("output"):
+        filled["output"] = _entries(signature.outputs.values(), max_batch_size > 0)
+    return filled
+
+
+def _max_batch_size(config: Config, signature: OnnxSignature, default: int) -> int:
+    configured = int(config.get("max_batch_size", 0))
+    tensors = (*signature.inputs.values(), *signature.outputs.values())
+    if all(tensor.dims[:1] == (-1,) for tensor in tensors):
+        return configured or max(default, 0)
+    if configured:
+        raise InvalidArgument(
+            f"autofill failed for model '{config['name']}': model does not support batching while "
+            "non-zero max_batch_size is specified"
+        )
+    return 0
+
+
+def _entries(tensors: Iterable[OnnxTensor], batched: bool) -> list[dict[str, Any]]:
+    return [_entry(tensor, batched) for tensor in tensors]
+
+
+def _entry(tensor: OnnxTensor, batched: bool) -> dict[str, Any]:
+    if tensor.datatype is None:
+        raise Unsupported(f"unsupported datatype {tensor.onnx_type} for I/O '{tensor.name}'")
+    dims = list(tensor.dims[1:] if batched else tensor.dims)
+    entry: dict[str, Any] = {
+        "name": tensor.name,
+        "data_type": DATATYPES[tensor.datatype].config_name,
+        "dims": dims or [1],
+    }
+    # A configuration cannot have a scalar: clients send one element, and the model sees one number per row.
+    if not dims and batched:
+        entry["reshape"] = {"shape": []}
+    return entry

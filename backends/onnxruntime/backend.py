@@ -1,0 +1,77 @@
+"""The ONNX Runtime backend: completes a model's configuration from its file, loads it and runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.base import Backend
+from backends.onnxruntime.autofill import DEFAULT_MAX_BATCH_SIZE, autofill, is_complete
+from backends.onnxruntime.binding import BoundSession
+from backends.onnxruntime.check import check_agreement
+from backends.onnxruntime.model import LoadedModel
+from backends.onnxruntime.options import run_options
+from backends.onnxruntime.session import open_session
+from backends.onnxruntime.tensors import signature_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backends.base import Config, Host, ModelArguments, Timings
+    from backends.worker.request import WorkerRequest
+
+
+class OnnxRuntimeBackend(Backend):
+    """Runs ONNX models."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._model: LoadedModel | None = None
+
+    def complete(self, arguments: ModelArguments) -> Config:
+        """See `Backend.complete`. Opens the model, unless nothing is missing."""
+        config = arguments.config
+        if is_complete(config):
+            self.host.log(
+                "INFO",
+                f"skipping model configuration auto-complete for '{arguments.model_name}': "
+                "inputs and outputs already specified",
+            )
+            return dict(config)
+        kinds = [group.get("kind") for group in config.get("instance_group", [])]
+        if "KIND_GPU" in kinds:
+            arguments = msgspec.structs.replace(arguments, kind="GPU")
+        filled = autofill(config, signature_of(open_session(arguments)), DEFAULT_MAX_BATCH_SIZE)
+        if filled["max_batch_size"] != int(config.get("max_batch_size", 0)):
+            self.host.log(
+                "WARNING",
+                f"autofilled max_batch_size to {filled['max_batch_size']} for model '{arguments.model_name}' "
+                "since batching is supporrted but no max_batch_size is specified in model configuration. "
+                "Must specify max_batch_size to utilize autofill with a larger max batch size",
+            )
+        return filled
+
+    def load(self, arguments: ModelArguments) -> None:
+        """See `Backend.load`."""
+        session = open_session(arguments)
+        signature = signature_of(session)
+        check_agreement(arguments.config, signature)
+        self._model = LoadedModel(
+            arguments.config, signature, BoundSession(session, run_options(arguments), signature)
+        )
+        if arguments.parameter("share_session_between_instances") is not None:
+            self.host.log(
+                "WARNING",
+                f"parameter 'share_session_between_instances' of model '{arguments.model_name}' has no "
+                "effect: every instance has a process of its own",
+            )
+
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        """See `Backend.execute`."""
+        assert self._model is not None, "execute before load"
+        self._model.execute(requests, timings)
+
+    def finalize(self) -> None:
+        """Free the session's memory."""
+        self._model = None

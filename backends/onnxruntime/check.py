@@ -1,0 +1,175 @@
+"""Whether a model's configuration and its file agree, checked when the model is loaded. Pure.
+
+Rules and texts are those of Triton's ONNX Runtime backend (onnxruntime.cc, onnxruntime_utils.cc).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.reshape import tensor_specs
+from kernel.errors import InternalError, InvalidArgument
+from shm.datatypes import DATATYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from backends.base import Config
+    from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor
+    from backends.reshape import TensorSpec
+
+
+def check_agreement(config: Config, signature: OnnxSignature) -> None:
+    """Raise `InvalidArgument` at the first point where the configuration contradicts the model file."""
+    controls = _check_controls(config, signature)
+    states = config.get("sequence_batching", {}).get("state", [])
+    inputs = tensor_specs(config, "input").values()
+    expected = sum(not spec.optional for spec in inputs)
+    expected += len(config.get("batch_input", [])) + controls + len(states)
+    if len(signature.inputs) != expected:
+        raise InvalidArgument(
+            f"unable to load model '{config['name']}', configuration expects {expected} inputs, "
+            f"model provides {len(signature.inputs)}"
+        )
+    allowed = {**signature.inputs, **signature.initializers}
+    for spec in inputs:
+        _check_input(config["name"], spec, allowed)
+    for spec in tensor_specs(config, "output").values():
+        _check_output(config["name"], spec, signature.outputs)
+    for state in states:
+        found = _find(state["output_name"], signature.outputs, "output")
+        _check_datatype(config["name"], found, state["data_type"], "output state")
+
+
+# ---- inputs and outputs ---------------------------------------------------------------------
+
+
+def _check_input(model: str, spec: TensorSpec, allowed: dict[str, OnnxTensor]) -> None:
+    if spec.optional and spec.batched:
+        raise InvalidArgument(
+            f"unable to load model '{model}', optional input '{spec.name}' is not supported for models "
+            "that support batching"
+        )
+    found = _find(spec.name, allowed, "input")
+    _check_datatype(model, found, DATATYPES[spec.datatype].config_name, "input")
+    if not spec.ragged:
+        _check_dims(model, found, spec, exact=False)
+    elif found.dims != (-1,):
+        raise InvalidArgument(
+            f"unable to load model '{model}', configuration expects model provides input with shape [-1]  "
+            f"for ragged input '{spec.name}', model provides {_shape(found.dims)}"
+        )
+
+
+def _check_output(model: str, spec: TensorSpec, allowed: dict[str, OnnxTensor]) -> None:
+    found = _find(spec.name, allowed, "output")
+    _check_datatype(model, found, DATATYPES[spec.datatype].config_name, "output")
+    if spec.shaped_like is None:
+        _check_dims(model, found, spec, exact=True)
+
+
+def _find(name: str, allowed: dict[str, OnnxTensor], what: str) -> OnnxTensor:
+    if name not in allowed:
+        raise InvalidArgument(
+            f"unexpected inference {what} '{name}', allowed {what}s are: {', '.join(sorted(allowed))}"
+        )
+    return allowed[name]
+
+
+def _check_datatype(model: str, found: OnnxTensor, config_name: str, what: str) -> None:
+    provided = found.datatype or "INVALID"
+    if provided not in DATATYPES or DATATYPES[provided].config_name != config_name:
+        raise InvalidArgument(
+            f"unable to load model '{model}', configuration expects datatype {config_name} for {what} "
+            f"'{found.name}', model provides TYPE_{provided}"
+        )
+
+
+def _check_dims(model: str, found: OnnxTensor, spec: TensorSpec, *, exact: bool) -> None:
+    """Compare dimensions: an output's must be the same, an input's may be narrower than the model's."""
+    if not found.dims and not spec.batched:
+        _check_scalar(model, spec)
+        return
+    if spec.batched and found.dims[:1] != (-1,):
+        raise InvalidArgument(
+            f"model '{model}', tensor '{spec.name}': for the model to support batching the shape should have "
+            "at least 1 dimension and the first dimension must be -1; but shape expected by the model is "
+            f"{_shape(found.dims)}"
+        )
+    configured = (-1, *spec.model_dims) if spec.batched else spec.model_dims
+    if _compatible(found.dims, configured, exact=exact):
+        return
+    reason = (
+        "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+        "making complete shape "
+        if spec.batched
+        else "shape "
+    )
+    raise InvalidArgument(
+        f"model '{model}', tensor '{spec.name}': the model expects {len(found.dims)} dimensions "
+        f"(shape {_shape(found.dims)}) but the model configuration specifies {len(configured)} dimensions "
+        f"({reason}{_shape(configured)})"
+    )
+
+
+def _compatible(model_dims: Sequence[int], configured: Sequence[int], *, exact: bool) -> bool:
+    return len(model_dims) == len(configured) and all(
+        model_dim == dim or (model_dim == -1 and not exact)
+        for model_dim, dim in zip(model_dims, configured, strict=True)
+    )
+
+
+def _check_scalar(model: str, spec: TensorSpec) -> None:
+    if any(dim != 1 for dim in spec.model_dims):
+        raise InvalidArgument(
+            f"unable to load model '{model}', scalar tensor '{spec.name}', should only provide 1 in the "
+            "model configuration when the model doesn't support batching. Model configuration provided: "
+            f"{_shape(spec.model_dims)}."
+        )
+
+
+# ---- sequence controls ----------------------------------------------------------------------
+
+
+def _check_controls(config: Config, signature: OnnxSignature) -> int:
+    """Check the model's inputs for sequence controls and return how many there are."""
+    count = 0
+    batched = int(config.get("max_batch_size", 0)) > 0
+    for name, config_name in _controls(config):
+        count += 1
+        found = signature.inputs.get(name)
+        if found is None:
+            raise InternalError(
+                f"configuration specified sequence control '{name}', but model does not provide that input"
+            )
+        dims = found.dims[1:] if batched else found.dims
+        prefix = f"unable to load model '{config['name']}', sequence control '{name}'"
+        if dims != (1,):
+            raise InvalidArgument(f"{prefix} in model has dims {_shape(dims)} but dims [1] is expected")
+        if found.datatype is None or DATATYPES[found.datatype].config_name != config_name:
+            raise InvalidArgument(
+                f"{prefix}, the model expects data-type {found.onnx_name} but the model configuration "
+                f"specifies data-type {config_name}"
+            )
+    return count
+
+
+def _controls(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the input's name and the configuration's datatype of each sequence control."""
+    for control_input in config.get("sequence_batching", {}).get("control_input", []):
+        for control in control_input.get("control", []):
+            yield control_input["name"], _control_datatype(control)
+
+
+def _control_datatype(control: dict[str, Any]) -> str:
+    if control.get("int32_false_true"):
+        return "TYPE_INT32"
+    if control.get("fp32_false_true"):
+        return "TYPE_FP32"
+    if control.get("bool_false_true"):
+        return "TYPE_BOOL"
+    return str(control.get("data_type", "TYPE_INVALID"))
+
+
+def _shape(dims: Iterable[int]) -> str:
+    return "[" + ",".join(str(dim) for dim in dims) + "]"

@@ -1,0 +1,192 @@
+"""A model's configuration as ONNX Runtime's session options, execution providers and run options.
+
+Parameters have the names that Triton's ONNX Runtime backend reads. Where the configuration sets no
+number of threads, ONNX Runtime's own default holds: one thread for each physical core, per instance.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime as ort
+
+from kernel.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from backends.base import Config, ModelArguments
+
+    Provider = tuple[str, dict[str, str]]
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
+
+#: Nothing but fatal errors: all others are raised, and told to whom they concern.
+_LOG_FATAL = 4
+
+#: Triton's `optimization.graph.level`; all other numbers mean every optimization.
+_GRAPH_LEVELS = {
+    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+
+
+def session_options(arguments: ModelArguments) -> ort.SessionOptions:
+    """Return the options of the model's session. Raises `InvalidArgument` for values that make no sense."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _LOG_FATAL
+    graph_level = int(_optimization(arguments.config).get("graph", {}).get("level", 0))
+    options.graph_optimization_level = _GRAPH_LEVELS.get(
+        graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    )
+    options.execution_mode = _execution_mode(arguments)
+    options.intra_op_num_threads = max(0, _integer(arguments, "intra_op_thread_count"))
+    options.inter_op_num_threads = max(0, _integer(arguments, "inter_op_thread_count"))
+    options.enable_cpu_mem_arena = _boolean(arguments, "enable_mem_arena", options.enable_cpu_mem_arena)
+    options.enable_mem_pattern = _boolean(arguments, "enable_mem_pattern", options.enable_mem_pattern)
+    for key, value in _session_entries(arguments):
+        options.add_session_config_entry(key, value)
+    for library in custom_op_libraries(arguments):
+        options.register_custom_ops_library(str(library))
+    return options
+
+
+def run_options(arguments: ModelArguments) -> ort.RunOptions:
+    """Return the options of each run."""
+    options = ort.RunOptions()
+    options.log_severity_level = _LOG_FATAL
+    shrinkage = arguments.parameter(_SHRINKAGE)
+    if shrinkage is not None:
+        options.add_run_config_entry(_SHRINKAGE, shrinkage)
+    return options
+
+
+def _execution_mode(arguments: ModelArguments) -> ort.ExecutionMode:
+    mode = _integer(arguments, "execution_mode")
+    if mode not in (0, 1):
+        raise InvalidArgument(
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 "
+            f"but got {mode} ."
+        )
+    return ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
+
+
+def _session_entries(arguments: ModelArguments) -> Iterator[tuple[str, str]]:
+    """Yield ONNX Runtime's own `session.*` options; those that name files could leave the repository."""
+    for key in sorted(arguments.config.get("parameters", {})):
+        if not key.startswith("session."):
+            continue
+        if "path" in key or "file" in key:
+            raise InvalidArgument(f"parameter '{key}' of model '{arguments.model_name}' is not allowed")
+        yield key, arguments.parameter(key) or ""
+
+
+def custom_op_libraries(arguments: ModelArguments) -> list[Path]:
+    """Return the libraries of custom operators, whose names are relative to the version's folder.
+
+    Raises `InvalidArgument` for one outside of the model's folder: loading a library runs its code.
+    """
+    names: Sequence[str] = arguments.config.get("model_operations", {}).get("op_library_filename", [])
+    return [_inside(arguments, arguments.version_dir / name, "custom operator library") for name in names]
+
+
+def model_path(arguments: ModelArguments) -> Path:
+    """Return the place of the model file: `default_model_filename`, or `model.onnx` in a folder so called.
+
+    Raises `InvalidArgument` where that is outside of the model's folder.
+    """
+    path = _inside(arguments, arguments.model_file("model.onnx"), "model file")
+    return path / "model.onnx" if path.is_dir() else path
+
+
+def _inside(arguments: ModelArguments, path: Path, what: str) -> Path:
+    # By the name alone: links inside of a repository are its owner's business.
+    normal = Path(os.path.normpath(path))
+    if not normal.is_relative_to(os.path.normpath(arguments.model_dir)):
+        raise InvalidArgument(f"{what} '{path}' is outside the folder of model '{arguments.model_name}'")
+    return normal
+
+
+# ---- execution providers --------------------------------------------------------------------
+
+
+def providers(arguments: ModelArguments, available: Sequence[str]) -> list[Provider]:
+    """Return the execution providers of the instance, the preferred first; the CPU's is always last.
+
+    `available` are those that the installed onnxruntime has. Raises `Unsupported` where one is needed
+    that it lacks, and `InvalidArgument` for unknown accelerators.
+    """
+    accelerators = _optimization(arguments.config).get("execution_accelerators", {})
+    chosen: list[Provider] = []
+    if arguments.kind == "GPU":
+        chosen.append(_cuda(arguments, accelerators.get("gpu_execution_accelerator", []), available))
+    for accelerator in accelerators.get("cpu_execution_accelerator", []):
+        if accelerator["name"] != "openvino":
+            raise _unknown_accelerator(accelerator)
+        _require(OPENVINO_PROVIDER, available, "the 'openvino' accelerator")
+        chosen.append((OPENVINO_PROVIDER, {"device_type": "CPU"}))
+    return [*chosen, (CPU_PROVIDER, {})]
+
+
+def _cuda(
+    arguments: ModelArguments, accelerators: Sequence[dict[str, Any]], available: Sequence[str]
+) -> Provider:
+    _require(CUDA_PROVIDER, available, f"instance '{arguments.instance_name}' of kind KIND_GPU")
+    settings: dict[str, str] = {}
+    for accelerator in accelerators:
+        if accelerator["name"] == "tensorrt":
+            raise Unsupported(
+                "the 'tensorrt' accelerator is not supported for ONNX models; without it they run with CUDA"
+            )
+        if accelerator["name"] != "cuda":
+            raise _unknown_accelerator(accelerator)
+        settings.update(accelerator.get("parameters", {}))
+    return CUDA_PROVIDER, {**settings, "device_id": str(arguments.device_id)}
+
+
+def _require(provider: str, available: Sequence[str], reason: str) -> None:
+    if provider not in available:
+        raise Unsupported(
+            f"{reason} needs an onnxruntime with the {provider}, but the installed one "
+            f"has only {', '.join(available)}"
+        )
+
+
+def _unknown_accelerator(accelerator: dict[str, Any]) -> InvalidArgument:
+    return InvalidArgument(f"unknown Execution Accelerator '{accelerator['name']}' is requested")
+
+
+# ---- values ---------------------------------------------------------------------------------
+
+
+def _optimization(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] = config.get("optimization", {})
+    return found
+
+
+def _integer(arguments: ModelArguments, key: str) -> int:
+    value = arguments.parameter(key)
+    if value is None:
+        return 0
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidArgument(f"failed to convert '{value}' to integral number") from None
+
+
+def _boolean(arguments: ModelArguments, key: str, default: bool) -> bool:
+    value = arguments.parameter(key)
+    if value is None:
+        return default
+    if value.lower() in ("true", "on", "1"):
+        return True
+    if value.lower() in ("false", "off", "0"):
+        return False
+    raise InvalidArgument(f"failed to convert '{value}' to boolean")

@@ -1,0 +1,120 @@
+"""Arrays as DLPack capsules and back, CPU memory only.
+
+numpy does the work except for BF16, which it lacks: the type code in the capsule's header is changed
+between bfloat and unsigned integer, and nothing else of the structure is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backends.python.failures import TritonModelException
+
+if TYPE_CHECKING:
+    from shm.arrays import Array
+
+CPU_DEVICE = (1, 0)  # kDLCPU
+
+_UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
+
+
+class _Header(ctypes.Structure):
+    """The start of DLTensor, which is the start of DLManagedTensor (dlpack.h)."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+    )
+
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = ctypes.c_void_p
+_get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+class _Exporter:
+    """A capsule with the two methods by which `numpy.from_dlpack` takes it."""
+
+    def __init__(self, capsule: object, device: tuple[int, int]) -> None:
+        self._capsule = capsule
+        self._device = device
+
+    def __dlpack__(self, **_: object) -> object:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def to_capsule(array: Array, *, bfloat: bool) -> object:
+    """Return a capsule of the array's memory; `bfloat` says that an array of uint16 holds BF16.
+
+    A read-only array is copied: consumers of a capsule expect that they may write.
+    """
+    if not array.flags.writeable:
+        array = array.copy()
+    capsule = array.__dlpack__()
+    if bfloat:
+        _header(capsule).type_code = _BFLOAT
+    return capsule
+
+
+def from_capsule(source: Any) -> tuple[Array, bool]:
+    """Return the memory of `source` as an array, and whether its uint16 hold BF16. No copy.
+
+    `source` is a capsule or has `__dlpack__`. Raises `TritonModelException` for other objects, for
+    tensors on a GPU, tensors not in C order, and types that numpy cannot hold.
+    """
+    if isinstance(source, np.ndarray):
+        return _in_order(source), False
+    if type(source).__name__ == "PyCapsule":
+        capsule = source
+    elif hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
+        _check_device(source.__dlpack_device__()[0])
+        capsule = source.__dlpack__()
+    else:
+        raise TritonModelException(
+            "Provided tensor is not supported. Tensor must be a DLPack capsule"
+            "         or have `__dlpack__` and `__dlpack_device__` attributes"
+        )
+    header = _header(capsule)
+    _check_device(header.device_type)
+    bfloat = header.type_code == _BFLOAT and header.type_bits == 16
+    if bfloat:
+        header.type_code = _UINT
+    try:
+        array: Array = np.from_dlpack(_Exporter(capsule, (header.device_type, header.device_id)))  # type: ignore[arg-type]
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise TritonModelException(f"DLPack tensor cannot be read: {error}") from error
+    return _in_order(array), bfloat
+
+
+def _header(capsule: object) -> _Header:
+    try:
+        address = _get_pointer(capsule, b"dltensor")
+    except ValueError as error:
+        raise TritonModelException("DLPack capsule is not a tensor, or it was used before.") from error
+    return _Header.from_address(address)
+
+
+def _check_device(device_type: int) -> None:
+    if device_type != CPU_DEVICE[0]:
+        raise TritonModelException(
+            f"DLPack tensor is on a device of type {device_type}: only tensors in CPU memory are supported."
+        )
+
+
+def _in_order(array: Array) -> Array:
+    if not array.flags.c_contiguous:
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. "
+            "Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    return array

@@ -1,0 +1,48 @@
+"""The asyncio loop on which `async def execute` runs: one for a worker, on a thread of its own.
+
+It keeps running between batches, so that tasks which a model starts go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from concurrent.futures import Future
+
+_T = TypeVar("_T")
+
+#: How long `stop` waits for tasks that do not end when they are cancelled.
+_STOP_SECONDS = 5.0
+
+
+class EventLoop:
+    """A running loop; `stop` ends it."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="asyncio", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait()
+
+    def submit(self, coroutine: Coroutine[object, object, _T]) -> Future[_T]:
+        """Run `coroutine` on the loop. The result is to be waited for on another thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """Cancel what still runs and end the loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            asyncio.set_event_loop(self._loop)
+            self._ready.set()
+            self._loop.run_forever()

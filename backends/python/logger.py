@@ -1,0 +1,48 @@
+"""`pb_utils.Logger`: lines that a model writes to the server's log."""
+
+from __future__ import annotations
+
+import enum
+
+from backends.python.failures import incompatible
+from backends.python.instance import current
+
+
+class LogLevel(enum.IntEnum):
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+
+class Logger:
+    """All methods are static: models call `pb_utils.Logger.log_info("text")`."""
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+        """Write `message` at `level`; VERBOSE lines appear only in a server with verbose logging."""
+        if not isinstance(message, str) or not isinstance(level, LogLevel):
+            signature = "(message: str, level: Logger.LogLevel = <LogLevel.INFO: 0>) -> None"
+            raise incompatible("log", signature, message, level)
+        current().host.log(level.name, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        Logger.log(message, LogLevel.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        Logger.log(message, LogLevel.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        Logger.log(message, LogLevel.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        Logger.log(message, LogLevel.VERBOSE)

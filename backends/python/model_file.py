@@ -1,0 +1,49 @@
+"""Imports a model's Python file the way models expect it: as a module of its version's folder.
+
+The folders of the version and of the model are importable, and `from .helper import x` works too. The
+file's module is called `<version>.<file>`, as in Triton.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from backends.python.failures import reported
+from kernel.errors import InternalError
+
+if TYPE_CHECKING:
+    from backends.base import ModelArguments
+
+DEFAULT_NAME = "model.py"
+
+
+def import_model_class(arguments: ModelArguments) -> type[Any]:
+    """Return the file's `TritonPythonModel`.
+
+    Raises `InternalError` where there is no such file or class, or the file cannot be imported.
+    """
+    path = arguments.model_file(DEFAULT_NAME)
+    if path.suffix != ".py":
+        raise InternalError(f"Model name must end with '.py'. Model name is \"{path.name}\".")
+    if not path.is_file():
+        raise InternalError(f"Python model file not found in '{path}'")
+    # Behind all others, as in Triton: a model's file must not hide a module of the standard library.
+    for folder in (str(arguments.version_dir), str(arguments.model_dir)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    package = types.ModuleType(str(arguments.version))
+    package.__path__ = [str(arguments.version_dir)]
+    sys.modules[package.__name__] = package
+    name = f"{package.__name__}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with reported():
+        spec.loader.exec_module(module)
+        model_class: type[Any] = module.TritonPythonModel
+    return model_class

@@ -1,0 +1,219 @@
+"""What a model answers with: `InferenceResponse`, `TritonError`, and the sender that sends them.
+
+Every request has one `ResponseSender`, whether the model asks for it or returns its responses: it knows
+what was sent, so that a request gets one final answer and not two.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import threading
+from typing import TYPE_CHECKING, Final
+
+from backends.python.failures import TritonModelException, check_parameters, incompatible
+from backends.python.tensors import Tensor
+from kernel.errors import ErrorCode, InternalError, ServingError, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Set
+
+    from backends.worker.request import WorkerRequest
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
+
+
+class TritonErrorCode(enum.IntEnum):
+    """The numbers of TRITONSERVER_Error_Code; the names are those of `kernel.errors.ErrorCode`."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+class TritonError:
+    """An error as the answer to one request. Not an exception: it is put into an `InferenceResponse`."""
+
+    __slots__ = ("_code", "_message")
+
+    UNKNOWN = TritonErrorCode.UNKNOWN
+    INTERNAL = TritonErrorCode.INTERNAL
+    NOT_FOUND = TritonErrorCode.NOT_FOUND
+    INVALID_ARG = TritonErrorCode.INVALID_ARG
+    UNAVAILABLE = TritonErrorCode.UNAVAILABLE
+    UNSUPPORTED = TritonErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = TritonErrorCode.ALREADY_EXISTS
+    CANCELLED = TritonErrorCode.CANCELLED
+
+    def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str) or not isinstance(code, TritonErrorCode):
+            signature = "TritonError(message: str, code: TritonError.__ErrorCode = <__ErrorCode.INTERNAL: 1>)"
+            raise incompatible("__init__", signature, message, code)
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> TritonErrorCode:
+        return self._code
+
+    def as_serving_error(self) -> ServingError:
+        return error_of(ErrorCode[self._code.name], self._message)
+
+
+class InferenceResponse:
+    """One response: tensors, or an error, which wins over tensors."""
+
+    __slots__ = ("_error", "_output_tensors", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: list[Tensor] | tuple[Tensor, ...] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, str | int | bool] | None = None,
+    ) -> None:
+        """`output_tensors` is read at once; `parameters` may hold bool, int and str."""
+        fits = isinstance(output_tensors, (list, tuple)) and (error is None or isinstance(error, TritonError))
+        if not fits or not all(isinstance(tensor, Tensor) for tensor in output_tensors):
+            signature = (
+                "InferenceResponse(output_tensors: List[Tensor] = [], error: TritonError = None, "
+                "parameters: object = None)"
+            )
+            raise incompatible("__init__", signature, output_tensors, error, parameters)
+        self._output_tensors = list(output_tensors)
+        self._error = error
+        self._parameters = check_parameters(parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        return list(self._output_tensors)
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """Return the parameters as JSON."""
+        return json.dumps(self._parameters)
+
+    def send_to(self, request: WorkerRequest, wanted: Set[str], *, final: bool) -> None:
+        """Answer `request` with this response; outputs whose names are not in `wanted` are left out."""
+        if self._error is not None:
+            request.fail(self._error.as_serving_error(), final=final)
+            return
+        outputs = [tensor.output() for tensor in self._output_tensors if tensor.name() in wanted]
+        request.respond(outputs, self._parameters, final=final)
+
+
+class ResponseSender:
+    """Sends the responses of one request, from any thread. Models get it by `get_response_sender()`.
+
+    When the model has dropped the sender and its request without a final answer, nobody can give one any
+    more: `on_dropped` gets the request then, and whether it lacks only the final flag. It is called by
+    the garbage collector, so it must not take locks.
+    """
+
+    __slots__ = ("_closed", "_decoupled", "_lock", "_on_dropped", "_request", "_sent_count", "_wanted")
+
+    def __init__(
+        self,
+        request: WorkerRequest,
+        wanted: Set[str],
+        *,
+        decoupled: bool,
+        on_dropped: Callable[[WorkerRequest, bool], None],
+    ) -> None:
+        self._request = request
+        self._wanted = wanted
+        self._decoupled = decoupled
+        self._on_dropped = on_dropped
+        self._sent_count = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            # The one response of a model that is not decoupled lacks only the word that it was the last.
+            self._on_dropped(self._request, self._sent_count > 0 and not self._decoupled)
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send `response`; with flags TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one.
+
+        The final flag may also be sent alone. Returns when the response's arrays may be changed. Waits
+        where the model is too far ahead of its client. `TritonModelException` for what Triton refuses.
+        """
+        fits = response is None or isinstance(response, InferenceResponse)
+        if not fits or not isinstance(flags, int):
+            signature = (
+                "(self: InferenceResponseSender, response: InferenceResponse = None, flags: int = 0) -> None"
+            )
+            raise incompatible("send", signature, self, response, flags)
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if response is None and not final:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        with self._lock:
+            self._check_turn(response)
+            if response is None:
+                self._request.finish()
+            else:
+                response.send_to(self._request, self._wanted, final=final)
+                self._sent_count += 1
+            # Not before: a response that cannot be sent leaves the request unanswered.
+            self._closed = final
+
+    def _check_turn(self, response: InferenceResponse | None) -> None:
+        if not self._decoupled:
+            if response is not None and self._sent_count:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one response."
+                )
+            if response is None and not self._sent_count:
+                raise TritonModelException(
+                    "Unable to send response. "
+                    "Non-decoupled model cannot send complete final before sending a response."
+                )
+        if self._closed or self._request.finished:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has gone."""
+        return self._request.is_cancelled()
+
+    def answer(self, response: InferenceResponse) -> bool:
+        """Send the response that `execute` returned. False where the model had sent the final one itself."""
+        with self._lock:
+            if self._closed:
+                return False
+            if self._sent_count:
+                self._request.fail(
+                    InternalError(
+                        "Unable to send response. Non-decoupled model cannot send more than one response."
+                    )
+                )
+            else:
+                response.send_to(self._request, self._wanted, final=True)
+            self._closed = True
+            return True
+
+    def fail(self, error: ServingError) -> None:
+        """End the request with `error` unless it has ended."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._request.fail(error)
+
+    def close(self) -> None:
+        """Refuse further responses: the worker answers the request."""
+        with self._lock:
+            self._closed = True

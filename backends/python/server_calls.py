@@ -1,0 +1,54 @@
+"""What a model asks of the server beyond its own requests: other models, model control, metrics.
+
+This version of the server offers none of it. The names exist, so that models which only mention them
+work, and raise `TritonModelException` when they are used.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, NoReturn
+
+from backends.python.failures import TritonModelException
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def not_supported(what: str) -> TritonModelException:
+    """Return the exception that says that the server lacks `what`."""
+    return TritonModelException(f"{what} is not supported by this version of the server yet")
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> NoReturn:
+    raise not_supported(f"loading model '{model_name}' from a model (load_model)")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
+    raise not_supported(f"unloading model '{model_name}' from a model (unload_model)")
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:
+    raise not_supported(f"asking from a model whether model '{model_name}' is ready (is_model_ready)")
+
+
+class MetricKind(enum.IntEnum):
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class MetricFamily:
+    """A family of custom metrics."""
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        raise not_supported(f"custom metric '{name}' (MetricFamily)")
+
+    def Metric(
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> NoReturn:
+        raise not_supported("a custom metric (MetricFamily.Metric)")

@@ -1,0 +1,111 @@
+"""The module that models import as `triton_python_backend_utils`, usually as `pb_utils`.
+
+It collects what the modules beside it define. `install` makes it importable under its bare name.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from backends.python.datatypes import (
+    TRITON_STRING_TO_NUMPY,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from backends.python.failures import TritonModelException
+from backends.python.instance import get_model_dir
+from backends.python.logger import Logger
+from backends.python.model_config import ModelConfig
+from backends.python.requests import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+    PreferredMemory,
+)
+from backends.python.responses import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    ResponseSender,
+    TritonError,
+)
+from backends.python.server_calls import MetricFamily, is_model_ready, load_model, unload_model
+from backends.python.tensors import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceTrace",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "ResponseSender",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+
+def install() -> None:
+    """Make this very module importable as `triton_python_backend_utils`."""
+    sys.modules["triton_python_backend_utils"] = sys.modules[__name__]
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """Return the request's input called `name`, or None."""
+    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """Return the response's output called `name`, or None."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the part of a model configuration about the input called `name`, or None."""
+    return next((entry for entry in model_config.get("input", ()) if entry["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the part of a model configuration about the output called `name`, or None."""
+    return next((entry for entry in model_config.get("output", ()) if entry["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether the model is configured as decoupled."""
+    policy: Mapping[str, bool] = model_config.get("model_transaction_policy", {})
+    return policy.get("decoupled", False)

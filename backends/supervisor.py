@@ -1,0 +1,140 @@
+"""Keeps one model instance alive: starts its worker, notices its death, starts the next one.
+
+The lifecycle makes a supervisor per instance. The first worker of a model also completes the
+configuration, in the process that then loads the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from backends import wire
+from backends.backoff import Backoff
+from backends.handle import WorkerHandle
+from backends.session import WorkerSession
+from kernel.errors import ServingError, Unavailable
+
+if TYPE_CHECKING:
+    from backends.launcher import Launcher
+    from kernel.model import Model
+    from kernel.repository.placement import InstancePlan
+
+logger = logging.getLogger(__name__)
+
+#: How long a worker may take to finalize its model before it is killed.
+FINALIZE_GRACE_S = 5.0
+
+
+class InstanceSupervisor:
+    """One instance, over any number of worker processes."""
+
+    def __init__(self, launcher: Launcher, *, arena_byte_size: int, verbose: int) -> None:
+        self._launcher = launcher
+        self._arena_byte_size = arena_byte_size
+        self._verbose = verbose
+        self._session: WorkerSession | None = None
+        self._handle: WorkerHandle | None = None
+        self._plan: InstancePlan | None = None
+        self._load: wire.Load | None = None
+        self._model: Model | None = None
+        self._backoff = Backoff()
+        self._restart: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    async def start(self, title: str) -> None:
+        """Start a worker process, without a model yet. Raises `ServingError`."""
+        self._session = WorkerSession(title)
+        await self._session.start(self._launcher)
+
+    async def complete(self, config: str, model_dir: str, version: int) -> str:
+        """Return the configuration as the model file completes it, in JSON. Raises `ServingError`."""
+        assert self._session is not None
+        return await self._session.complete(wire.Complete(config, model_dir, version))
+
+    async def load(self, plan: InstancePlan, config: str) -> int:
+        """Load the model into the worker; returns the nanoseconds that it took. Raises `ServingError`."""
+        self._plan = plan
+        self._load = wire.Load(
+            config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
+            self._arena_byte_size, self._verbose,
+        )  # fmt: skip
+        if self._session is None:
+            await self.start(plan.name)
+        assert self._session is not None
+        return await self._session.load(self._load)
+
+    def join(self, model: Model) -> None:
+        """Let the instance execute requests of `model`, and keep it alive from now on."""
+        self._model = model
+        self._serve()
+
+    async def stop(self) -> None:
+        """Finalize the model and end the worker. Requests must be drained before."""
+        self._stopped = True
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait([self._restart])
+        if self._session is not None:
+            await self._session.stop(FINALIZE_GRACE_S)
+        if self._handle is not None:
+            self._handle.stopped()
+
+    # ---- one worker after the other ----------------------------------------------------------
+
+    def _serve(self) -> None:
+        assert self._session is not None
+        assert self._model is not None
+        assert self._plan is not None
+        self._handle = WorkerHandle(self._plan.name, self._session, self._model)
+        self._session.on_lost = self._lost
+        self._model.instances.add(self._handle)
+
+    def _lost(self, cause: str) -> None:
+        assert self._handle is not None
+        assert self._plan is not None
+        handle, self._handle = self._handle, None
+        self._session = None
+        if handle.has_executed:
+            self._backoff.useful()
+        logger.error("the worker of model instance '%s' was lost: %s", self._plan.name, cause)
+        handle.lost(cause)
+        if not self._stopped:
+            self._restart = asyncio.get_running_loop().create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        """Start workers until one has loaded the model."""
+        assert self._plan is not None
+        assert self._load is not None
+        name = self._plan.name
+        while not self._stopped:
+            delay = self._backoff.next_delay_s()
+            if delay:
+                logger.warning("model instance '%s' is started again in %.0f s", name, delay)
+                await asyncio.sleep(delay)
+            session = WorkerSession(name)
+            try:
+                self._session = session
+                await session.start(self._launcher)
+                load_ns = await session.load(self._load)
+            except ServingError as error:
+                self._session = None
+                session.kill()
+                self._failed(error)
+                continue
+            except asyncio.CancelledError:
+                session.kill()
+                raise
+            logger.info("model instance '%s' is ready again, loaded in %.3f s", name, load_ns / 1e9)
+            self._serve()
+            return
+
+    def _failed(self, error: ServingError) -> None:
+        assert self._plan is not None
+        assert self._model is not None
+        logger.error("model instance '%s' could not be started again: %s", self._plan.name, error.message)
+        if not self._model.instances.count:
+            self._model.fail_queued(
+                Unavailable(f"no instance of model '{self._model.name}' is alive: {error.message}")
+            )

@@ -1,0 +1,44 @@
+"""Entry point of a worker process: `python -m backends.worker --model NAME --fd N --kernel PID`."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+
+from backends.channel import BlockingChannel
+from backends.worker.loop import Worker
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A worker process of the server; started by it, not by hand.")
+    parser.add_argument("--model", required=True, help="what the worker runs, for those who look at the processes")
+    parser.add_argument("--fd", type=int, required=True, help="the worker's end of the Unix socket to the kernel")
+    parser.add_argument("--kernel", type=int, required=True, help="process id of the kernel")
+    arguments = parser.parse_args()
+    _die_with(arguments.kernel)
+    # Ctrl-C at the terminal reaches the kernel alone: it drains and then stops its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    channel = BlockingChannel(socket.socket(fileno=arguments.fd))
+    Worker(channel).run()
+    channel.close()
+
+
+def _die_with(kernel: int) -> None:
+    """Have the system kill this process when the kernel dies, even while the model computes."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NAME, b"naiad-worker")
+    if os.getppid() != kernel:
+        sys.exit("the kernel is gone")
+
+
+main()

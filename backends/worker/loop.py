@@ -1,0 +1,216 @@
+"""The worker: receives messages, runs its one model instance, answers. One model, one thread, one loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends import wire
+from backends.base import ModelArguments, Timings
+from backends.registry import backend_class
+from backends.worker.classification import read_labels
+from backends.worker.mailbox import KernelGone, Mailbox
+from backends.worker.memory import AttachedRegions
+from backends.worker.outputs import OutputWriter
+from backends.worker.request import InputView, WorkerRequest
+from backends.worker.respond import Answers
+from backends.worker.strings_check import check_strings
+from kernel.errors import ErrorCode, InternalError, ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.base import Backend
+    from backends.channel import BlockingChannel
+    from shm.arena import Arena
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """One model instance behind one channel. Implements `backends.base.Host`."""
+
+    def __init__(self, channel: BlockingChannel) -> None:
+        self._channel = channel
+        self._send_lock = threading.Lock()
+        self._regions = AttachedRegions()
+        self._outputs = OutputWriter(self._regions, self._arena_created)
+        self._mailbox = Mailbox(channel, self._urgent)
+        self._answers = Answers(self._outputs, self._send, lambda: self._mailbox)
+        self._backend: Backend | None = None
+        self._model_name = ""
+        self._verbose = 0
+        self._handlers: dict[type, Callable[..., None]] = {
+            wire.Complete: self._complete,
+            wire.Load: self._load,
+            wire.Attach: self._attach,
+            wire.Detach: self._detach,
+            wire.Execute: self._execute,
+        }
+
+    def run(self) -> None:
+        """Serve until the kernel says stop or is gone."""
+        self._send(wire.Hello(wire.PROTOCOL, os.getpid()))
+        try:
+            while not isinstance(message := self._mailbox.next(), wire.Stop):
+                self._handlers[type(message)](message)
+        except (KernelGone, BrokenPipeError, ConnectionResetError):
+            return
+        if self._backend is not None:
+            self._backend.finalize()
+
+    # ---- Host --------------------------------------------------------------------------------
+
+    def log(self, level: str, text: str) -> None:
+        """See `backends.base.Host`."""
+        if level != "VERBOSE" or self._verbose:
+            self._send(wire.Log(level, text))
+
+    # ---- messages ----------------------------------------------------------------------------
+
+    def _send(self, message: wire.ToKernel) -> None:
+        with self._send_lock:
+            self._channel.send(message)
+
+    def _arena_created(self, arena: Arena) -> None:
+        with self._send_lock:
+            self._channel.send_with_fd(wire.ArenaCreated(arena.region.byte_size), arena.region.fd)
+
+    def _urgent(self, message: wire.ToWorker) -> None:
+        match message:
+            case wire.Cancel(requests=requests):
+                self._answers.cancel(requests)
+            case wire.Credit(request=number, count=count):
+                self._answers.grant(number, count)
+            case wire.FreeBlocks(offsets=offsets):
+                self._outputs.free(offsets)
+
+    def _complete(self, message: wire.Complete) -> None:
+        def complete() -> wire.ToKernel:
+            arguments = ModelArguments(
+                msgspec.json.decode(message.config, type=dict), Path(message.model_dir), message.version
+            )
+            completed = self._backend_for(arguments).complete(arguments)
+            return wire.Completed(msgspec.json.encode(completed).decode())
+
+        self._send(self._tried(complete))
+
+    def _load(self, message: wire.Load) -> None:
+        def load() -> wire.ToKernel:
+            started = time.monotonic_ns()
+            arguments = ModelArguments(
+                msgspec.json.decode(message.config, type=dict),
+                Path(message.model_dir),
+                message.version,
+                message.instance_name,
+                message.kind,
+                message.device_id,
+            )
+            self._verbose = message.verbose
+            self._model_name = arguments.model_name
+            self._outputs.arena_byte_size = message.arena_byte_size
+            self._outputs.batched = arguments.max_batch_size > 0
+            self._outputs.labels = _labels(arguments)
+            self._backend_for(arguments).load(arguments)
+            return wire.Loaded(time.monotonic_ns() - started)
+
+        self._send(self._tried(load))
+
+    def _tried(self, action: Callable[[], wire.ToKernel]) -> wire.ToKernel:
+        """Return the answer of `action`, or why there is none: models raise whatever they like."""
+        try:
+            return action()
+        except ServingError as error:
+            return wire.LoadFailed(error.code.value, error.message)
+        except Exception as error:
+            logger.exception("the model could not be loaded")
+            return wire.LoadFailed(ErrorCode.INTERNAL.value, f"{type(error).__name__}: {error}")
+
+    def _backend_for(self, arguments: ModelArguments) -> Backend:
+        if self._backend is None:
+            self._backend = backend_class(str(arguments.config.get("backend", "")))(self)
+        return self._backend
+
+    def _attach(self, message: wire.Attach) -> None:
+        fd = self._channel.take_fd()
+        self._regions.attach(message.number, fd, message.byte_size, message.offset, foreign=message.foreign)
+
+    def _detach(self, message: wire.Detach) -> None:
+        self._regions.detach(message.number)
+
+    # ---- executing ---------------------------------------------------------------------------
+
+    def _execute(self, message: wire.Execute) -> None:
+        timings = Timings(time.monotonic_ns)
+        requests = [WorkerRequest(ref, [], self._answers) for ref in message.requests]
+        self._answers.open_batch(requests)
+        ready = [request for request in requests if self._open_inputs(request)]
+        if ready:
+            self._run_backend(ready, timings)
+        finals = self._answers.close_batch([ref.number for ref in message.requests])
+        done_ns = time.monotonic_ns()
+        self._send(
+            wire.Executed(
+                message.batch,
+                finals,
+                timings.inputs_ready_ns - timings.start_ns,
+                timings.inferred_ns - timings.inputs_ready_ns,
+                done_ns - timings.inferred_ns,
+            )
+        )
+
+    def _run_backend(self, requests: list[WorkerRequest], timings: Timings) -> None:
+        assert self._backend is not None, "Execute before Load"
+        try:
+            self._backend.execute(requests, timings)
+        except KernelGone:
+            raise
+        except ServingError as error:
+            failure = error
+        except Exception as error:
+            logger.exception("the model failed")
+            failure = InternalError(f"{type(error).__name__}: {error}")
+        else:
+            if self._backend.answers_later:
+                return
+            failure = InternalError("the backend did not answer the request")
+        for request in self._answers.unanswered(requests):
+            request.fail(failure)
+
+    def _open_inputs(self, request: WorkerRequest) -> bool:
+        """Give the request its inputs; False where it was answered because they are not usable."""
+        try:
+            for ref in request.ref.inputs:
+                request.inputs.append(self._open_input(ref, request))
+        except ServingError as error:
+            request.fail(error)
+            return False
+        return True
+
+    def _open_input(self, ref: wire.TensorRef, request: WorkerRequest) -> InputView:
+        if ref.data is not None:
+            data = memoryview(ref.data)
+        else:
+            data = self._regions.view(ref.region, ref.offset, ref.byte_size)
+            if ref.foreign:
+                # The client can change string lengths between our check and our use: take a copy.
+                data = memoryview(bytes(data)) if ref.datatype == "BYTES" else data.toreadonly()
+        view = InputView(ref.name, ref.datatype, ref.shape, data, ref.foreign)
+        if ref.datatype == "BYTES":
+            check_strings(view, request.id, self._model_name)
+        return view
+
+
+def _labels(arguments: ModelArguments) -> dict[str, list[str]]:
+    """Return the labels of the outputs that have a label file, which lies in the model's folder."""
+    return {
+        output["name"]: read_labels(arguments.model_dir / output["label_filename"])
+        for output in arguments.config.get("output", [])
+        if output.get("label_filename")
+    }

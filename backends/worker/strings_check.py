@@ -1,0 +1,50 @@
+"""Whether the bytes of a BYTES input are what its shape says. Texts are Triton's (infer_request.cc).
+
+Checked in the worker: it alone reads what clients put into shared memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from kernel.errors import InvalidArgument, request_prefix
+from shm.datatypes import element_count
+
+if TYPE_CHECKING:
+    from backends.worker.request import InputView
+
+_LENGTH = struct.Struct("<I")
+
+
+def check_strings(view: InputView, request_id: str, model: str) -> None:
+    """Raise `InvalidArgument` unless `view` holds exactly the elements of its shape."""
+    wanted = element_count(view.shape)
+    found = position = 0
+    data, end = view.data, len(view.data)
+    where = f"for inference input '{view.name}' for model '{model}'"
+    while position < end:
+        if found >= wanted:
+            raise InvalidArgument(
+                f"{request_prefix(request_id)}unexpected number of string elements {found + 1} {where}, "
+                f"expecting {wanted}"
+            )
+        if end - position < 4:
+            raise InvalidArgument(
+                f"{request_prefix(request_id)}incomplete string length indicator {where}, expecting 4 bytes but "
+                f"only {end - position} bytes available. Please make sure the string length indicator is in one "
+                "buffer."
+            )
+        (length,) = _LENGTH.unpack_from(data, position)
+        position += 4
+        if length > end - position:
+            raise InvalidArgument(
+                f"{request_prefix(request_id)}incomplete string data {where}, expecting string of length "
+                f"{length} but only {end - position} bytes available. Please make sure the string is in one buffer."
+            )
+        position += length
+        found += 1
+    if found != wanted:
+        raise InvalidArgument(
+            f"{request_prefix(request_id)}expected {wanted} string elements {where}, got {found}"
+        )

@@ -1,0 +1,1 @@
+"""Measuring: servers as processes, loads, reports. Not installed with the server."""

@@ -1,0 +1,151 @@
+"""A server in a process of its own on free loopback ports, for measurements and for tests that need a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+_STARTED = re.compile(r"Started (HTTPService|GRPCInferenceService|Metrics Service) at 127\.0\.0\.1:(\d+)")
+
+#: Loading a model can take long; a server that says nothing for this long hangs.
+START_TIMEOUT_S = 60
+
+
+class ServerFailed(Exception):
+    """The server ended instead of starting; the message is its log."""
+
+
+class ServerProcess:
+    """`python -m kernel run` over a repository, ready when the `with` block begins, stopped at its end."""
+
+    def __init__(self, repository: Path | None, *flags: str) -> None:
+        self._flags = [f"--model-repository={repository}"] if repository is not None else []
+        self._flags += flags
+        self.http_port = self.grpc_port = self.metrics_port = 0
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def log(self) -> str:
+        """Everything that the server has printed."""
+        if self._log is None:
+            return ""
+        return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
+    def start(self) -> None:
+        """Start and wait until every port listens. Raises `ServerFailed`."""
+        self._log = tempfile.NamedTemporaryFile(prefix="naiad-", suffix=".log")  # noqa: SIM115 - closed in stop
+        command = [sys.executable, "-m", "kernel", "run", "--http-port=0", "--grpc-port=0", "--metrics-port=0",
+                   "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *self._flags]  # fmt: skip
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._ports_found():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                log = self.log
+                self.stop()
+                raise ServerFailed(log)
+            time.sleep(0.02)
+
+    def _ports_found(self) -> bool:
+        found = dict(_STARTED.findall(self.log))
+        self.http_port = int(found.get("HTTPService", 0))
+        self.grpc_port = int(found.get("GRPCInferenceService", 0))
+        self.metrics_port = int(found.get("Metrics Service", 0))
+        return len(found) == 3
+
+    def stop(self, timeout_s: float = 40) -> int:
+        """Send SIGTERM, wait, return the exit code; a server that does not end is killed."""
+        process = self._process
+        assert process is not None
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        return process.returncode
+
+    def terminate(self) -> None:
+        """Send SIGTERM and return at once."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = 40) -> int:
+        """Wait for the end; returns the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def workers(self, model: str = "") -> dict[int, str]:
+        """Return the process ids of living workers with what they run."""
+        found: dict[int, str] = {}
+        for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+                name = next((w.removeprefix("--model=") for w in words if w.startswith("--model=")), None)
+                if name is not None and name.startswith(model):
+                    found[int(child)] = name
+        return found
+
+    def get(self, path: str, port: int | None = None) -> tuple[int, str]:
+        """GET a path; returns status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=10)
+        try:
+            connection.request("GET", path)
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode()
+        finally:
+            connection.close()
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    """Wait until `condition()`; raises `TimeoutError`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.01)

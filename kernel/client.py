@@ -1,0 +1,219 @@
+"""`python -m kernel infer`: one request to a running server over HTTP, and its answer for people to read.
+
+Standard library only, but for NumPy where a file of it is given: this is no client library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Best classes shown of an output that has labels, where the caller gave no number.
+DEFAULT_CLASSES = 3
+
+#: Longer outputs are cut for display.
+SHOWN_VALUES = 32
+
+_TIMEOUT_S = 300
+
+
+class ClientError(Exception):
+    """What the caller should be told, in one line."""
+
+
+def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> int:
+    """Send the request that `inputs` (`NAME=VALUE`) describe, print the outputs; returns the exit code."""
+    try:
+        _infer_and_print(url.rstrip("/"), model, inputs, classes)
+    except ClientError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> None:
+    name, _, version = model.partition(":")
+    path = f"{url}/v2/models/{urllib.parse.quote(name)}" + (f"/versions/{version}" if version else "")
+    metadata = _call(path)
+    config = _call(f"{path}/config")
+    tensors = build_inputs(metadata, dict(_split(given) for given in inputs))
+    if config.get("model_transaction_policy", {}).get("decoupled"):
+        for event in _stream(f"{path}/generate_stream", {t["name"]: t["data"] for t in tensors}):
+            _say(", ".join(f"{k} = {v}" for k, v in event.items() if k not in ("model_name", "model_version")))
+        return
+    answer = _call(f"{path}/infer", {"inputs": tensors, "outputs": build_outputs(metadata, config, classes)})
+    for line in format_outputs(answer):
+        _say(line)
+
+
+def _split(given: str) -> tuple[str, Any]:
+    name, equals, text = given.partition("=")
+    if not equals:
+        raise ClientError(f"'{given}' is not of the form NAME=VALUE or NAME=@FILE.npy")
+    return name, read_value(text)
+
+
+def read_value(text: str) -> Any:
+    """Return what a command-line value means: a NumPy file's array as lists, JSON, or the text itself."""
+    if text.startswith("@"):
+        return _read_npy(text[1:])
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _read_npy(path: str) -> Any:
+    import numpy as np  # only where a file of it is given
+
+    try:
+        return np.load(path, allow_pickle=False).tolist()
+    except (OSError, ValueError) as error:
+        raise ClientError(f"cannot read '{path}' as a NumPy file: {error}") from None
+
+
+def build_inputs(metadata: dict[str, Any], values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the request's inputs. Raises `ClientError` that says what the model takes."""
+    known = {tensor["name"]: tensor for tensor in metadata["inputs"]}
+    takes = ", ".join(f"{t['name']} ({t['datatype']} {t['shape']})" for t in metadata["inputs"])
+    for name in values:
+        if name not in known:
+            raise ClientError(f"model '{metadata['name']}' has no input '{name}'; it takes {takes}")
+    if not values and known:
+        raise ClientError(f"model '{metadata['name']}' takes {takes}: give each as NAME=VALUE or NAME=@FILE.npy")
+    tensors = []
+    for name, value in values.items():
+        flat = list(_flat(value))
+        shape = choose_shape(known[name]["shape"], value, len(flat))
+        if shape is None:
+            raise ClientError(
+                f"input '{name}' has shape {known[name]['shape']}, where -1 is any size; the value given has "
+                f"shape {_shape(value)}"
+            )
+        tensors.append({"name": name, "datatype": known[name]["datatype"], "shape": shape, "data": flat})
+    return tensors
+
+
+def choose_shape(dims: list[int], value: Any, count: int) -> list[int] | None:
+    """Return the shape to send `count` elements with: the value's own where it fits, else `dims` with
+    its variable sizes filled in; None where the elements do not fit."""
+    own = _shape(value)
+    if len(own) == len(dims) and all(d in (-1, s) for d, s in zip(dims, own, strict=True)):
+        return own
+    if len(own) == len(dims) - 1 and all(d in (-1, s) for d, s in zip(dims[1:], own, strict=True)):
+        return [1, *own]
+    fixed = math.prod(d for d in dims if d != -1)
+    variable = [place for place, d in enumerate(dims) if d == -1]
+    if fixed == 0 or count % fixed or (not variable and count != fixed):
+        return None
+    # The last variable dimension takes what is left, as /generate does it.
+    return [count // fixed if place in variable[-1:] else max(d, 1) for place, d in enumerate(dims)]
+
+
+def _shape(value: Any) -> list[int]:
+    shape = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    return shape
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for element in value:
+            yield from _flat(element)
+    else:
+        yield value
+
+
+def build_outputs(metadata: dict[str, Any], config: dict[str, Any], classes: int) -> list[dict[str, Any]]:
+    """Ask for every output; for best classes where there are labels or a number of classes was given."""
+    labelled = {output["name"] for output in config.get("output", []) if output.get("label_filename")}
+    outputs = []
+    for tensor in metadata["outputs"]:
+        output: dict[str, Any] = {"name": tensor["name"]}
+        if classes or tensor["name"] in labelled:
+            output["parameters"] = {"classification": classes or DEFAULT_CLASSES}
+        outputs.append(output)
+    return outputs
+
+
+def format_outputs(answer: dict[str, Any]) -> Iterator[str]:
+    """Give the lines that show an answer."""
+    for output in answer["outputs"]:
+        shape = "x".join(map(str, output["shape"])) or "scalar"
+        yield f"{output['name']}  {output['datatype']} {shape}"
+        data = output["data"]
+        if output["datatype"] == "BYTES":
+            for element in data[:SHOWN_VALUES]:
+                yield "  " + _classes_line(element)
+        else:
+            yield "  " + ", ".join(_number(value) for value in data[:SHOWN_VALUES])
+        if len(data) > SHOWN_VALUES:
+            yield f"  … and {len(data) - SHOWN_VALUES} more"
+
+
+def _classes_line(element: str) -> str:
+    """Show `0.981234:7:seven` as a class and its score, any other text as it is."""
+    score, _, rest = element.partition(":")
+    index, _, label = rest.partition(":")
+    try:
+        value = float(score)
+    except ValueError:
+        return element
+    if not index.isdigit():
+        return element
+    return f"{label or index:<20} {value:g}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _call(url: str, body: dict[str, Any] | None = None) -> Any:
+    with _open(url, body) as reply:
+        return json.loads(reply.read())
+
+
+def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the events of a server-sent stream."""
+    with _open(url, body) as reply:
+        for line in reply:
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise ClientError(str(event["error"]))
+                yield event
+
+
+def _open(url: str, body: dict[str, Any] | None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        return urllib.request.urlopen(  # noqa: S310 - the user names the server
+            urllib.request.Request(url, data=data), timeout=_TIMEOUT_S
+        )
+    except urllib.error.HTTPError as error:
+        text = error.read().decode("utf-8", "replace")
+        try:
+            text = json.loads(text)["error"]
+        except (ValueError, KeyError, TypeError):
+            text = text or error.reason
+        raise ClientError(f"the server answered {error.code}: {text}") from None
+    except (urllib.error.URLError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ClientError(
+            f"no server answers at {url.split('/v2/')[0]}: {reason}. Start one with 'python -m kernel run', or "
+            "name another with --url"
+        ) from None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201

@@ -1,0 +1,170 @@
+"""What a configuration may leave out: the backend from the model's files, and Triton's defaults.
+
+Both change the message in place and can be applied again without effect, so that they also run after
+a backend has completed the configuration. Pure: files and the number of GPUs are handed in.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.config.generated.model_config_pb2 import ModelInstanceGroup
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+#: Triton forgets a sequence after a second without a request.
+DEFAULT_SEQUENCE_IDLE_US = 1_000_000
+
+#: Backends that Triton starts with two instances on a CPU, because one does not fill it.
+_TWO_INSTANCES_ON_CPU = ("onnxruntime", "tensorflow")
+
+
+class FileKind(enum.Enum):
+    """What the model file of a format must be to count as one."""
+
+    FILE = enum.auto()
+    FOLDER = enum.auto()
+    EITHER = enum.auto()
+
+
+class ModelFormat(msgspec.Struct, frozen=True):
+    """A kind of model that its file name gives away. `platform` is empty where Triton has no name for it."""
+
+    backend: str
+    platform: str
+    filename: str
+    kind: FileKind
+
+    def is_in(self, files: Mapping[str, bool]) -> bool:
+        is_folder = files.get(self.filename)
+        return is_folder is not None and (
+            self.kind is FileKind.EITHER or is_folder == (self.kind is FileKind.FOLDER)
+        )
+
+
+#: In the order in which Triton looks for them.
+FORMATS = (
+    ModelFormat("tensorflow", "tensorflow_savedmodel", "model.savedmodel", FileKind.FOLDER),
+    ModelFormat("tensorflow", "tensorflow_graphdef", "model.graphdef", FileKind.FILE),
+    ModelFormat("tensorrt", "tensorrt_plan", "model.plan", FileKind.FILE),
+    ModelFormat("onnxruntime", "onnxruntime_onnx", "model.onnx", FileKind.EITHER),
+    ModelFormat("openvino", "", "model.xml", FileKind.EITHER),
+    ModelFormat("pytorch", "pytorch_libtorch", "model.pt", FileKind.FILE),
+    ModelFormat("pytorch", "torch_aoti", "model.pt2", FileKind.FILE),
+    ModelFormat("python", "", "model.py", FileKind.EITHER),
+)
+
+
+def fill_backend(config: ModelConfig, model_name: str, files: Mapping[str, bool] | None) -> None:
+    """Fill in `name`, `backend`, `platform` and `default_model_filename`.
+
+    `files` are the entries of the model's first version folder, each with whether it is a folder; None
+    where there is no version. Raises `BadConfig` where nothing says what the backend is.
+    """
+    if not config.name:
+        config.name = model_name
+    given = config.backend or config.platform or config.default_model_filename
+    found = _format_of(config, files or {})
+    if found is not None:
+        config.backend = config.backend or found.backend
+        config.platform = config.platform or found.platform
+        config.default_model_filename = config.default_model_filename or found.filename
+    elif not given:
+        _fill_from_name(config, model_name)
+
+
+def _format_of(config: ModelConfig, files: Mapping[str, bool]) -> ModelFormat | None:
+    """Return the format that the configuration's own fields name, or else the files; None if neither does."""
+    candidates: tuple[ModelFormat, ...] = FORMATS
+    named = False
+    for given, attribute in _TELLING_FIELDS:
+        value = getattr(config, given)
+        if value:
+            matching = tuple(each for each in candidates if getattr(each, attribute) == value)
+            # A value of no known format does not undo what an earlier field said: a model file may have any
+            # name, and a platform that is not the backend's is for `check.py` to refuse.
+            candidates = matching or (candidates if named else ())
+            named = True
+    present = next((each for each in candidates if each.is_in(files)), None)
+    return present or (candidates[0] if named and candidates else None)
+
+
+#: Fields of the configuration and of a format that say the same, the most telling first.
+_TELLING_FIELDS = (("backend", "backend"), ("platform", "platform"), ("default_model_filename", "filename"))
+
+
+def _fill_from_name(config: ModelConfig, model_name: str) -> None:
+    """Take the backend from a model name of the form `NAME.BACKEND`."""
+    _, dot, backend = model_name.partition(".")
+    if not dot:
+        raise BadConfig(
+            f"Invalid model name: Could not determine backend for model '{model_name}' with no backend in "
+            "model configuration. Expected model name of the form 'model.<backend_name>'."
+        )
+    config.backend = backend
+    config.default_model_filename = f"model.{backend}"
+
+
+def normalise(config: ModelConfig, gpu_count: int) -> None:
+    """Fill in Triton's defaults of version policy, batching, pinned memory and instance groups."""
+    if config.version_policy.WhichOneof("policy_choice") is None:
+        config.version_policy.latest.num_versions = 1
+    _normalise_batching(config)
+    # An ensemble has no instances of its own, and its configuration may not speak of them.
+    if not config.HasField("ensemble_scheduling"):
+        _normalise_pinned_memory(config)
+        _normalise_instance_groups(config, gpu_count)
+
+
+def _normalise_batching(config: ModelConfig) -> None:
+    if config.HasField("dynamic_batching"):
+        dynamic = config.dynamic_batching
+        if not dynamic.preferred_batch_size and config.max_batch_size > 0:
+            dynamic.preferred_batch_size.append(config.max_batch_size)
+    if config.HasField("sequence_batching"):
+        sequence = config.sequence_batching
+        sequence.max_sequence_idle_microseconds = (
+            sequence.max_sequence_idle_microseconds or DEFAULT_SEQUENCE_IDLE_US
+        )
+        if (
+            sequence.HasField("oldest")
+            and not sequence.oldest.preferred_batch_size
+            and config.max_batch_size > 0
+        ):
+            sequence.oldest.preferred_batch_size.append(config.max_batch_size)
+
+
+def _normalise_pinned_memory(config: ModelConfig) -> None:
+    optimization = config.optimization
+    if not optimization.HasField("input_pinned_memory"):
+        optimization.input_pinned_memory.enable = True
+    if not optimization.HasField("output_pinned_memory"):
+        optimization.output_pinned_memory.enable = True
+
+
+def _normalise_instance_groups(config: ModelConfig, gpu_count: int) -> None:
+    if not config.instance_group:
+        config.instance_group.add(name=config.name)
+    for index, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{index}"
+        if group.kind == ModelInstanceGroup.KIND_AUTO:
+            group.kind = _kind_for(group, gpu_count)
+        if group.count < 1:
+            on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
+            group.count = 2 if on_cpu and config.backend in _TWO_INSTANCES_ON_CPU else 1
+        if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpu_count))
+
+
+def _kind_for(group: ModelInstanceGroup, gpu_count: int) -> ModelInstanceGroup.Kind:
+    """Return the kind that KIND_AUTO means: GPU where there are some and every one asked for exists."""
+    if gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus):
+        return ModelInstanceGroup.KIND_GPU
+    return ModelInstanceGroup.KIND_CPU

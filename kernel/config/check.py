@@ -1,0 +1,233 @@
+"""Every rule that a configuration must satisfy, with Triton's texts: one function per rule.
+
+`check_config` is asked before anything is started, `check_complete` once the backend has completed the
+configuration. Both want it filled in and normalised (`autofill.py`) and raise at the first broken rule,
+in Triton's order.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING
+
+from kernel.config.check_ensemble import check_ensemble
+from kernel.config.check_sequence import check_sequence_batching
+from kernel.config.check_tensors import check_batch_inputs, check_batch_outputs, check_tensors
+from kernel.config.generated.model_config_pb2 import ModelInstanceGroup, ModelQueuePolicy
+from kernel.errors import BadConfig, InternalError, Unsupported
+
+if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+#: Backends that run formats of their own, and the platforms that name these.
+_PLATFORMS = {
+    "tensorflow": ("tensorflow_graphdef", "tensorflow_savedmodel"),
+    "tensorrt": ("tensorrt_plan",),
+    "onnxruntime": ("onnxruntime_onnx",),
+    "pytorch": ("pytorch_libtorch", "torch_aoti"),
+}
+
+#: As Triton prints it: CUDA compute capability of the oldest GPUs that it uses.
+_MIN_COMPUTE_CAPABILITY = "6.000000"
+
+
+def check_config(config: ModelConfig, directory_name: str) -> None:
+    """Check what the configuration says of itself. Raises `BadConfig`, or `Unsupported` for paths."""
+    check_name(config)
+    check_backend(config)
+    check_platform(config)
+    check_max_batch_size(config)
+    check_preferred_batch_sizes(config)
+    check_priority_levels(config)
+    check_preserve_ordering(config)
+    check_sequence_batching(config)
+    check_scheduling_of_ensembles(config)
+    check_response_cache(config)
+    check_model_metrics(config)
+    check_directory_name(config, directory_name)
+    check_paths(config)
+
+
+def check_complete(config: ModelConfig, gpu_count: int) -> None:
+    """Check what a backend may have completed: instance groups, inputs and outputs."""
+    check_instance_groups(config, gpu_count)
+    check_tensors(config)
+    check_batch_inputs(config)
+    check_batch_outputs(config)
+
+
+def check_name(config: ModelConfig) -> None:
+    if not config.name:
+        raise BadConfig("model configuration must specify 'name'")
+
+
+def check_directory_name(config: ModelConfig, directory_name: str) -> None:
+    if config.name != directory_name:
+        raise BadConfig(
+            f"unexpected directory name '{directory_name}' for model '{config.name}', "
+            "directory name must equal model name"
+        )
+
+
+def check_backend(config: ModelConfig) -> None:
+    if not config.backend and config.platform != "ensemble":
+        raise BadConfig(f"unexpected platform type '{config.platform}' for {config.name}")
+    if config.backend and config.platform == "ensemble":
+        raise BadConfig(
+            f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend type"
+        )
+
+
+def check_platform(config: ModelConfig) -> None:
+    platforms = _PLATFORMS.get(config.backend)
+    if platforms is not None and config.platform not in platforms:
+        raise BadConfig(f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}")
+
+
+def check_max_batch_size(config: ModelConfig) -> None:
+    if config.max_batch_size < 0:
+        raise BadConfig(f"'max_batch_size' must be non-negative value for {config.name}")
+
+
+def check_preferred_batch_sizes(config: ModelConfig) -> None:
+    for size in config.dynamic_batching.preferred_batch_size:
+        if size <= 0:
+            raise BadConfig(f"dynamic batching preferred size must be positive for {config.name}")
+        if size > config.max_batch_size:
+            raise BadConfig(f"dynamic batching preferred size must be <= max batch size for {config.name}")
+
+
+def check_priority_levels(config: ModelConfig) -> None:
+    batching = config.dynamic_batching
+    levels = batching.priority_levels
+    # Without levels the default and the policies of levels have no effect.
+    if not levels:
+        return
+    if not 1 <= batching.default_priority_level <= levels:
+        raise BadConfig(f"default priority level must be in range [1, {levels}] for {config.name}")
+    if any(not 1 <= level <= levels for level in batching.priority_queue_policy):
+        raise BadConfig(
+            f"priority queue policy must have priority level in range [1, {levels}] for {config.name}"
+        )
+
+
+def check_preserve_ordering(config: ModelConfig) -> None:
+    """Requests cannot both keep their order and overtake each other."""
+    batching = config.dynamic_batching
+    if not batching.preserve_ordering:
+        return
+    if batching.priority_levels > 1:
+        raise BadConfig(
+            f"Only one priority level is allowed when 'preserve_ordering' is true for {config.name}"
+        )
+    for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values()):
+        # The action of a time-out that never comes does no harm.
+        if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
+            raise BadConfig(
+                "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
+                f"for {config.name}"
+            )
+
+
+def check_scheduling_of_ensembles(config: ModelConfig) -> None:
+    """An ensemble has steps, and nothing else has."""
+    if config.HasField("ensemble_scheduling"):
+        if config.platform != "ensemble":
+            raise BadConfig(
+                f"ensemble scheduling cannot be set for model '{config.name}' whose platform is not ensemble"
+            )
+        check_ensemble(config)
+    elif config.platform == "ensemble":
+        raise BadConfig(
+            f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
+        )
+
+
+def check_response_cache(config: ModelConfig) -> None:
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        raise BadConfig(
+            f"Response Cache does not currently support model {config.name} with 'decoupled' transaction "
+            "policy. Please disable the response cache."
+        )
+
+
+def check_model_metrics(config: ModelConfig) -> None:
+    for control in config.model_metrics.metric_control:
+        if not control.HasField("metric_identifier"):
+            raise BadConfig("metric control must specify 'metric_identifier'")
+        if not control.metric_identifier.family:
+            raise BadConfig("metric identifier must specify non-empty 'family'")
+        if not control.HasField("histogram_options"):
+            raise BadConfig("metric control must specify 'histogram_options'")
+        if not control.histogram_options.buckets:
+            raise BadConfig("histogram options must specify non-empty 'buckets'")
+
+
+def check_paths(config: ModelConfig) -> None:
+    """No file that the configuration names may lie outside the model's folder, whoever sent it.
+
+    This looks at names only; who opens a file must still follow symbolic links.
+    """
+    for output in config.output:
+        if _is_outside(output.label_filename):
+            raise Unsupported(
+                f"label file path '{output.label_filename}' for output '{output.name}' in model "
+                f"'{config.name}' is outside model directory"
+            )
+    # Relative to a folder of the model: that of a version, `warmup` or `initial_state`.
+    paths = [config.default_model_filename, *config.cc_model_filenames.values()]
+    paths += [given.input_data_file for sample in config.model_warmup for given in sample.inputs.values()]
+    paths += [
+        initial.data_file for state in config.sequence_batching.state for initial in state.initial_state
+    ]
+    for path in paths:
+        if _is_outside(posixpath.join("folder", path)):
+            raise Unsupported(f"file path '{path}' in model '{config.name}' is outside model directory")
+
+
+def _is_outside(path: str) -> bool:
+    return "\0" in path or posixpath.isabs(path) or posixpath.normpath(path).split("/", 1)[0] == ".."
+
+
+def check_instance_groups(config: ModelConfig, gpu_count: int) -> None:
+    if config.HasField("ensemble_scheduling"):
+        return
+    if not config.instance_group:
+        raise BadConfig(f"must specify one or more 'instance group's for {config.name}")
+    for group in config.instance_group:
+        _check_devices(config.name, group, gpu_count)
+        _check_profiles(config, group)
+
+
+def _check_devices(model: str, group: ModelInstanceGroup, gpu_count: int) -> None:
+    of_model = f"instance group {group.name} of model {model}"
+    kind = ModelInstanceGroup.Kind.Name(group.kind)
+    if group.kind == ModelInstanceGroup.KIND_AUTO:
+        raise InternalError(f"{of_model} has unexpected kind KIND_AUTO")
+    if group.kind != ModelInstanceGroup.KIND_GPU:
+        if group.gpus:
+            raise BadConfig(f"{of_model} has kind {kind} but specifies one or more GPUs")
+        return
+    if not group.gpus:
+        reason = "specifies no GPUs" if gpu_count else "no GPUs are available"
+        raise BadConfig(f"{of_model} has kind KIND_GPU but {reason}")
+    for gpu in group.gpus:
+        if not 0 <= gpu < gpu_count:
+            raise BadConfig(
+                f"{of_model} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
+                f"required CUDA compute compatibility of {_MIN_COMPUTE_CAPABILITY} are: "
+                + ", ".join(map(str, range(gpu_count)))
+            )
+
+
+def _check_profiles(config: ModelConfig, group: ModelInstanceGroup) -> None:
+    of_model = f"instance group {group.name} of model {config.name} and platform {config.platform}"
+    if group.profile and config.platform != "tensorrt_plan":
+        # Triton has no space before "specifies" either.
+        raise BadConfig(f"{of_model}specifies profile field which is only supported for TensorRT models")
+    for profile in group.profile:
+        if not (profile.isascii() and profile.isdigit()):
+            raise BadConfig(
+                f"{of_model} specifies invalid profile {profile}. The field should contain the string "
+                "representation of a non-negative integer."
+            )

@@ -1,0 +1,119 @@
+"""The rules for sequence batching: its control tensors and its two strategies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.config.generated.model_config_pb2 import (
+    TYPE_INT32,
+    TYPE_INT64,
+    TYPE_STRING,
+    TYPE_UINT32,
+    TYPE_UINT64,
+    ModelSequenceBatching,
+)
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+_Control = ModelSequenceBatching.Control
+_FALSE_TRUE_FIELDS = ("int32_false_true", "fp32_false_true", "bool_false_true")
+_CORRID_TYPES = (TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING)
+
+
+def check_sequence_batching(config: ModelConfig) -> None:
+    """Check a configuration with sequence batching; nothing to check without. Raises `BadConfig`."""
+    if not config.HasField("sequence_batching"):
+        return
+    batching = config.sequence_batching
+    if config.response_cache.enable:
+        raise BadConfig(
+            f"Response Cache does not currently support model {config.name} with sequence batching "
+            "scheduler. Please disable the response cache."
+        )
+    _check_control_names(batching, config.name)
+    for kind in (
+        _Control.CONTROL_SEQUENCE_START,
+        _Control.CONTROL_SEQUENCE_END,
+        _Control.CONTROL_SEQUENCE_READY,
+        _Control.CONTROL_SEQUENCE_CORRID,
+    ):
+        _check_controls_of(kind, batching, config.name)
+    _check_oldest(config)
+    _check_direct(config)
+
+
+def _check_control_names(batching: ModelSequenceBatching, model: str) -> None:
+    seen: set[str] = set()
+    for control_input in batching.control_input:
+        if not control_input.name:
+            raise BadConfig(f"sequence batching control tensor must have a name for {model}")
+        if control_input.name in seen:
+            raise BadConfig(
+                f"sequence batching control tensor '{control_input.name}' is specified for multiple control "
+                f"kinds for {model}"
+            )
+        seen.add(control_input.name)
+
+
+def _check_controls_of(kind: _Control.Kind, batching: ModelSequenceBatching, model: str) -> None:
+    name = _Control.Kind.Name(kind)
+    controls = [each for given in batching.control_input for each in given.control if each.kind == kind]
+    for index, control in enumerate(controls):
+        if index > 0:
+            raise BadConfig(f"sequence batching specifies multiple {name} tensors for {model}")
+        if kind == _Control.CONTROL_SEQUENCE_CORRID:
+            _check_correlation_id(control, model)
+        else:
+            _check_false_true(control, name, model)
+
+
+def _check_false_true(control: _Control, name: str, model: str) -> None:
+    given = {field: len(getattr(control, field)) for field in _FALSE_TRUE_FIELDS if getattr(control, field)}
+    if not given:
+        raise BadConfig(
+            "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or "
+            f"'bool_false_true' for {name} for {model}"
+        )
+    if len(given) > 1:
+        raise BadConfig(
+            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
+            f"'bool_false_true' for {name} for {model}"
+        )
+    for field, count in given.items():
+        if count != 2:
+            raise BadConfig(
+                f"sequence batching control '{field}' must have exactly 2 entries for {name} for {model}"
+            )
+
+
+def _check_correlation_id(control: _Control, model: str) -> None:
+    if any(getattr(control, field) for field in _FALSE_TRUE_FIELDS):
+        raise BadConfig(
+            "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
+            f"'bool_false_true' for CONTROL_SEQUENCE_CORRID for {model}"
+        )
+    if control.data_type not in _CORRID_TYPES:
+        raise BadConfig(
+            f"unexpected data type for control CONTROL_SEQUENCE_CORRID for {model}. Allowed data types are "
+            "TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+        )
+
+
+def _check_oldest(config: ModelConfig) -> None:
+    for size in config.sequence_batching.oldest.preferred_batch_size:
+        if size <= 0:
+            raise BadConfig(f"sequence batching preferred batch size must be positive for {config.name}")
+        if size > config.max_batch_size:
+            raise BadConfig(
+                f"sequence batching preferred batch size must be <= max batch size for {config.name}"
+            )
+
+
+def _check_direct(config: ModelConfig) -> None:
+    # 0 is the unset value and accepted, whatever the text says.
+    if not 0.0 <= config.sequence_batching.direct.minimum_slot_utilization <= 1.0:
+        raise BadConfig(
+            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}"
+        )

@@ -1,0 +1,113 @@
+"""Text → `ModelConfig`: a config.pbtxt, or JSON as in /config. Every fault is a `BadConfig`.
+
+An absent config.pbtxt is an empty message; what is missing is filled in by `autofill.py`. Nothing here
+looks at what the fields mean: `check.py` does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import json_format, text_format
+
+from kernel.config.generated.model_config_pb2 import DESCRIPTOR, ModelConfig
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+#: Longest text that is parsed. Real files have a few KiB; parsing is quadratic for some hostile ones.
+MAX_BYTE_SIZE = 4 << 20
+
+_MODEL_CONFIG = DESCRIPTOR.message_types_by_name["ModelConfig"]
+
+
+def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
+    """Parse the bytes of a config.pbtxt, or return an empty message for None.
+
+    `source` is the file's path for the error, which names line and column.
+    """
+    if text is None:
+        return ModelConfig()
+    failed = f"failed to read text proto from {source}"
+    _check_size(text, failed)
+    try:
+        return text_format.Parse(_decoded(text, failed), ModelConfig())
+    except text_format.ParseError as error:
+        line, column = error.GetLine(), error.GetColumn()
+        where = "" if line is None else f":{line}:{column or 1}"
+        # protobuf's own text repeats the position in front.
+        reason = str(error).split(" : ", 1)[-1]
+        raise BadConfig(f"{failed}{where}: {reason}") from None
+
+
+def from_json(text: str | bytes, failed: str) -> ModelConfig:
+    """Parse a configuration in JSON: a load request's override, or what a backend completed.
+
+    Unknown fields are errors; the case of enum values does not matter. `failed` starts the error's text.
+    """
+    _check_size(text, failed)
+    try:
+        parsed = json.loads(text, object_pairs_hook=_without_duplicates)
+        if not isinstance(parsed, dict):
+            raise BadConfig(f"{failed}: expected a JSON object")
+        parsed = _with_enums_in_upper_case(_MODEL_CONFIG, parsed)
+        return json_format.ParseDict(parsed, ModelConfig())
+    except (ValueError, json_format.ParseError) as error:
+        raise BadConfig(f"{failed}: {error}") from None
+    except RecursionError:
+        raise BadConfig(f"{failed}: nested too deeply") from None
+
+
+def _check_size(text: str | bytes, failed: str) -> None:
+    if len(text) > MAX_BYTE_SIZE:
+        raise BadConfig(f"{failed}: {len(text)} bytes, at most {MAX_BYTE_SIZE} are allowed")
+
+
+def _decoded(text: bytes, failed: str) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        column = error.start - (text.rfind(b"\n", 0, error.start) + 1) + 1
+        raise BadConfig(f"{failed}:{line}:{column}: not UTF-8") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"duplicate key '{twice}'")
+    return found
+
+
+def _with_enums_in_upper_case(descriptor: Descriptor, given: Any) -> Any:
+    """Return `given`, a message in JSON, with the names of enum values as protobuf wants them."""
+    if not isinstance(given, dict):
+        return given
+    by_name = descriptor.fields_by_name
+    by_json_name = {field.json_name: field for field in descriptor.fields}
+    converted = {}
+    for name, value in given.items():
+        field = by_name.get(name) or by_json_name.get(name)
+        converted[name] = value if field is None else _field_value(field, value)
+    return converted
+
+
+def _field_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name["value"]
+        return (
+            {key: _field_value(entry, each) for key, each in value.items()}
+            if isinstance(value, dict)
+            else value
+        )
+    if isinstance(value, list):
+        return [_field_value(field, each) for each in value]
+    if field.enum_type is not None and isinstance(value, str):
+        return value.upper()
+    if field.message_type is not None:
+        return _with_enums_in_upper_case(field.message_type, value)
+    return value

@@ -1,0 +1,110 @@
+"""`ModelConfig` → the JSON of /config, which Python models and workers are given too.
+
+The form is Triton's: every field without presence is written, in the order of the .proto file; enums
+as names; 64-bit integers as numbers, except in the three places that Triton leaves as strings.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from google.protobuf.descriptor import FieldDescriptor
+
+from kernel.config.generated.model_config_pb2 import DESCRIPTOR
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message
+
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+_encoder = msgspec.json.Encoder()
+_MODEL_CONFIG = DESCRIPTOR.message_types_by_name["ModelConfig"]
+
+_INT64_TYPES = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64)
+
+#: 64-bit fields that Triton's ModelConfigToJson does not turn into numbers (core: model_config_utils.cc).
+_LEFT_AS_STRINGS = frozenset(
+    {
+        "inference.ModelSequenceBatching.InitialState.dims",
+        "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+        "inference.ModelInstanceGroup.SecondaryDevice.device_id",
+    }
+)
+
+
+def to_json(config: ModelConfig) -> str:
+    """Return the compact JSON text of /config."""
+    return _encoder.encode(to_dict(config)).decode()
+
+
+def to_dict(config: ModelConfig) -> dict[str, Any]:
+    """Return what `to_json` writes, as a dict of plain values that shares nothing with `config`."""
+    return _message(_MODEL_CONFIG, config)
+
+
+def _message(descriptor: Descriptor, message: Message) -> dict[str, Any]:
+    return {
+        field.name: _field(field, getattr(message, field.name))
+        for field in _in_order(descriptor)
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _in_order(descriptor: Descriptor) -> list[FieldDescriptor]:
+    """Return the fields in the order of the .proto file, but scalars of a `oneof` last, as Triton does."""
+    return sorted(
+        descriptor.fields,
+        key=lambda field: field.containing_oneof is not None and field.message_type is None,
+    )
+
+
+def _field(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name["value"]
+        # A protobuf map has no order; a sorted one makes the text reproducible.
+        return {str(key): _single(entry, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_single(field, each) for each in value]
+    return _single(field, value)
+
+
+def _single(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return _message(field.message_type, value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    if field.type == FieldDescriptor.TYPE_FLOAT:
+        return _number(_shortest_float32(value))
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return _number(value)
+    if field.type in _INT64_TYPES and field.full_name in _LEFT_AS_STRINGS:
+        return str(value)
+    return value
+
+
+def _number(value: float) -> float | int | str:
+    """Return `value` as Triton writes it: whole numbers without a fraction, others than numbers as text."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    # Beyond 15 digits protobuf writes an exponent, which makes it a fraction again.
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+
+
+def _shortest_float32(value: float) -> float:
+    """Return the number of fewest digits that is `value` as a 32-bit float: 0.1 for 0.10000000149011612."""
+    for digits in range(6, 9):
+        short = float(f"{value:.{digits}g}")
+        # A rounded number may lie beyond the largest 32-bit float; then it takes all digits.
+        if abs(short) <= _MAX_FLOAT32 and struct.unpack("f", struct.pack("f", short))[0] == value:
+            return short
+    return value if not math.isfinite(value) else float(f"{value:.9g}")
+
+
+_MAX_FLOAT32 = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]

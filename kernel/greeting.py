@@ -1,0 +1,59 @@
+"""What the server prints for people when it has started: the table of models, and what to type next."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kernel.options import DEMO_REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel.catalog import Catalog
+
+
+def print_models_table(catalog: Catalog) -> None:
+    """Print Triton's table of models: name, version, and the status with its reason."""
+    rows = []
+    for item in catalog.index():
+        status = item.state or "not loaded"
+        if item.reason:
+            status = f"{status}: {item.reason.strip()}"
+        rows.append((item.name, item.version or "-", status))
+    print_table(("Model", "Version", "Status"), rows)
+
+
+def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table as wide as its content needs; on a terminal, long cells are folded."""
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    table = Table(*titles, box=box.ASCII2)
+    for row in rows:
+        table.add_row(*(_plain(cell) for cell in row))
+    width = None if sys.stdout.isatty() else 2000
+    console.print(table, width=width, markup=False)
+    sys.stdout.flush()
+
+
+def _plain(text: str) -> str:
+    """Text of models must not be read as rich's markup."""
+    return text.replace("[", "\\[")
+
+
+def print_demo_hint(http_port: int) -> None:
+    """Tell somebody who started the server for the first time what to try."""
+    body = DEMO_REPOSITORY / "digit.json"
+    url = f"http://localhost:{http_port}/v2/models"
+    print(  # noqa: T201
+        "\nThese are demo models. In another terminal, have a handwritten digit classified:\n\n"
+        f"    curl -s {url}/digits/infer -d @{body}\n\n"
+        "or add and subtract, and look at what a model takes:\n\n"
+        f"    python -m kernel infer add_sub INPUT0=[1,2,3,4] INPUT1=[10,20,30,40]\n"
+        f"    curl -s {url}/digits\n\n"
+        "Serve your own models with --model-repository FOLDER; Ctrl-C ends the server.\n",
+        flush=True,
+    )

@@ -1,0 +1,78 @@
+"""Reads a model repository in a local folder: listings for `layout.py`, and configuration files.
+
+All calls block, for milliseconds on a local disk; who runs an event loop calls them in a thread. What
+cannot be read is an `InternalError`; what is not there, or not for us to read, is left out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from kernel.config.load import MAX_BYTE_SIZE
+from kernel.errors import InternalError
+from kernel.repository.layout import Entry, ModelFolder, check_model_name, model_folder
+
+#: Written by Python next to a model's code, and not part of the model.
+_IGNORED = frozenset({"__pycache__"})
+
+#: Gone since it was listed, a link to nothing, or not for us to read.
+_ABSENT = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
+
+#: A folder's device and inode, by which links that lead in a circle are found.
+_Identity = tuple[int, int]
+
+
+def list_repository(path: str) -> tuple[Entry, ...]:
+    """Return everything in a repository, sorted by name; links are followed."""
+    entry = _read(path)
+    if entry is None or not entry.is_folder:
+        raise InternalError(f"failed to read model repository '{path}': no such directory")
+    return entry.children
+
+
+def find_model(repository: str, name: str) -> ModelFolder | None:
+    """Return one model of a repository, or None. Raises `InvalidArgument` for names that are no folder's."""
+    check_model_name(name)
+    entry = _read(os.path.join(repository, name))
+    return model_folder(repository, entry) if entry is not None and entry.is_folder else None
+
+
+def read_config(path: str) -> bytes:
+    """Return a configuration file's bytes, but at most one more than `kernel.config.load` accepts."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTE_SIZE + 1)
+    except OSError as error:
+        raise InternalError(f"failed to read '{path}': {error.strerror}") from error
+
+
+def _read(path: str) -> Entry | None:
+    try:
+        return _entry(path, frozenset())
+    except OSError as error:
+        raise InternalError(f"failed to read '{error.filename}': {error.strerror}") from error
+
+
+def _entry(path: str, above: frozenset[_Identity]) -> Entry | None:
+    """Return what is at `path`, or None; `above` are the folders that contain it."""
+    try:
+        status = os.stat(path)
+        name = os.path.basename(os.path.abspath(path))
+        if not stat.S_ISDIR(status.st_mode):
+            return Entry(name, modified_ns=status.st_mtime_ns)
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            return None
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
+    inside = (_entry(os.path.join(path, name), above | {identity}) for name in names if name not in _IGNORED)
+    children = tuple(child for child in inside if child is not None)
+    # The folder's own time tells only of names that came and went, which the children show as well.
+    modified_ns = max((child.modified_ns for child in children), default=status.st_mtime_ns)
+    return Entry(name, is_folder=True, modified_ns=modified_ns, children=children)

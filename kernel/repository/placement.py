@@ -1,0 +1,60 @@
+"""Instance groups of a configuration → the instances to start. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.model import Model
+
+
+class InstancePlan(msgspec.Struct, frozen=True):
+    """One model instance: what a worker is told when it loads the model."""
+
+    name: str
+    model_dir: str
+    version: int
+    kind: str = "CPU"
+    device_id: int = 0
+
+
+class InstanceKeeper(Protocol):
+    """Keeps one instance alive in a worker. Implemented by `backends.supervisor.InstanceSupervisor`."""
+
+    async def start(self, title: str) -> None:
+        """Start a worker process, without a model yet. Raises `ServingError`."""
+
+    async def complete(self, config: str, model_dir: str, version: int) -> str:
+        """Return the configuration as the model file completes it, in JSON. Raises `ServingError`."""
+
+    async def load(self, plan: InstancePlan, config: str) -> int:
+        """Load the model; returns the nanoseconds that it took. Raises `ServingError`."""
+
+    def join(self, model: Model) -> None:
+        """Let the instance execute requests of `model`, and keep it alive from now on."""
+
+    async def stop(self) -> None:
+        """Finalize the model and end the worker."""
+
+
+def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[InstancePlan]:
+    """Return one plan per instance of a normalised configuration, named `<group>_<number>` (Triton).
+
+    A group on several GPUs has `count` instances on each of them.
+    """
+    plans: list[InstancePlan] = []
+    for group in config.instance_group:
+        kind = _KINDS[group.kind]
+        devices = list(group.gpus) if kind == "GPU" else [0]
+        for number in range(group.count):
+            plans += [
+                InstancePlan(f"{group.name}_{number}", model_dir, version, kind, device) for device in devices
+            ]
+    return plans
+
+
+#: ModelInstanceGroup.Kind; AUTO was resolved when the configuration was normalised.
+_KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}

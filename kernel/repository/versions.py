@@ -1,0 +1,43 @@
+"""Which of a model's versions are served: the version policy. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+
+def choose_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:
+    """Return the versions to serve, ascending, of those that the repository has.
+
+    `config` is normalised. Raises `BadConfig` where the policy leaves none.
+    """
+    policy = config.version_policy
+    ascending = sorted(set(available))
+    match policy.WhichOneof("policy_choice"):
+        case "latest":
+            chosen = ascending[-policy.latest.num_versions :] if policy.latest.num_versions else []
+        case "specific":
+            chosen = [version for version in ascending if version in policy.specific.versions]
+        case _:
+            chosen = ascending
+    if not chosen:
+        raise BadConfig(
+            f"at least one version must be available under the version policy of model '{config.name}'"
+        )
+    return chosen
+
+
+def missing_versions(config: ModelConfig, available: Iterable[int]) -> list[str]:
+    """Return one line for the log for each version that the policy names and the repository does not have."""
+    present = set(available)
+    return [
+        f"version {version} is specified for model '{config.name}', but the version directory is not present"
+        for version in sorted(set(config.version_policy.specific.versions))
+        if version not in present
+    ]

@@ -1,0 +1,165 @@
+"""Doubles for tests of schedulers and of whatever else is driven by events: a clock, instances, requests.
+
+Public: authors of schedulers test theirs with them. `Lab` puts them together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
+from kernel.inbox import Inbox
+from kernel.instances import InstanceSet
+from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.request import InputTensor, Request
+from kernel.response import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.batch import Batch
+    from kernel.errors import ServingError
+    from kernel.model import SchedulerFactory
+
+
+def model_spec(
+    name: str = "model",
+    *,
+    max_batch_size: int = 0,
+    dims: tuple[int, ...] = (1,),
+    dynamic_batching: DynamicBatching | None = None,
+    decoupled: bool = False,
+) -> ModelSpec:
+    """Return the spec of a model with one FP32 input `IN` and one output `OUT`."""
+    shape = (-1, *dims) if max_batch_size else dims
+    return ModelSpec(
+        name=name,
+        platform="",
+        backend="identity",
+        max_batch_size=max_batch_size,
+        inputs={"IN": TensorSpec("IN", "FP32", dims, shape)},
+        outputs={"OUT": TensorSpec("OUT", "FP32", dims, shape)},
+        dynamic_batching=dynamic_batching,
+        decoupled=decoupled,
+    )
+
+
+class FakeClock:
+    """A clock that moves when it is told to. Alarms ring in the order of their times."""
+
+    def __init__(self) -> None:
+        self.time_ns = 1_000_000_000
+        self._alarms: list[FakeAlarm] = []
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+    def wall_ms(self) -> int:
+        return self.time_ns // 1_000_000
+
+    def alarm(self, callback: Callable[[], None]) -> FakeAlarm:
+        alarm = FakeAlarm(self, callback)
+        self._alarms.append(alarm)
+        return alarm
+
+    def advance(self, ns: int) -> None:
+        """Let `ns` nanoseconds pass, ringing every alarm that comes due, at its time."""
+        end_ns = self.time_ns + ns
+        while due := [a for a in self._alarms if a.at_ns is not None and a.at_ns <= end_ns]:
+            alarm = min(due, key=lambda a: a.at_ns or 0)
+            assert alarm.at_ns is not None
+            self.time_ns = alarm.at_ns
+            alarm.ring()
+        self.time_ns = end_ns
+
+
+class FakeAlarm:
+    """Refuses a time that is not in the future: with it a real loop would spin."""
+
+    def __init__(self, clock: FakeClock, callback: Callable[[], None]) -> None:
+        self._clock = clock
+        self._callback = callback
+        self.at_ns: int | None = None
+
+    def set(self, at_ns: int | None) -> None:
+        assert at_ns is None or at_ns > self._clock.now_ns(), "an alarm must be set in the future"
+        self.at_ns = at_ns
+
+    def ring(self) -> None:
+        self.at_ns = None
+        self._callback()
+
+
+class RecordingSink:
+    """Keeps the responses of a request."""
+
+    def __init__(self) -> None:
+        self.responses: list[Response] = []
+
+    def send(self, response: Response) -> None:
+        self.responses.append(response)
+
+    @property
+    def errors(self) -> list[ServingError]:
+        return [r.error for r in self.responses if r.error is not None]
+
+
+class FakeInstance:
+    """An instance that keeps its batch until the test says `finish`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.batch: Batch | None = None
+        self.cancelled: list[Request] = []
+
+    def execute(self, batch: Batch) -> None:
+        assert self.batch is None, f"{self.name} was given a batch while it has one"
+        self.batch = batch
+
+    def cancel(self, request: Request) -> None:
+        self.cancelled.append(request)
+
+    def consumed(self, request: Request, count: int) -> None:
+        """Fake instances are never ahead of their clients."""
+
+
+class Lab:
+    """A scheduler with a fake clock and fake instances around it."""
+
+    def __init__(self, spec: ModelSpec, schedule: SchedulerFactory, instances: int = 1) -> None:
+        self.spec = spec
+        self.clock = FakeClock()
+        self.crashes: list[Exception] = []
+        self.inbox = Inbox(self.clock, self.crashes.append)
+        self.statistics = ModelStatistics()
+        self.instances = InstanceSet(self.inbox, self.statistics, self.clock)
+        self.workers = [FakeInstance(f"{spec.name}_{number}") for number in range(instances)]
+        self.inbox.start(schedule(spec, self.inbox, self.instances, self.clock))
+        for worker in self.workers:
+            self.instances.add(worker)
+
+    def request(self, id: str, rows: int = 1, *, priority: int = 0, timeout_us: int = 0,
+                shape: list[int] | None = None) -> Request:  # fmt: skip
+        """Return a request that has entered the queue now."""
+        tensor = InputTensor("IN", "FP32", [rows, *(shape or [1])], b"")
+        request = Request(self.spec.name, [tensor], RecordingSink(), id=id)
+        request.batch_size = rows
+        request.priority = priority
+        request.timeout_us = timeout_us
+        request.queue_start_ns = request.received_ns = self.clock.now_ns()
+        self.statistics.pending += 1
+        return request
+
+    @property
+    def running(self) -> list[list[str]]:
+        """Ids of the requests that each busy instance executes."""
+        return [[r.id for r in w.batch.requests] for w in self.workers if w.batch is not None]
+
+    def finish(self, worker: int = 0) -> None:
+        """Let an instance answer its batch and become idle."""
+        instance = self.workers[worker]
+        batch, instance.batch = instance.batch, None
+        assert batch is not None, "the instance has nothing to finish"
+        for request in batch.requests:
+            request.respond(Response(request.model_name, "1", request.id, outputs=[]))
+        self.instances.executed(instance, ExecutionTimes(1, 1, 1))

@@ -1,0 +1,79 @@
+"""grpc.health.v1: whether the server takes requests. One answer for the whole server, as Triton gives."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kernel.errors import ServingError
+from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from protocols.grpc.rpc import receive
+
+if TYPE_CHECKING:
+    from grpclib.server import Stream
+
+    from kernel.router import Kernel
+    from protocols.grpc.rpc import Caller
+
+#: How often a watched status is looked at: nothing tells of a change, and an orchestrator asks as often.
+WATCH_INTERVAL_S = 1.0
+
+
+class Health:
+    """The health service; the service's name in a request is ignored."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    async def check(self, message: HealthCheckRequest, caller: Caller) -> HealthCheckResponse:
+        """Return whether the server is ready. Raises `Unavailable` while it stops."""
+        return _response(self._kernel.ready())
+
+
+class WatchCall:
+    """One Watch call: the status now, and again whenever it has changed, until the client goes."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        stream: Stream[HealthCheckRequest, HealthCheckResponse],
+        interval_s: float = WATCH_INTERVAL_S,
+    ) -> None:
+        self._kernel = kernel
+        self._stream = stream
+        self._interval_s = interval_s
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send statuses until the server stops."""
+        await receive(self._stream)
+        shown: bool | None = None
+        while True:
+            ready = self._ready()
+            if ready is not shown:
+                await self._stream.send_message(_response(ready))
+                shown = ready
+            if self._stopped.is_set():
+                return
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._stopped.wait()
+            except TimeoutError:
+                continue
+
+    def stop(self) -> None:
+        """Send the last status, that of a server that stops, and end."""
+        self._stopped.set()
+
+    def _ready(self) -> bool:
+        if self._stopped.is_set():
+            return False
+        try:
+            return self._kernel.ready()
+        except ServingError:  # the server exits
+            return False
+
+
+def _response(ready: bool) -> HealthCheckResponse:
+    status = HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
+    return HealthCheckResponse(status=status)

@@ -1,0 +1,92 @@
+"""What every RPC does around its function: receive, answer, and turn errors into a status.
+
+The only place where a `ServingError` becomes a `GRPCError`; whatever else is raised is a bug, which is
+logged with a number that the client is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
+from h2.exceptions import StreamClosedError
+
+from kernel.errors import ServingError
+from protocols.frontend import is_local
+from protocols.grpc.text import status_text
+from protocols.status import GRPC_STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from grpclib.server import Stream
+
+    from protocols.grpc.calls import OpenCalls
+
+logger = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT", bound=Message)
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who makes a call."""
+
+    #: Whether the peer is on this machine, as far as can be told.
+    local: bool
+
+
+def unary(
+    function: Callable[[RequestT, Caller], Awaitable[ReplyT]],
+    request_type: type[RequestT],
+    reply_type: type[ReplyT],
+    calls: OpenCalls,
+) -> Handler:
+    """Return the handler of an RPC that answers one message with one."""
+
+    async def handle(stream: Stream[RequestT, ReplyT]) -> None:
+        with calls.running(), translated_errors(request_type.DESCRIPTOR.name):
+            message = await receive(stream)
+            if message is None:
+                raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")
+            await stream.send_message(await function(message, Caller(is_local(stream.peer.addr()))))
+
+    return Handler(handle, Cardinality.UNARY_UNARY, request_type, reply_type)
+
+
+async def receive(stream: Stream[RequestT, ReplyT]) -> RequestT | None:
+    """Return the next message of the client, None where it has sent its last. Raises `GRPCError`."""
+    try:
+        return await stream.recv_message()
+    except DecodeError:
+        raise GRPCError(Status.INTERNAL, "Unable to parse request") from None
+    except NotImplementedError:  # the message has its compressed flag set, which grpclib does not handle
+        raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not supported") from None
+    except AssertionError:  # grpclib: the client ended the call in the middle of a message
+        raise GRPCError(Status.INTERNAL, "Unable to parse request: the message is incomplete") from None
+
+
+@contextlib.contextmanager
+def translated_errors(title: str) -> Iterator[None]:
+    """Raise what the block raises as `GRPCError`; `title` says in the log what was asked for."""
+    try:
+        yield
+    except GRPCError:
+        raise
+    except ServingError as error:
+        raise GRPCError(GRPC_STATUS[error.code], status_text(error.message)) from None
+    except StreamClosedError:
+        # The client reset the call while the answer was on its way: nobody reads this status.
+        raise GRPCError(Status.CANCELLED) from None
+    except Exception:
+        number = secrets.token_hex(4)
+        logger.exception("%s failed, error number %s", title, number)
+        raise GRPCError(
+            Status.INTERNAL, f"internal error {number}: the server's log says more under this number"
+        ) from None

@@ -1,0 +1,33 @@
+"""No batching: each request takes the next idle instance, first come, first served."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kernel import errors
+from kernel.events import Cancelled, NoInstanceLeft, Submitted
+
+if TYPE_CHECKING:
+    from kernel.clock import Clock
+    from kernel.config.spec import ModelSpec
+    from kernel.inbox import Inbox
+    from kernel.instances import InstanceSet
+    from kernel.request import Request
+
+
+async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
+    """Schedule a model that has neither dynamic nor sequence batching."""
+    queue: deque[Request] = deque()
+    while True:
+        match await inbox.next():
+            case Submitted(request=request):
+                queue.append(request)
+            case Cancelled(request=request) if request in queue:
+                queue.remove(request)
+                request.fail(errors.Cancelled())
+            case NoInstanceLeft(error=error):
+                while queue:
+                    queue.popleft().fail(error)
+        while queue and instances.idle:
+            instances.dispatch([queue.popleft()])

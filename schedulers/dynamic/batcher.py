@@ -1,0 +1,86 @@
+"""Which queued requests run together, and when. No clock, no I/O, no asyncio.
+
+Times are monotonic nanoseconds given by the caller. Sizes are batch rows (the first dimension of the
+inputs), not requests. The rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from schedulers.queue import RequestQueue
+from schedulers.shapes import BatchKeys
+
+if TYPE_CHECKING:
+    from kernel.config.spec import DynamicBatching, ModelSpec
+    from kernel.request import Request
+
+
+class _Candidate(msgspec.Struct):
+    """The longest batch that could be made of the queue's head."""
+
+    count: int = 0
+    rows: int = 0
+    #: Requests of the largest prefix with a preferred number of rows, 0 for none.
+    preferred_count: int = 0
+    #: Whether the next request does not fit, so that waiting cannot make the batch larger.
+    full: bool = False
+    oldest_ns: int = 0
+
+
+class DynamicBatcher:
+    """Groups queued requests into batches of at most `max_batch_size` rows."""
+
+    def __init__(self, spec: ModelSpec, settings: DynamicBatching) -> None:
+        self._max_rows = max(1, spec.max_batch_size)
+        self._preferred = frozenset(settings.preferred_batch_sizes)
+        self._max_preferred = max(self._preferred, default=self._max_rows)
+        self._delay_ns = settings.max_queue_delay_ns
+        self._keys = BatchKeys(spec)
+        self.queue = RequestQueue(settings)
+
+    def add(self, request: Request) -> bool:
+        """Queue a request; False where the queue is full."""
+        return self.queue.add(request, self._keys.key(request))
+
+    def take(self, now_ns: int) -> list[Request]:
+        """Remove and return the batch to run now; empty if it is better to wait."""
+        batch = self._candidate()
+        if not batch.count:
+            return []
+        overdue = self._delay_ns > 0 and now_ns - batch.oldest_ns >= self._delay_ns
+        # A preferred size is worth having only while nobody has waited too long.
+        if batch.preferred_count and not overdue:
+            return self.queue.take(batch.preferred_count)
+        ready = batch.full or batch.rows >= self._max_preferred or overdue or not self._delay_ns
+        return self.queue.take(batch.count) if ready else []
+
+    def wait_until_ns(self) -> int | None:
+        """When `take` may change its answer without another event, or None."""
+        if not self._delay_ns:
+            return None
+        batch = self._candidate()
+        return batch.oldest_ns + self._delay_ns if batch.count else None
+
+    def _candidate(self) -> _Candidate:
+        found = _Candidate()
+        key = None
+        for entry in self.queue:
+            rows = max(1, entry.request.batch_size)
+            if not found.count:
+                key, found.oldest_ns = entry.key, entry.request.queue_start_ns
+            else:
+                # One more would go beyond every preferred size: what is there is as good as it gets.
+                if found.rows + rows > self._max_preferred and not found.preferred_count:
+                    found.preferred_count = found.count
+                if found.rows + rows > self._max_rows or entry.key != key:
+                    found.full = True
+                    break
+            found.rows += rows
+            found.count += 1
+            found.oldest_ns = min(found.oldest_ns, entry.request.queue_start_ns)
+            if found.rows in self._preferred:
+                found.preferred_count = found.count
+        return found

@@ -1,0 +1,45 @@
+"""The dynamic batcher as a scheduler coroutine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel import errors
+from kernel.events import Cancelled, NoInstanceLeft, Submitted
+from schedulers.dynamic.batcher import DynamicBatcher
+
+if TYPE_CHECKING:
+    from kernel.clock import Clock
+    from kernel.config.spec import ModelSpec
+    from kernel.inbox import Inbox
+    from kernel.instances import InstanceSet
+
+
+async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
+    """Schedule a model with `dynamic_batching`."""
+    assert spec.dynamic_batching is not None
+    batcher = DynamicBatcher(spec, spec.dynamic_batching)
+    while True:
+        match await inbox.next(_wake_ns(batcher, instances)):
+            case Submitted(request=request):
+                if not batcher.add(request):
+                    request.fail(errors.QueueFull(request.id))
+            case Cancelled(request=request) if batcher.queue.cancel(request):
+                request.fail(errors.Cancelled())
+            case NoInstanceLeft(error=error):
+                for request in batcher.queue.take(len(batcher.queue)):
+                    request.fail(error)
+        now_ns = clock.now_ns()
+        for request in batcher.queue.expire(now_ns):
+            request.fail(errors.QueueTimeout())
+        while instances.idle and (batch := batcher.take(now_ns)):
+            instances.dispatch(batch)
+
+
+def _wake_ns(batcher: DynamicBatcher, instances: InstanceSet) -> int | None:
+    """When time alone can change something: with no idle instance it cannot start a batch."""
+    expiry_ns = batcher.queue.next_expiry_ns
+    start_ns = batcher.wait_until_ns() if instances.idle else None
+    if expiry_ns is None or start_ns is None:
+        return start_ns if expiry_ns is None else expiry_ns
+    return min(expiry_ns, start_ns)

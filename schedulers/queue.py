@@ -1,0 +1,141 @@
+"""Requests that wait: priority levels, time-outs and size limits (Triton's `PolicyQueue`). Pure.
+
+Times are monotonic nanoseconds given by the caller. Levels are served strictly in order, 1 first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from kernel.config.spec import DynamicBatching, QueuePolicy
+    from kernel.request import Request
+
+
+class Waiting(msgspec.Struct, gc=False):
+    """A request in the queue."""
+
+    request: Request
+    #: Requests with different keys must not share a batch (`schedulers/shapes.py`).
+    key: Hashable
+    #: When the request's policy no longer lets it wait, or None.
+    expires_ns: int | None
+
+
+class _Level:
+    """One priority level: requests in time, then those that a DELAY policy put back."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.in_time: deque[Waiting] = deque()
+        self.delayed: deque[Waiting] = deque()
+
+    def __len__(self) -> int:
+        return len(self.in_time) + len(self.delayed)
+
+
+class RequestQueue:
+    """The queue of one model with a dynamic batcher."""
+
+    def __init__(self, settings: DynamicBatching) -> None:
+        self._settings = settings
+        self._levels: dict[int, _Level] = {}
+        self._next_expiry_ns: int | None = None
+
+    def __len__(self) -> int:
+        return sum(len(level) for level in self._levels.values())
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Go through the queue in the order in which requests are served."""
+        for _, level in sorted(self._levels.items()):
+            yield from level.in_time
+            yield from level.delayed
+
+    def add(self, request: Request, key: Hashable) -> bool:
+        """Queue a request; False where its level has no room left."""
+        level = self._level_of(request)
+        limit = level.policy.max_queue_size
+        if limit and len(level) >= limit:
+            return False
+        expires_ns = _expiry(request, level.policy)
+        level.in_time.append(Waiting(request, key, expires_ns))
+        self._note_expiry(expires_ns)
+        return True
+
+    def cancel(self, request: Request) -> bool:
+        """Remove a request; False where it is not in the queue."""
+        for level in self._levels.values():
+            for entries in (level.in_time, level.delayed):
+                for entry in entries:
+                    if entry.request is request:
+                        entries.remove(entry)
+                        return True
+        return False
+
+    def take(self, count: int) -> list[Request]:
+        """Remove and return the first `count` requests."""
+        taken: list[Request] = []
+        for _, level in sorted(self._levels.items()):
+            for entries in (level.in_time, level.delayed):
+                while entries and len(taken) < count:
+                    taken.append(entries.popleft().request)
+        return taken
+
+    def expire(self, now_ns: int) -> list[Request]:
+        """Apply time-outs: return the requests to reject, which are removed; others are put back."""
+        if self._next_expiry_ns is None or now_ns < self._next_expiry_ns:
+            return []
+        rejected: list[Request] = []
+        self._next_expiry_ns = None
+        for _, level in sorted(self._levels.items()):
+            kept: deque[Waiting] = deque()
+            for entry in level.in_time:
+                if entry.expires_ns is None or now_ns < entry.expires_ns:
+                    kept.append(entry)
+                    self._note_expiry(entry.expires_ns)
+                elif level.policy.delay_on_timeout:
+                    level.delayed.append(entry)
+                else:
+                    rejected.append(entry.request)
+            level.in_time = kept
+        return rejected
+
+    @property
+    def next_expiry_ns(self) -> int | None:
+        """When `expire` has something to do, or None."""
+        return self._next_expiry_ns
+
+    def check(self) -> None:
+        """Recompute the invariants."""
+        requests = [id(entry.request) for entry in self]
+        assert len(requests) == len(set(requests)) == len(self)
+        expiries = [e.expires_ns for level in self._levels.values() for e in level.in_time if e.expires_ns is not None]
+        assert self._next_expiry_ns is None or not expiries or self._next_expiry_ns <= min(expiries)
+        assert self._next_expiry_ns is not None or not expiries
+
+    def _level_of(self, request: Request) -> _Level:
+        settings = self._settings
+        number = request.priority
+        if not 0 < number <= settings.priority_levels:
+            number = settings.default_priority_level
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = _Level(settings.queue_policy(number))
+        return level
+
+    def _note_expiry(self, expires_ns: int | None) -> None:
+        if expires_ns is not None and (self._next_expiry_ns is None or expires_ns < self._next_expiry_ns):
+            self._next_expiry_ns = expires_ns
+
+
+def _expiry(request: Request, policy: QueuePolicy) -> int | None:
+    """A request's own time-out counts where the policy allows it and has a longer one (Triton)."""
+    timeout_ns = policy.default_timeout_ns
+    if policy.allow_timeout_override and 0 < request.timeout_us * 1000 < timeout_ns:
+        timeout_ns = request.timeout_us * 1000
+    return request.queue_start_ns + timeout_ns if timeout_ns else None

@@ -1,0 +1,125 @@
+"""Requests for backends, without a worker: what they answer is kept to be looked at."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from backends import wire
+from backends.base import Timings
+from backends.worker.request import InputView, WorkerRequest
+from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from backends.worker.request import OutputValue
+    from kernel.errors import ServingError
+    from shm.arrays import Array
+
+
+class Lab:
+    """Makes requests and is their responder, and the host of their backend.
+
+    With `reserves` outputs other than BYTES have a place; `in_place` names those that were answered there.
+    """
+
+    def __init__(self) -> None:
+        self.reserves = False
+        self.in_place: list[str] = []
+        self.logged: list[tuple[str, str]] = []
+        self.timings = Timings(itertools.count().__next__)
+        self._numbers = itertools.count()
+        self._answers: dict[int, dict[str, Array]] = {}
+        self._datatypes: dict[int, dict[str, str]] = {}
+        self._errors: dict[int, ServingError] = {}
+
+    def request(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        outputs: Sequence[str] = (),
+        bf16: Sequence[str] = (),
+        foreign: bool = False,
+    ) -> WorkerRequest:
+        views = []
+        for name, array in inputs.items():
+            datatype = "BF16" if name in bf16 else datatype_of(array)
+            assert datatype is not None
+            data = memoryview(to_bytes(array))
+            views.append(
+                InputView(name, datatype, list(array.shape), data.toreadonly() if foreign else data, foreign)
+            )
+        refs = [wire.OutputRef(name) for name in outputs]
+        return WorkerRequest(wire.RequestRef(next(self._numbers), [], refs), views, self)
+
+    def answer(self, request: WorkerRequest) -> dict[str, Array]:
+        """Return the outputs of a request that was answered without an error."""
+        assert request.finished
+        return self._answers[request.ref.number]
+
+    def datatypes(self, request: WorkerRequest) -> dict[str, str]:
+        return self._datatypes[request.ref.number]
+
+    def error(self, request: WorkerRequest) -> ServingError:
+        assert request.finished
+        return self._errors[request.ref.number]
+
+    # ---- Responder ---------------------------------------------------------------------------
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
+        if not self.reserves or datatype == "BYTES" or not request.wants(name):
+            return None
+        dtype = NUMPY_TYPES["UINT16" if datatype == "BF16" else datatype]
+        place = np.zeros(tuple(shape), dtype)
+        request.reserved[name] = (place, wire.TensorRef(name, datatype, list(shape)))
+        return place
+
+    def respond(
+        self,
+        request: WorkerRequest,
+        outputs: Sequence[OutputValue],
+        parameters: Mapping[str, str | int | bool],
+        final: bool,
+    ) -> None:
+        assert not request.finished
+        number = request.ref.number
+        self._answers[number] = {}
+        self._datatypes[number] = {output.name: output.datatype for output in outputs}
+        for output in outputs:
+            place, _ = request.reserved.get(output.name, (None, None))
+            if place is output.array:
+                self.in_place.append(output.name)
+            # Memory of a session or a batch may be used again after the answer.
+            self._answers[number][output.name] = output.array.copy()
+        request.finished = final
+
+    def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
+        assert not request.finished
+        self._errors[request.ref.number] = error
+        request.finished = final
+
+    def finish(self, request: WorkerRequest) -> None:
+        request.finished = True
+
+    def is_cancelled(self, request: WorkerRequest) -> bool:
+        return False
+
+    # ---- Host --------------------------------------------------------------------------------
+
+    def log(self, level: str, text: str) -> None:
+        self.logged.append((level, text))
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+@pytest.fixture(scope="session")
+def new_lab() -> Callable[[], Lab]:
+    """For tests that need a fresh one for each of many examples."""
+    return Lab

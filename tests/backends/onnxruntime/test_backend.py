@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from backends.base import ModelArguments
+from backends.onnxruntime.backend import OnnxRuntimeBackend
+from kernel.errors import InternalError, InvalidArgument, Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from shm.arrays import Array
+    from tests.backends.conftest import Lab
+    from tests.backends.onnxruntime.conftest import OnnxModels
+
+DEMO = Path(__file__).parents[3] / "kernel" / "demo"
+FLOAT = TensorProto.FLOAT
+
+
+def floats(*shape: int) -> Array:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def write_add_sub(models: OnnxModels, rows: str | None = "N") -> None:
+    values = {name: (name, FLOAT, [rows, 4]) for name in "ABXY"}
+    models.write(
+        [("Add", ["A", "B"], ["X"]), ("Sub", ["A", "B"], ["Y"])],
+        [values["A"], values["B"]],
+        [values["X"], values["Y"]],
+    )
+
+
+# ---- configuration --------------------------------------------------------------------------
+
+
+def test_a_configuration_is_completed_from_the_file_with_a_warning(lab: Lab, models: OnnxModels) -> None:
+    write_add_sub(models)
+    config = models.completed()
+    assert config["max_batch_size"] == 4
+    assert [entry["name"] for entry in config["input"]] == ["A", "B"]
+    ((level, text),) = lab.logged
+    assert level == "WARNING"
+    assert text.startswith("autofilled max_batch_size to 4 for model 'model' since batching is supporrted")
+
+
+def test_nothing_is_completed_where_inputs_and_outputs_are_there(lab: Lab, models: OnnxModels) -> None:
+    config = {"name": "model", "input": [{"name": "A"}], "output": [{"name": "X"}]}
+    assert models.completed(config) == config  # there is no file to be opened
+    assert lab.logged[0][1].startswith("skipping model configuration auto-complete for 'model'")
+
+
+# ---- loading --------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_told(models: OnnxModels) -> None:
+    with pytest.raises(Unavailable) as caught:
+        models.completed()
+    assert caught.value.message == f"unable to find '{models.file}' for model instance 'model'"
+
+
+def test_a_file_that_is_no_model_is_told_with_the_reason(models: OnnxModels) -> None:
+    models.file.write_bytes(b"not a model")
+    with pytest.raises(
+        InternalError, match=r"^onnx runtime error 7: Load model from .* failed:Protobuf parsing"
+    ):
+        models.completed()
+
+
+def test_an_unknown_operator_is_told(models: OnnxModels) -> None:
+    models.write_unary("Teleport", FLOAT, [1], [1])
+    with pytest.raises(InternalError, match=r"^onnx runtime error 10: .*No Op registered for Teleport"):
+        models.completed()
+
+
+def test_a_contradiction_between_configuration_and_file_is_told(models: OnnxModels) -> None:
+    write_add_sub(models)
+    config = {**models.completed(), "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [4]}]}
+    with pytest.raises(InvalidArgument, match="configuration expects 1 inputs, model provides 2"):
+        models.loaded(config)
+
+
+def test_an_instance_on_a_gpu_is_refused_without_one(lab: Lab, models: OnnxModels) -> None:
+    write_add_sub(models)
+    backend = OnnxRuntimeBackend(lab)
+    with pytest.raises(Unsupported, match="instance 'model_0' of kind KIND_GPU needs an onnxruntime"):
+        backend.load(models.arguments(models.completed(), instance_name="model_0", kind="GPU"))
+
+
+def test_sharing_a_session_is_said_to_have_no_effect(lab: Lab, models: OnnxModels) -> None:
+    write_add_sub(models)
+    models.loaded({"parameters": {"share_session_between_instances": {"string_value": "true"}}})
+    assert "'share_session_between_instances' of model 'model' has no effect" in lab.logged[-1][1]
+
+
+# ---- executing ------------------------------------------------------------------------------
+
+
+def test_a_batch_is_answered_to_each_request(lab: Lab, models: OnnxModels) -> None:
+    write_add_sub(models)
+    backend = models.loaded()
+    one = lab.request({"A": floats(1, 4), "B": np.ones((1, 4), np.float32)})
+    two = lab.request({"B": floats(2, 4), "A": floats(2, 4)}, outputs=["Y"])
+    backend.execute([one, two], lab.timings)
+    assert lab.answer(one)["X"].tolist() == [[1, 2, 3, 4]]
+    assert lab.answer(one)["Y"].tolist() == [[-1, 0, 1, 2]]
+    assert list(lab.answer(two)) == ["Y"]
+    assert lab.answer(two)["Y"].tolist() == [[0] * 4] * 2
+    assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_outputs_of_a_lone_request_are_written_to_their_places(
+    lab: Lab, models: OnnxModels, foreign: bool
+) -> None:
+    lab.reserves = True
+    write_add_sub(models)
+    backend = models.loaded()
+    for size in (1, 3):
+        request = lab.request({"A": floats(size, 4), "B": floats(size, 4)}, foreign=foreign)
+        backend.execute([request], lab.timings)
+        assert np.array_equal(lab.answer(request)["X"], 2 * floats(size, 4))
+    assert lab.in_place == ["X", "Y"] * 2
+
+
+def test_outputs_of_open_shape_are_answered_beside_placed_ones(lab: Lab, models: OnnxModels) -> None:
+    lab.reserves = True
+    models.write(
+        [("Neg", ["A"], ["X"]), ("NonZero", ["A"], ["I"])],
+        [("A", FLOAT, [4])],
+        [("X", FLOAT, [4]), ("I", TensorProto.INT64, [1, None])],
+    )
+    backend = models.loaded()
+    request = lab.request({"A": floats(4)})
+    backend.execute([request], lab.timings)
+    assert lab.in_place == ["X"]
+    assert lab.answer(request)["X"].tolist() == [0, -1, -2, -3]
+    assert lab.answer(request)["I"].tolist() == [[1, 2, 3]]
+
+
+def test_a_model_that_declares_wrong_output_shapes_is_answered_all_the_same(
+    lab: Lab, models: OnnxModels
+) -> None:
+    lab.reserves = True
+    models.write_unary("LeakyRelu", FLOAT, ["N"], [3])
+    backend = models.loaded()
+    for size in (2, 3):
+        request = lab.request({"A": floats(size)})
+        backend.execute([request], lab.timings)
+        assert lab.answer(request)["X"].tolist() == floats(size).tolist()
+    assert lab.in_place == []
+
+
+def test_a_failing_run_tells_onnx_runtimes_reason(lab: Lab, models: OnnxModels) -> None:
+    models.write(
+        [("Gather", ["T", "A"], ["X"])],
+        [("A", TensorProto.INT64, [1])],
+        [("X", FLOAT, [1])],
+        {"T": floats(3)},
+    )
+    for lab.reserves in (False, True):
+        backend = models.loaded()
+        with pytest.raises(
+            InternalError, match=r"^onnx runtime error \d: .*indices element out of data bounds"
+        ):
+            backend.execute([lab.request({"A": np.array([7], np.int64)})], lab.timings)
+
+
+def test_only_the_request_at_fault_fails_in_a_batch(lab: Lab, models: OnnxModels) -> None:
+    models.write(
+        [("Gather", ["T", "A"], ["X"])],
+        [("A", TensorProto.INT64, ["N", 1])],
+        [("X", FLOAT, ["N", 1])],
+        {"T": floats(3)},
+    )
+    backend = models.loaded()
+    good, bad = (lab.request({"A": np.array([[index]], np.int64)}) for index in (2, 7))
+    backend.execute([good, bad], lab.timings)
+    assert lab.answer(good)["X"].tolist() == [[2]]
+    assert "indices element out of data bounds" in lab.error(bad).message
+
+
+@pytest.mark.parametrize("reserves", [False, True])
+@pytest.mark.parametrize(
+    ("element", "array"),
+    [
+        (TensorProto.BOOL, np.array([True, False])),
+        (TensorProto.UINT8, np.array([0, 255], np.uint8)),
+        (TensorProto.UINT16, np.array([0, 65535], np.uint16)),
+        (TensorProto.UINT32, np.array([0, 2**32 - 1], np.uint32)),
+        (TensorProto.UINT64, np.array([0, 2**64 - 1], np.uint64)),
+        (TensorProto.INT8, np.array([-128, 127], np.int8)),
+        (TensorProto.INT16, np.array([-(2**15), 2**15 - 1], np.int16)),
+        (TensorProto.INT32, np.array([-(2**31), 2**31 - 1], np.int32)),
+        (TensorProto.INT64, np.array([-(2**63), 2**63 - 1], np.int64)),
+        (TensorProto.FLOAT16, np.array([0.5, -1], np.float16)),
+        (TensorProto.FLOAT, np.array([0.5, -1], np.float32)),
+        (TensorProto.DOUBLE, np.array([0.5, -1], np.float64)),
+        (TensorProto.STRING, np.array([b"a\x00b", "ä".encode()], object)),
+        (TensorProto.BFLOAT16, np.array([0x3F80, 0x4000], np.uint16)),
+    ],
+)
+def test_every_datatype_goes_through(
+    lab: Lab, models: OnnxModels, element: int, array: Array, reserves: bool
+) -> None:
+    lab.reserves = reserves
+    models.write_unary("Identity", element, ["N", 2], ["N", 2])
+    backend = models.loaded()
+    bf16 = ["A"] if element == TensorProto.BFLOAT16 else []
+    requests = [lab.request({"A": np.stack([array] * size)}, bf16=bf16) for size in (1, 2)]
+    backend.execute(requests, lab.timings)
+    backend.execute([alone := lab.request({"A": array.reshape(1, 2)}, bf16=bf16)], lab.timings)
+    for request, size in (*zip(requests, (1, 2), strict=True), (alone, 1)):
+        answer = lab.answer(request)["X"]
+        if element == TensorProto.STRING:
+            answer = np.array([text.encode() for text in answer.reshape(-1)], object).reshape(answer.shape)
+        assert answer.dtype == array.dtype
+        assert answer.tolist() == [array.tolist()] * size
+
+
+def test_a_string_that_is_not_utf8_is_refused(lab: Lab, models: OnnxModels) -> None:
+    models.write_unary("Identity", TensorProto.STRING, [1], [1])
+    backend = models.loaded()
+    with pytest.raises(InvalidArgument, match="input 'A' has a string that is not UTF-8"):
+        backend.execute([lab.request({"A": np.array([b"\xff"], object)})], lab.timings)
+
+
+def test_a_scalar_is_one_element_for_clients(lab: Lab, models: OnnxModels) -> None:
+    models.write_unary("Neg", FLOAT, [], [])
+    backend = models.loaded()
+    request = lab.request({"A": np.array([3], np.float32)})
+    backend.execute([request], lab.timings)
+    assert lab.answer(request)["X"].tolist() == [-3]
+
+
+def test_a_number_per_row_is_one_element_per_row_for_clients(lab: Lab, models: OnnxModels) -> None:
+    models.write_unary("Neg", FLOAT, ["N"], ["N"])
+    backend = models.loaded()
+    requests = [lab.request({"A": floats(size, 1)}) for size in (1, 2)]
+    backend.execute(requests, lab.timings)
+    assert lab.answer(requests[1])["X"].tolist() == [[0], [-1]]
+
+
+def test_an_optional_input_replaces_a_constant(lab: Lab, models: OnnxModels) -> None:
+    models.write(
+        [("Add", ["A", "W"], ["X"])],
+        [("A", FLOAT, [2]), ("W", FLOAT, [1])],
+        [("X", FLOAT, [2])],
+        {"W": np.array([5], np.float32)},
+    )
+    entries: list[dict[str, Any]] = [
+        {"name": "A", "data_type": "TYPE_FP32", "dims": [2]},
+        {"name": "W", "data_type": "TYPE_FP32", "dims": [1], "optional": True},
+    ]
+    backend = models.loaded({"input": entries})
+    for lab.reserves in (False, True):
+        without = lab.request({"A": floats(2)})
+        given = lab.request({"A": floats(2), "W": np.ones(1, np.float32)})
+        backend.execute([without], lab.timings)
+        backend.execute([given], lab.timings)
+        assert lab.answer(without)["X"].tolist() == [5, 6]
+        assert lab.answer(given)["X"].tolist() == [1, 2]
+
+
+def test_ragged_batches_are_joined_and_divided(lab: Lab, models: OnnxModels) -> None:
+    models.write(
+        [("Neg", ["A"], ["X"]), ("Identity", ["COUNT"], ["Y"])],
+        [("A", FLOAT, ["elements"]), ("COUNT", FLOAT, ["requests"])],
+        [("X", FLOAT, ["elements"]), ("Y", FLOAT, ["requests"])],
+    )
+    config = {
+        "max_batch_size": 4,
+        "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [-1], "allow_ragged_batch": True}],
+        "batch_input": [
+            {
+                "kind": "BATCH_ELEMENT_COUNT",
+                "target_name": ["COUNT"],
+                "data_type": "TYPE_FP32",
+                "source_input": ["A"],
+            }
+        ],
+        "output": [
+            {"name": "X", "data_type": "TYPE_FP32", "dims": [-1]},
+            {"name": "Y", "data_type": "TYPE_FP32", "dims": [1], "reshape": {"shape": []}},
+        ],
+        "batch_output": [{"target_name": ["X"], "source_input": ["A"]}],
+    }
+    backend = models.loaded(config)
+    one, two = lab.request({"A": floats(1, 2)}), lab.request({"A": floats(1, 3)})
+    backend.execute([one, two], lab.timings)
+    assert lab.answer(one)["X"].tolist() == [[0, -1]]
+    assert lab.answer(two)["X"].tolist() == [[0, -1, -2]]
+    assert lab.answer(two)["Y"].tolist() == [[3]]
+
+
+# ---- the demo's model -----------------------------------------------------------------------
+
+
+def digits(config: dict[str, Any]) -> ModelArguments:
+    return ModelArguments({"name": "digits", **config}, DEMO / "digits", 1)
+
+
+def test_the_demos_digits_are_completed_without_a_configuration(lab: Lab) -> None:
+    config = OnnxRuntimeBackend(lab).complete(digits({}))
+    assert config["input"] == [{"name": "image", "data_type": "TYPE_FP32", "dims": [8, 8]}]
+    assert config["output"] == [{"name": "scores", "data_type": "TYPE_FP32", "dims": [10]}]
+    assert config["max_batch_size"] == 4
+
+
+def test_the_demo_reads_digits(lab: Lab) -> None:
+    backend = OnnxRuntimeBackend(lab)
+    backend.load(digits(backend.complete(digits({"max_batch_size": 64}))))
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn has the images")
+    images, labels = datasets.load_digits(return_X_y=True)
+    requests = [lab.request({"image": image.astype(np.float32).reshape(1, 8, 8)}) for image in images[:64]]
+    backend.execute(requests, lab.timings)
+    found = [int(np.argmax(lab.answer(request)["scores"])) for request in requests]
+    assert np.mean(found == labels[:64]) >= 0.97
+
+
+def test_the_demos_sample_is_a_six(lab: Lab) -> None:
+    backend = OnnxRuntimeBackend(lab)
+    backend.load(digits(backend.complete(digits({}))))
+    sample = json.loads((DEMO / "digit.json").read_text())["inputs"][0]
+    image = np.array(sample["data"], np.float32).reshape(sample["shape"])
+    request = lab.request({sample["name"]: image})
+    backend.execute([request], lab.timings)
+    scores = lab.answer(request)["scores"]
+    labels = (DEMO / "digits" / "labels.txt").read_text().split()
+    assert labels[int(np.argmax(scores))] == "six"
+    assert scores.sum() == pytest.approx(1)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backends.onnxruntime.check import check_agreement
+from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor, tensor_of
+from kernel.errors import ServingError
+
+Dims = list[int | str | None]
+
+
+def tensors(**dims: Dims) -> dict[str, OnnxTensor]:
+    return {name: tensor_of(name, "tensor(float)", shape) for name, shape in dims.items()}
+
+
+SIGNATURE = OnnxSignature(tensors(A=["N", 16]), tensors(X=["N", 16], Y=["N"]))
+
+
+def entry(name: str, dims: list[int], data_type: str = "TYPE_FP32", **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": data_type, "dims": dims, **more}
+
+
+def refusal(signature: OnnxSignature, **config: Any) -> str:
+    with pytest.raises(ServingError) as caught:
+        check_agreement({"name": "m", "output": [], **config}, signature)
+    return caught.value.message
+
+
+def test_a_configuration_that_agrees_is_accepted() -> None:
+    config = {"name": "m", "max_batch_size": 8, "input": [entry("A", [16])], "output": [entry("X", [16])]}
+    check_agreement(config, SIGNATURE)
+    check_agreement({**config, "max_batch_size": 0, "input": [entry("A", [-1, 16])], "output": []}, SIGNATURE)
+
+
+def test_an_input_may_be_narrower_than_the_model_and_an_output_may_not() -> None:
+    check_agreement({"name": "m", "input": [entry("A", [2, 16])], "output": []}, SIGNATURE)
+    assert refusal(SIGNATURE, input=[entry("A", [2, 16])], output=[entry("X", [2, 16])]) == (
+        "model 'm', tensor 'X': the model expects 2 dimensions (shape [-1,16]) but the model configuration "
+        "specifies 2 dimensions (shape [2,16])"
+    )
+
+
+def test_dimensions_that_differ_are_told_with_the_batch_dimension() -> None:
+    assert refusal(SIGNATURE, max_batch_size=8, input=[entry("A", [4, 4])]) == (
+        "model 'm', tensor 'A': the model expects 2 dimensions (shape [-1,16]) but the model configuration "
+        "specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the "
+        "explicit tensor shape, making complete shape [-1,4,4])"
+    )
+
+
+def test_reshape_is_what_the_model_is_compared_with() -> None:
+    reshaped = entry("A", [4, 4], reshape={"shape": [16]})
+    check_agreement({"name": "m", "max_batch_size": 8, "input": [reshaped], "output": []}, SIGNATURE)
+
+
+def test_a_model_with_a_fixed_first_dimension_cannot_batch() -> None:
+    assert refusal(OnnxSignature(tensors(A=[2, 16]), {}), max_batch_size=8, input=[entry("A", [16])]) == (
+        "model 'm', tensor 'A': for the model to support batching the shape should have at least 1 "
+        "dimension and the first dimension must be -1; but shape expected by the model is [2,16]"
+    )
+
+
+def test_names_that_the_model_lacks_are_told_with_those_it_has() -> None:
+    assert refusal(SIGNATURE, input=[entry("B", [16])]) == (
+        "unexpected inference input 'B', allowed inputs are: A"
+    )
+    assert refusal(SIGNATURE, input=[entry("A", [-1, 16])], output=[entry("Z", [16])]) == (
+        "unexpected inference output 'Z', allowed outputs are: X, Y"
+    )
+
+
+def test_a_wrong_number_of_inputs_is_told() -> None:
+    assert refusal(SIGNATURE, input=[]) == (
+        "unable to load model 'm', configuration expects 0 inputs, model provides 1"
+    )
+
+
+def test_a_datatype_that_differs_is_told() -> None:
+    assert refusal(SIGNATURE, input=[entry("A", [-1, 16], "TYPE_INT32")]) == (
+        "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'A', "
+        "model provides TYPE_FP32"
+    )
+    strings = OnnxSignature({"A": tensor_of("A", "tensor(string)", [1])}, {})
+    assert refusal(strings, input=[entry("A", [1])]).endswith("model provides TYPE_BYTES")
+
+
+def test_optional_inputs_are_the_constants_that_a_request_may_replace() -> None:
+    signature = OnnxSignature(tensors(A=[4]), {}, tensors(W=[4]))
+    optional = entry("W", [4], optional=True)
+    check_agreement({"name": "m", "input": [entry("A", [4]), optional], "output": []}, signature)
+    assert refusal(signature, max_batch_size=4, input=[entry("A", []), optional]) == (
+        "model 'm', tensor 'A': for the model to support batching the shape should have at least 1 "
+        "dimension and the first dimension must be -1; but shape expected by the model is [4]"
+    )
+    assert refusal(signature, max_batch_size=4, input=[optional, entry("A", [])]) == (
+        "unable to load model 'm', optional input 'W' is not supported for models that support batching"
+    )
+
+
+def test_scalars_are_configured_as_ones() -> None:
+    signature = OnnxSignature(tensors(A=[]), tensors(X=[]))
+    check_agreement({"name": "m", "input": [entry("A", [1])], "output": [entry("X", [1, 1])]}, signature)
+    assert refusal(signature, input=[entry("A", [2])]) == (
+        "unable to load model 'm', scalar tensor 'A', should only provide 1 in the model configuration when "
+        "the model doesn't support batching. Model configuration provided: [2]."
+    )
+
+
+def test_a_ragged_input_is_flat_in_the_model() -> None:
+    ragged = entry("A", [-1], allow_ragged_batch=True)
+    check_agreement(
+        {"name": "m", "max_batch_size": 4, "input": [ragged], "output": []},
+        OnnxSignature(tensors(A=[None]), {}),
+    )
+    assert refusal(SIGNATURE, max_batch_size=4, input=[ragged]).endswith(
+        "with shape [-1]  for ragged input 'A', model provides [-1,16]"
+    )
+
+
+def controls(name: str, **control: Any) -> dict[str, Any]:
+    kind = {"kind": "CONTROL_SEQUENCE_START", **control}
+    return {"control_input": [{"name": name, "control": [kind]}]}
+
+
+def test_sequence_controls_are_inputs_of_the_model() -> None:
+    signature = OnnxSignature(tensors(START=["N", 1], WIDE=["N", 2]), {})
+    floats = {"fp32_false_true": [0, 1]}
+    assert refusal(signature, max_batch_size=4, sequence_batching=controls("NONE", **floats)) == (
+        "configuration specified sequence control 'NONE', but model does not provide that input"
+    )
+    assert refusal(signature, max_batch_size=4, sequence_batching=controls("WIDE", **floats)) == (
+        "unable to load model 'm', sequence control 'WIDE' in model has dims [2] but dims [1] is expected"
+    )
+    integers = controls("START", int32_false_true=[0, 1])
+    assert refusal(signature, max_batch_size=4, sequence_batching=integers) == (
+        "unable to load model 'm', sequence control 'START', the model expects data-type FLOAT but the model "
+        "configuration specifies data-type TYPE_INT32"
+    )
+    alone = OnnxSignature(tensors(START=["N", 1]), {})
+    config = {"name": "m", "max_batch_size": 4, "sequence_batching": controls("START", **floats)}
+    check_agreement(config, alone)
+
+
+def test_states_are_inputs_and_outputs_of_the_model() -> None:
+    signature = OnnxSignature(tensors(A=["N"], IN=["N"]), tensors(X=["N"], OUT=["N"]))
+    state = {"input_name": "IN", "output_name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}
+    inputs = [entry("A", [1], reshape={"shape": []})]
+    config = {"name": "m", "max_batch_size": 4, "input": inputs, "sequence_batching": {"state": [state]}}
+    check_agreement(config, signature)
+    state["data_type"] = "TYPE_INT64"
+    assert "for output state 'OUT', model provides TYPE_FP32" in refusal(signature, **config)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from backends.base import ModelArguments
+from backends.onnxruntime.options import (
+    custom_op_libraries,
+    model_path,
+    providers,
+    run_options,
+    session_options,
+)
+from kernel.errors import InvalidArgument, ServingError, Unsupported
+
+CPU = "CPUExecutionProvider"
+
+
+def arguments(
+    parameters: dict[str, str] | None = None,
+    *,
+    kind: str = "CPU",
+    root: Path = Path("/repository"),
+    **config: Any,
+) -> ModelArguments:
+    given = {key: {"string_value": value} for key, value in (parameters or {}).items()}
+    return ModelArguments({"name": "m", "parameters": given, **config}, root / "m", 1, "m_0", kind, 1)
+
+
+def test_without_parameters_the_defaults_of_onnx_runtime_hold() -> None:
+    options, defaults = session_options(arguments()), ort.SessionOptions()
+    assert options.intra_op_num_threads == defaults.intra_op_num_threads == 0
+    assert options.inter_op_num_threads == 0
+    assert options.enable_cpu_mem_arena == defaults.enable_cpu_mem_arena
+    assert options.enable_mem_pattern == defaults.enable_mem_pattern
+    assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+def test_parameters_have_tritons_names() -> None:
+    options = session_options(
+        arguments(
+            {
+                "intra_op_thread_count": "3",
+                "inter_op_thread_count": "2",
+                "execution_mode": "1",
+                "enable_mem_arena": "Off",
+                "enable_mem_pattern": "0",
+                "session.intra_op.allow_spinning": "0",
+            }
+        )
+    )
+    assert options.intra_op_num_threads == 3
+    assert options.inter_op_num_threads == 2
+    assert options.execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert not options.enable_cpu_mem_arena
+    assert not options.enable_mem_pattern
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"), [(-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")]
+)
+def test_graph_levels_are_tritons(level: int, expected: str) -> None:
+    options = session_options(arguments(optimization={"graph": {"level": level}}))
+    assert options.graph_optimization_level.name == expected
+
+
+def test_runs_may_shrink_the_arena() -> None:
+    options = run_options(arguments({"memory.enable_memory_arena_shrinkage": "cpu:0"}))
+    assert options.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "cpu:0"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"intra_op_thread_count": "two"}, "failed to convert 'two' to integral number"),
+        ({"enable_mem_arena": "perhaps"}, "failed to convert 'perhaps' to boolean"),
+        (
+            {"execution_mode": "2"},
+            (
+                "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 "
+                "but got 2 ."
+            ),
+        ),
+        (
+            {"session.model_external_initializers_file_folder_path": "/etc"},
+            "parameter 'session.model_external_initializers_file_folder_path' of model 'm' is not allowed",
+        ),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(parameters: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        session_options(arguments(parameters))
+    assert caught.value.message == text
+
+
+def test_cpu_instances_use_the_cpu_alone() -> None:
+    assert providers(arguments(), ["CUDAExecutionProvider", CPU]) == [(CPU, {})]
+
+
+def test_gpu_instances_prefer_their_gpu() -> None:
+    accelerators = {"gpu_execution_accelerator": [{"name": "cuda", "parameters": {"use_tf32": "0"}}]}
+    given = arguments(kind="GPU", optimization={"execution_accelerators": accelerators})
+    cuda = ("CUDAExecutionProvider", {"use_tf32": "0", "device_id": "1"})
+    assert providers(given, ["CUDAExecutionProvider", CPU]) == [cuda, (CPU, {})]
+
+
+def test_a_gpu_instance_needs_an_onnxruntime_for_gpus() -> None:
+    with pytest.raises(Unsupported) as caught:
+        providers(arguments(kind="GPU"), [CPU])
+    assert caught.value.message == (
+        "instance 'm_0' of kind KIND_GPU needs an onnxruntime with the CUDAExecutionProvider, but the "
+        "installed one has only CPUExecutionProvider"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "name", "text"),
+    [
+        ("CPU", "cpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
+        ("GPU", "gpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
+        ("CPU", "cpu", "openvino", "the 'openvino' accelerator needs an onnxruntime with the OpenVINO"),
+        ("GPU", "gpu", "tensorrt", "the 'tensorrt' accelerator is not supported for ONNX models"),
+    ],
+)
+def test_accelerators_that_are_not_there_are_refused(kind: str, side: str, name: str, text: str) -> None:
+    accelerators = {f"{side}_execution_accelerator": [{"name": name}]}
+    given = arguments(kind=kind, optimization={"execution_accelerators": accelerators})
+    with pytest.raises(ServingError) as caught:
+        providers(given, ["CUDAExecutionProvider", CPU])
+    assert caught.value.message.startswith(text)
+
+
+def test_openvino_is_used_where_it_is_installed() -> None:
+    accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
+    given = arguments(optimization={"execution_accelerators": accelerators})
+    openvino = "OpenVINOExecutionProvider"
+    assert providers(given, [openvino, CPU]) == [(openvino, {"device_type": "CPU"}), (CPU, {})]
+
+
+def test_the_model_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
+    assert model_path(arguments(root=tmp_path)) == tmp_path / "m/1/model.onnx"
+    named = arguments(root=tmp_path, default_model_filename="net.onnx")
+    (tmp_path / "m/1/net.onnx").mkdir(parents=True)
+    assert model_path(named) == tmp_path / "m/1/net.onnx/model.onnx"
+
+
+@pytest.mark.parametrize("name", ["../../other/1/model.onnx", "/etc/passwd"])
+def test_files_outside_the_models_folder_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="is outside the folder of model 'm'"):
+        model_path(arguments(default_model_filename=name))
+    with pytest.raises(
+        InvalidArgument, match=r"custom operator library .* is outside the folder of model 'm'"
+    ):
+        custom_op_libraries(arguments(model_operations={"op_library_filename": [name]}))
+
+
+def test_custom_operators_are_found_beside_the_model() -> None:
+    given = arguments(model_operations={"op_library_filename": ["ops.so", "../shared.so"]})
+    assert custom_op_libraries(given) == [Path("/repository/m/1/ops.so"), Path("/repository/m/shared.so")]

@@ -1,0 +1,75 @@
+"""Whoever waits reads; urgent messages reach their handler from any thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from backends import wire
+from backends.channel import BlockingChannel
+from backends.framing import frame
+from backends.worker.mailbox import KernelGone, Mailbox
+
+
+class Bench:
+    """A mailbox and the kernel's end of its socket."""
+
+    def __init__(self) -> None:
+        self.kernel, worker = socket.socketpair()
+        self.channel = BlockingChannel(worker)
+        self.urgent: list[wire.ToWorker] = []
+        self.mailbox = Mailbox(self.channel, self.urgent.append)
+
+    def send(self, *messages: wire.Message) -> None:
+        self.kernel.sendall(b"".join(frame(wire.encoder.encode(message)) for message in messages))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.kernel.close()
+    made.channel.close()
+
+
+def test_messages_for_the_main_thread_come_in_order(bench: Bench) -> None:
+    bench.send(wire.Detach(1), wire.Execute(2, []), wire.Stop())
+    assert [type(bench.mailbox.next()) for _ in range(3)] == [wire.Detach, wire.Execute, wire.Stop]
+
+
+def test_urgent_messages_are_handled_while_others_wait(bench: Bench) -> None:
+    bench.send(wire.Execute(1, []), wire.Cancel([7]))
+    bench.mailbox.poll()
+    assert bench.urgent == [wire.Cancel([7])]
+    assert isinstance(bench.mailbox.next(), wire.Execute)
+
+
+def test_polling_without_messages_does_not_wait(bench: Bench) -> None:
+    bench.mailbox.poll()
+    assert bench.urgent == []
+
+
+def test_a_second_thread_is_woken_by_what_the_main_thread_reads(bench: Bench) -> None:
+    woken = threading.Event()
+
+    def wait_for_credit() -> None:
+        bench.mailbox.wait_until(lambda: bool(bench.urgent))
+        woken.set()
+
+    waiter = threading.Thread(target=wait_for_credit)
+    waiter.start()
+    bench.send(wire.Credit(1, 5), wire.Stop())
+    assert isinstance(bench.mailbox.next(), wire.Stop)
+    waiter.join(10)
+    assert woken.is_set()
+
+
+def test_the_end_of_the_connection_ends_every_wait(bench: Bench) -> None:
+    bench.send(wire.Stop())
+    bench.kernel.close()
+    assert isinstance(bench.mailbox.next(), wire.Stop)
+    with pytest.raises(KernelGone):
+        bench.mailbox.next()

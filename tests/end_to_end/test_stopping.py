@@ -1,0 +1,97 @@
+"""SIGTERM drains: what was accepted is answered, then the server ends with 0."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.server import ServerProcess, wait_for
+
+WriteModel = Callable[[str, str, str], Path]
+
+CONFIG = """
+max_batch_size: 0
+input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
+"""
+
+SLOW = """
+import time
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            print("executing", flush=True)
+        time.sleep(0.3)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())])
+                for r in requests]
+
+    def finalize(self):
+        print("finalized", flush=True)
+"""
+
+BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]})
+
+
+def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(write_model: WriteModel) -> None:
+    repository = write_model("slow", CONFIG, SLOW)
+    with ServerProcess(repository) as server:
+        statuses: list[int] = []
+
+        def call() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+            connection.request("POST", "/v2/models/slow/infer", BODY)
+            statuses.append(connection.getresponse().status)
+            connection.close()
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        metrics = 'nv_inference_pending_request_count{model="slow",version="1"} 3'
+        wait_for(lambda: metrics in server.get("/metrics", server.metrics_port)[1])
+        server.terminate()
+        code = server.wait()
+        for thread in threads:
+            thread.join(30)
+        log = server.log
+    assert code == 0, log
+    assert statuses == [200] * 4
+    assert "slow: finalized" in log
+
+
+def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_error(write_model: WriteModel) -> None:
+    repository = write_model("slow", CONFIG, SLOW.replace("0.3", "60"))
+    with ServerProcess(repository, "--exit-timeout-secs=1") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection.request("POST", "/v2/models/slow/infer", BODY)
+        wait_for(lambda: "executing" in server.log)
+        server.terminate()
+        code = server.wait()
+        log = server.log
+        connection.close()
+    assert code == 1
+    assert "Exit timeout expired" in log
+
+
+def test_a_signal_while_models_load_ends_the_server(write_model: WriteModel) -> None:
+    source = "import time\nprint('loading', flush=True)\ntime.sleep(60)\n"
+    repository = write_model("late", CONFIG, source)
+    server = ServerProcess(repository)
+    starter = threading.Thread(target=lambda: _start(server))
+    starter.start()
+    wait_for(lambda: "late: loading" in server.log)
+    server.terminate()
+    starter.join(30)
+    assert not starter.is_alive()
+
+
+def _start(server: ServerProcess) -> None:
+    import contextlib
+
+    from bench.server import ServerFailed
+
+    with contextlib.suppress(ServerFailed):
+        server.start()
