@@ -33,7 +33,7 @@ def scatter(
     `sizes` are the requests' rows in order. Rows are views, copied when the request is answered. A request
     whose rows the model did not give fails with Triton's text; the others are answered.
     """
-    #: Where the next request's part of each output begins: a row, or an element of flat outputs.
+    # Where the next request's part of each output begins: a row, or an element of flat outputs.
     starts = dict.fromkeys(arrays, 0)
     for request, size in zip(requests, sizes, strict=True):
         outputs: list[OutputValue] = []

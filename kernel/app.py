@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from backends.launcher import LocalLauncher
 from backends.supervisor import InstanceSupervisor
 from kernel.catalog import Catalog
 from kernel.clock import LoopClock
+from kernel.errors import ServingError
 from kernel.greeting import print_demo_hint, print_models_table
 from kernel.inputs import InputPlacer
 from kernel.observe.logs import set_up_logging
@@ -131,11 +133,13 @@ class Server:
 
     async def _run_until_signal(self, sockets: dict[str, socket.socket]) -> int:
         stop = asyncio.Event()
+        failure = ""
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_wait_for_signals, stop)
             try:
-                if await self._load_unless(stop):
+                failure = await self._load_unless(stop)
+                if not failure and not stop.is_set():
                     doors = await self._open_doors(sockets)
                     await stop.wait()
                     code = await self._stop(doors)
@@ -144,10 +148,13 @@ class Server:
                     await self._lifecycle.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
+        if failure:
+            raise StartFailed(failure)
         return code
 
-    async def _load_unless(self, stop: asyncio.Event) -> bool:
-        """Load the models of the start; False where a signal came before they were loaded."""
+    async def _load_unless(self, stop: asyncio.Event) -> str:
+        """Load the models of the start, until a signal comes; returns why the server cannot start, if so."""
+        failure = ""
         async with anyio.create_task_group() as tasks:
 
             async def cancel_on_stop() -> None:
@@ -155,20 +162,23 @@ class Server:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(cancel_on_stop)
-            await self._load()
+            failure = await self._load()
             tasks.cancel_scope.cancel()
-        return not stop.is_set()
+        return failure
 
-    async def _load(self) -> None:
+    async def _load(self) -> str:
         """Load the models of the start and show what became of them."""
-        options = self._options
-        failed = await self._lifecycle.start(options.load_models)
+        try:
+            failed = await self._lifecycle.start(self._options.load_models)
+        except ServingError as error:
+            return f"{error.code.title} - {error.message}"
         print_models_table(self._kernel.catalog)
-        if failed and options.exit_on_error:
-            raise StartFailed(
+        if failed and self._options.exit_on_error:
+            return (
                 f"Internal - failed to load all models: {', '.join(failed)} (see the table above; "
                 "--exit-on-error=false starts without them)"
             )
+        return ""
 
     async def _open_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
         doors: list[FrontDoor] = []
@@ -213,7 +223,7 @@ async def _wait_for_signals(stop: asyncio.Event) -> None:
         async for number in received:
             if stop.is_set():
                 logger.warning("Signal (%d) received again: exiting at once", number)
-                raise SystemExit(1)
+                os._exit(1)  # workers die with their parent
             logger.info("Signal (%d) received.", number)
             stop.set()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kernel.options import DEMO_REPOSITORY
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.catalog import Catalog
+
+#: Columns of a table that no terminal shows: enough for the longest reason.
+_FILE_WIDTH = 4000
 
 
 def print_models_table(catalog: Catalog) -> None:
@@ -29,19 +33,14 @@ def print_models_table(catalog: Catalog) -> None:
 
 
 def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table as wide as its content needs; on a terminal, long cells are folded."""
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+    """Print a table: on a terminal long cells are folded, elsewhere a row is a line."""
+    width = None if sys.stdout.isatty() else _FILE_WIDTH
+    console = Console(file=sys.stdout, highlight=False, width=width)
     table = Table(*titles, box=box.ASCII2)
     for row in rows:
-        table.add_row(*(_plain(cell) for cell in row))
-    width = None if sys.stdout.isatty() else 2000
-    console.print(table, width=width, markup=False)
+        table.add_row(*map(escape, row))
+    console.print(table)
     sys.stdout.flush()
-
-
-def _plain(text: str) -> str:
-    """Text of models must not be read as rich's markup."""
-    return text.replace("[", "\\[")
 
 
 def print_demo_hint(http_port: int) -> None:

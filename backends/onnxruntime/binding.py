@@ -30,7 +30,7 @@ class BoundSession:
     """Runs a session with and without bound memory. Not safe for use from several threads."""
 
     def __init__(
-        self, session: ort.InferenceSession, run_options: ort.RunOptions, signature: OnnxSignature
+        self, session: ort.InferenceSession, run_options: ort.RunOptions | None, signature: OnnxSignature
     ) -> None:
         self._session = session
         self._run_options = run_options

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class PythonBackend(Backend):
-    """One instance of a Python model. `execute` may leave requests to be answered later by the model."""
+    """One instance of a Python model, which may answer requests after `execute` by their senders."""
+
+    answers_later = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)

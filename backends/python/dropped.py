@@ -6,11 +6,12 @@ thread of their own. Triton leaves such requests open.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from typing import TYPE_CHECKING
 
-from kernel.errors import InternalError
+from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
     from backends.worker.request import WorkerRequest
@@ -42,9 +43,14 @@ class DroppedRequests:
     def _end_all(self) -> None:
         while (entry := self._queue.get()) is not None:
             request, complete = entry
-            if request.finished:
-                continue
-            if complete:
-                request.finish()
-            else:
-                request.fail(self._error)
+            # The worker may have ended the request meanwhile, or have lost the kernel.
+            with contextlib.suppress(ServingError, OSError):
+                self._end(request, complete=complete)
+
+    def _end(self, request: WorkerRequest, *, complete: bool) -> None:
+        if request.finished:
+            return
+        if complete:
+            request.finish()
+        else:
+            request.fail(self._error)

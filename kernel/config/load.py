@@ -17,8 +17,10 @@ from kernel.errors import BadConfig
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-#: Longest text that is parsed. Real files have a few KiB; parsing is quadratic for some hostile ones.
+#: Longest text that is parsed. Real files have a few KiB; this many take seconds.
 MAX_BYTE_SIZE = 4 << 20
+
+_MAX_REASON = 400
 
 _MODEL_CONFIG = DESCRIPTOR.message_types_by_name["ModelConfig"]
 
@@ -39,7 +41,7 @@ def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
         where = "" if line is None else f":{line}:{column or 1}"
         # protobuf's own text repeats the position in front.
         reason = str(error).split(" : ", 1)[-1]
-        raise BadConfig(f"{failed}{where}: {reason}") from None
+        raise BadConfig(f"{failed}{where}: {_shortened(reason)}") from None
 
 
 def from_json(text: str | bytes, failed: str) -> ModelConfig:
@@ -55,9 +57,17 @@ def from_json(text: str | bytes, failed: str) -> ModelConfig:
         parsed = _with_enums_in_upper_case(_MODEL_CONFIG, parsed)
         return json_format.ParseDict(parsed, ModelConfig())
     except (ValueError, json_format.ParseError) as error:
-        raise BadConfig(f"{failed}: {error}") from None
+        raise BadConfig(f"{failed}: {_shortened(str(error))}") from None
     except RecursionError:
         raise BadConfig(f"{failed}: nested too deeply") from None
+
+
+def _shortened(reason: str) -> str:
+    """Return what protobuf says without most of the text that it quotes: a file's line may be very long."""
+    if len(reason) <= _MAX_REASON:
+        return reason
+    half = _MAX_REASON // 2
+    return f"{reason[:half]} ... {reason[-half:]}"
 
 
 def _check_size(text: str | bytes, failed: str) -> None:

@@ -98,13 +98,8 @@ def _number(value: float) -> float | int | str:
 
 
 def _shortest_float32(value: float) -> float:
-    """Return the number of fewest digits that is `value` as a 32-bit float: 0.1 for 0.10000000149011612."""
-    for digits in range(6, 9):
-        short = float(f"{value:.{digits}g}")
-        # A rounded number may lie beyond the largest 32-bit float; then it takes all digits.
-        if abs(short) <= _MAX_FLOAT32 and struct.unpack("f", struct.pack("f", short))[0] == value:
-            return short
-    return value if not math.isfinite(value) else float(f"{value:.9g}")
-
-
-_MAX_FLOAT32 = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+    """Return a 32-bit float in as few digits as protobuf writes: 0.1 for 0.10000000149011612."""
+    short = float(f"{value:.6g}")
+    if struct.pack("f", short) == struct.pack("f", value):
+        return short
+    return float(f"{value:.9g}")

@@ -16,7 +16,7 @@ from kernel.catalog import ModelState
 from kernel.config.to_json import to_json
 from kernel.errors import InternalError, LoadFailed, ServerStopping, ServingError, Unavailable, Unsupported
 from kernel.model import Model
-from kernel.repository.layout import DUPLICATE_REASON, Repositories, check_model_name
+from kernel.repository.layout import DUPLICATE_REASON, RepositoryContents, check_model_name
 from kernel.repository.limits import ignored_settings, refuse_unsupported
 from kernel.repository.placement import plan_instances
 from kernel.repository.source import ModelSource, scan
@@ -71,7 +71,7 @@ class Lifecycle:
         self._schedule = schedule
         self._new_keeper = new_keeper
         self._settings = settings
-        self._found = Repositories({}, {})
+        self._found = RepositoryContents({}, {})
         self._loaded: dict[str, dict[int, _Loaded]] = {}
         #: What each model was loaded from; None where a client overrode its configuration.
         self._sources: dict[str, ModelFolder | None] = {}

@@ -24,7 +24,7 @@ from kernel.repository.local import list_repository, read_config
 from kernel.repository.versions import choose_versions, missing_versions
 
 if TYPE_CHECKING:
-    from kernel.repository.layout import ModelFolder, Repositories
+    from kernel.repository.layout import ModelFolder, RepositoryContents
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Prepared(msgspec.Struct, frozen=True):
     spec: ModelSpec
 
 
-def scan(repositories: tuple[Path, ...]) -> Repositories:
+def scan(repositories: tuple[Path, ...]) -> RepositoryContents:
     """Read the repositories' folders. Blocks. Raises `InternalError`."""
     return find_models({str(path): list_repository(str(path)) for path in repositories})
 

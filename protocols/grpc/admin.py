@@ -29,9 +29,7 @@ class ServerRpcs:
     async def ready(self, message: pb.ServerReadyRequest, caller: Caller) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._kernel.ready())
 
-    async def metadata(
-        self, message: pb.ServerMetadataRequest, caller: Caller
-    ) -> pb.ServerMetadataResponse:
+    async def metadata(self, message: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
         identity = self._kernel.identity
         return pb.ServerMetadataResponse(
             name=identity.name, version=identity.version, extensions=identity.extensions
@@ -102,9 +100,7 @@ class RepositoryRpcs:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
-    async def index(
-        self, message: pb.RepositoryIndexRequest, caller: Caller
-    ) -> pb.RepositoryIndexResponse:
+    async def index(self, message: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
         _check_repository(message.repository_name)
         reply = pb.RepositoryIndexResponse()
         for item in self._kernel.repository.index(message.ready):

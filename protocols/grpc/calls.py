@@ -1,8 +1,7 @@
-"""The calls that run on the server: counted while they run, refused and ended once it stops."""
+"""How the server's stop reaches calls: new inference is refused, and calls without an end are ended."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,47 +26,30 @@ class LongCall(Protocol):
 
 
 class OpenCalls:
-    """Knows every running call. `stop` ends those that would not end by themselves."""
+    """Knows the calls that do not end by themselves, and whether new ones are accepted."""
 
     def __init__(self) -> None:
         self.stopping = False
-        self._count = 0
         self._long_calls: set[LongCall] = set()
-        self._ended = asyncio.Event()
-        self._ended.set()
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Count a call while the block runs."""
-        self._count += 1
-        self._ended.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._ended.set()
-
-    @contextlib.contextmanager
-    def stoppable(self, call: LongCall) -> Iterator[None]:
-        """Let `call` be told while the block runs when the server stops."""
-        self._long_calls.add(call)
-        try:
-            yield
-        finally:
-            self._long_calls.discard(call)
 
     def check_accepting(self) -> None:
         """Raise `ServerShuttingDown` once the server stops."""
         if self.stopping:
             raise ServerShuttingDown
 
+    @contextlib.contextmanager
+    def stoppable(self, call: LongCall) -> Iterator[None]:
+        """Let `call` be told, while the block runs, when the server stops; at once if it has already."""
+        self._long_calls.add(call)
+        if self.stopping:
+            call.stop()
+        try:
+            yield
+        finally:
+            self._long_calls.discard(call)
+
     def stop(self) -> None:
         """Accept no more inference calls and tell the long calls to end."""
         self.stopping = True
         for call in tuple(self._long_calls):
             call.stop()
-
-    async def wait_ended(self) -> None:
-        """Wait until no call runs."""
-        await self._ended.wait()

@@ -87,9 +87,7 @@ def decode_request(message: ModelInferRequest, request: Request) -> bool:
 def _check_type(key: str, parameter: InferParameter) -> None:
     accepted = _FIELD_TYPES[key]
     if parameter.WhichOneof("parameter_choice") not in accepted:
-        raise InvalidArgument(
-            f"invalid value type for '{key}' parameter, expected {' or '.join(accepted)}."
-        )
+        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {' or '.join(accepted)}.")
 
 
 def _set_field(request: Request, key: str, parameter: InferParameter) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
-    from protocols.grpc.calls import OpenCalls
-
 logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -46,12 +44,11 @@ def unary(
     function: Callable[[RequestT, Caller], Awaitable[ReplyT]],
     request_type: type[RequestT],
     reply_type: type[ReplyT],
-    calls: OpenCalls,
 ) -> Handler:
     """Return the handler of an RPC that answers one message with one."""
 
     async def handle(stream: Stream[RequestT, ReplyT]) -> None:
-        with calls.running(), translated_errors(request_type.DESCRIPTOR.name):
+        with translated_errors(request_type.DESCRIPTOR.name):
             message = await receive(stream)
             if message is None:
                 raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")

@@ -46,9 +46,7 @@ class InferenceService:
     def _inference_handlers(self) -> dict[str, Handler]:
         inference = Inference(self._kernel, self._calls)
         return {
-            "ModelInfer": unary(
-                inference.model_infer, pb.ModelInferRequest, pb.ModelInferResponse, self._calls
-            ),
+            "ModelInfer": unary(inference.model_infer, pb.ModelInferRequest, pb.ModelInferResponse),
             "ModelStreamInfer": Handler(
                 self._model_stream_infer,
                 Cardinality.STREAM_STREAM,
@@ -60,88 +58,76 @@ class InferenceService:
     async def _model_stream_infer(
         self, stream: Stream[pb.ModelInferRequest, pb.ModelStreamInferResponse]
     ) -> None:
-        with self._calls.running(), translated_errors("ModelStreamInfer"):
+        with translated_errors("ModelStreamInfer"):
             self._calls.check_accepting()
             call = StreamCall(self._kernel, stream)
             with self._calls.stoppable(call):
                 await call.run()
 
     def _model_handlers(self) -> dict[str, Handler]:
-        server, model, calls = ServerRpcs(self._kernel), ModelRpcs(self._kernel), self._calls
+        server, model = ServerRpcs(self._kernel), ModelRpcs(self._kernel)
         return {
-            "ServerLive": unary(server.live, pb.ServerLiveRequest, pb.ServerLiveResponse, calls),
-            "ServerReady": unary(server.ready, pb.ServerReadyRequest, pb.ServerReadyResponse, calls),
-            "ServerMetadata": unary(
-                server.metadata, pb.ServerMetadataRequest, pb.ServerMetadataResponse, calls
-            ),
-            "ModelReady": unary(model.ready, pb.ModelReadyRequest, pb.ModelReadyResponse, calls),
-            "ModelMetadata": unary(model.metadata, pb.ModelMetadataRequest, pb.ModelMetadataResponse, calls),
-            "ModelConfig": unary(model.config, pb.ModelConfigRequest, pb.ModelConfigResponse, calls),
-            "ModelStatistics": unary(
-                model.statistics, pb.ModelStatisticsRequest, pb.ModelStatisticsResponse, calls
-            ),
+            "ServerLive": unary(server.live, pb.ServerLiveRequest, pb.ServerLiveResponse),
+            "ServerReady": unary(server.ready, pb.ServerReadyRequest, pb.ServerReadyResponse),
+            "ServerMetadata": unary(server.metadata, pb.ServerMetadataRequest, pb.ServerMetadataResponse),
+            "ModelReady": unary(model.ready, pb.ModelReadyRequest, pb.ModelReadyResponse),
+            "ModelMetadata": unary(model.metadata, pb.ModelMetadataRequest, pb.ModelMetadataResponse),
+            "ModelConfig": unary(model.config, pb.ModelConfigRequest, pb.ModelConfigResponse),
+            "ModelStatistics": unary(model.statistics, pb.ModelStatisticsRequest, pb.ModelStatisticsResponse),
         }
 
     def _repository_handlers(self) -> dict[str, Handler]:
-        repository, calls = RepositoryRpcs(self._kernel), self._calls
+        repository = RepositoryRpcs(self._kernel)
         return {
-            "RepositoryIndex": unary(
-                repository.index, pb.RepositoryIndexRequest, pb.RepositoryIndexResponse, calls
-            ),
+            "RepositoryIndex": unary(repository.index, pb.RepositoryIndexRequest, pb.RepositoryIndexResponse),
             "RepositoryModelLoad": unary(
-                repository.load, pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse, calls
+                repository.load, pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse
             ),
             "RepositoryModelUnload": unary(
-                repository.unload, pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse, calls
+                repository.unload, pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse
             ),
         }
 
     def _shared_memory_handlers(self) -> dict[str, Handler]:
-        rpcs, calls = SharedMemoryRpcs(self._kernel), self._calls
+        rpcs = SharedMemoryRpcs(self._kernel)
         return {
             "SystemSharedMemoryStatus": unary(
                 rpcs.system_status,
                 pb.SystemSharedMemoryStatusRequest,
                 pb.SystemSharedMemoryStatusResponse,
-                calls,
             ),
             "SystemSharedMemoryRegister": unary(
                 rpcs.system_register,
                 pb.SystemSharedMemoryRegisterRequest,
                 pb.SystemSharedMemoryRegisterResponse,
-                calls,
             ),
             "SystemSharedMemoryUnregister": unary(
                 rpcs.system_unregister,
                 pb.SystemSharedMemoryUnregisterRequest,
                 pb.SystemSharedMemoryUnregisterResponse,
-                calls,
             ),
             "CudaSharedMemoryStatus": unary(
                 rpcs.cuda_status,
                 pb.CudaSharedMemoryStatusRequest,
                 pb.CudaSharedMemoryStatusResponse,
-                calls,
             ),
             "CudaSharedMemoryRegister": unary(
                 rpcs.cuda_register,
                 pb.CudaSharedMemoryRegisterRequest,
                 pb.CudaSharedMemoryRegisterResponse,
-                calls,
             ),
             "CudaSharedMemoryUnregister": unary(
                 rpcs.cuda_unregister,
                 pb.CudaSharedMemoryUnregisterRequest,
                 pb.CudaSharedMemoryUnregisterResponse,
-                calls,
             ),
         }
 
     def _settings_handlers(self) -> dict[str, Handler]:
-        rpcs, calls = SettingsRpcs(self._kernel), self._calls
+        rpcs = SettingsRpcs(self._kernel)
         return {
-            "TraceSetting": unary(rpcs.trace, pb.TraceSettingRequest, pb.TraceSettingResponse, calls),
-            "LogSettings": unary(rpcs.log, pb.LogSettingsRequest, pb.LogSettingsResponse, calls),
+            "TraceSetting": unary(rpcs.trace, pb.TraceSettingRequest, pb.TraceSettingResponse),
+            "LogSettings": unary(rpcs.log, pb.LogSettingsRequest, pb.LogSettingsResponse),
         }
 
 
@@ -155,16 +141,14 @@ class HealthService:
     def __mapping__(self) -> dict[str, Handler]:
         check = Health(self._kernel).check
         return {
-            f"/{HEALTH_SERVICE}/Check": unary(check, HealthCheckRequest, HealthCheckResponse, self._calls),
+            f"/{HEALTH_SERVICE}/Check": unary(check, HealthCheckRequest, HealthCheckResponse),
             f"/{HEALTH_SERVICE}/Watch": Handler(
                 self._watch, Cardinality.UNARY_STREAM, HealthCheckRequest, HealthCheckResponse
             ),
         }
 
     async def _watch(self, stream: Stream[HealthCheckRequest, HealthCheckResponse]) -> None:
-        with self._calls.running(), translated_errors("Watch"):
+        with translated_errors("Watch"):
             call = WatchCall(self._kernel, stream)
             with self._calls.stoppable(call):
-                if self._calls.stopping:
-                    call.stop()
                 await call.run()

@@ -62,7 +62,8 @@ class StreamCall:
         self._stream = stream
         #: Whether the first error of a response ends the stream with its status (Triton: metadata as the
         #: stream starts).
-        self._fails_on_error = (stream.metadata or {}).get("triton_grpc_error") == "true"
+        assert stream.metadata is not None, "grpclib sets it before the call begins"
+        self._fails_on_error = stream.metadata.get("triton_grpc_error") == "true"
         self._sink = StreamSink()
         self._order: RequestOrder[Request, _Reply] = RequestOrder()
         self._live: dict[Request, _Live] = {}

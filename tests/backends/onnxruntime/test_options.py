@@ -70,7 +70,9 @@ def test_graph_levels_are_tritons(level: int, expected: str) -> None:
 
 
 def test_runs_may_shrink_the_arena() -> None:
+    assert run_options(arguments()) is None
     options = run_options(arguments({"memory.enable_memory_arena_shrinkage": "cpu:0"}))
+    assert options is not None
     assert options.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "cpu:0"
 
 

@@ -1,0 +1,140 @@
+"""Doubles for tests of front doors: a real kernel whose models answer in this process.
+
+Public: authors of front doors test theirs with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from kernel.catalog import Catalog, IndexItem, ModelState
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.errors import Cancelled as CancelledError
+from kernel.events import Cancelled, Submitted
+from kernel.inputs import InputPlacer
+from kernel.model import Model
+from kernel.observe.statistics import ExecutionTimes
+from kernel.regions import RegionRegistry
+from kernel.router import Kernel, KernelSettings
+from kernel.settings import LogSettings, TraceSettings
+from kernel.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from kernel.batch import Batch
+    from kernel.clock import Clock
+    from kernel.config.spec import ModelSpec
+    from kernel.inbox import Inbox
+    from kernel.instances import InstanceSet
+    from kernel.request import Request
+    from protocols.frontend import FrontDoor
+
+
+async def one_at_a_time(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
+    """A scheduler that gives every request to an idle instance, or lets it wait."""
+    queue: deque[Request] = deque()
+    while True:
+        match await inbox.next():
+            case Submitted(request=request):
+                queue.append(request)
+            case Cancelled(request=request) if request in queue:
+                queue.remove(request)
+                request.fail(CancelledError())
+        while queue and instances.idle:
+            instances.dispatch([queue.popleft()])
+
+
+class InProcessInstance:
+    """An instance that gives every request to a function, which answers it now or later.
+
+    It is idle again at once, so that any number of requests can be unanswered.
+    """
+
+    def __init__(self, instances: InstanceSet, answer: Callable[[Request], None]) -> None:
+        self.name = "in_process_0"
+        #: Requests whose client has gone, and responses that clients have taken, by request.
+        self.cancelled: list[Request] = []
+        self.credit: dict[Request, int] = {}
+        self._instances = instances
+        self._answer = answer
+
+    def execute(self, batch: Batch) -> None:
+        for request in batch.requests:
+            self._answer(request)
+        self._instances.executed(self, ExecutionTimes(1_000, 2_000, 3_000))
+
+    def cancel(self, request: Request) -> None:
+        self.cancelled.append(request)
+        request.fail(CancelledError())
+
+    def consumed(self, request: Request, count: int) -> None:
+        self.credit[request] = self.credit.get(request, 0) + count
+
+
+class RecordingRepository:
+    """A model repository that notes what it is asked to do, and fails with `error` if that is set."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.calls: list[tuple[str, str, Any]] = []
+        self.error: Exception | None = None
+        self._catalog = catalog
+
+    def index(self, ready: bool = False) -> list[IndexItem]:
+        return self._catalog.index(ready)
+
+    async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
+        self._note("load", name, parameters)
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        self._note("unload", name, unload_dependents)
+
+    def _note(self, verb: str, name: str, more: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.calls.append((verb, name, more))
+
+
+class FrontDoorLab:
+    """A kernel with models that answer by functions. Its clock stands still."""
+
+    def __init__(self, *, allow_client_shm: str = "local") -> None:
+        self.clock = FakeClock()
+        self.catalog = Catalog()
+        self.regions = RegionRegistry()
+        settings = KernelSettings(trace=TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
+        self.kernel = Kernel(
+            self.catalog, self.regions, InputPlacer(self.regions, 2**20), self.clock, settings
+        )
+        self.repository = RecordingRepository(self.catalog)
+        self.kernel.repository = self.repository
+
+    def add_model(
+        self, spec: ModelSpec, answer: Callable[[Request], None], *, version: int = 1
+    ) -> InProcessInstance:
+        """Add a version that is ready; returns the instance that executes its requests."""
+        config = ModelConfig(name=spec.name, backend=spec.backend, max_batch_size=spec.max_batch_size)
+        model = Model(spec, config, version, one_at_a_time, self.clock)
+        model.start()
+        instance = InProcessInstance(model.instances, answer)
+        model.instances.add(instance)
+        self.catalog.set_state(spec.name, version, ModelState.READY, model=model)
+        return instance
+
+
+@contextlib.asynccontextmanager
+async def listening(make_door: Callable[[socket.socket], FrontDoor]) -> AsyncIterator[int]:
+    """Serve on a free port of 127.0.0.1 while the block runs; the value is the port."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.bind(("127.0.0.1", 0))
+    door = make_door(sock)
+    try:
+        await door.start()
+        yield sock.getsockname()[1]
+    finally:
+        await door.stop(0)
+        sock.close()

@@ -1,0 +1,191 @@
+"""Python models that tests write into a model repository of their own, and requests for them."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from backends import wire
+from backends.base import ModelArguments, Timings
+from backends.python.backend import PythonBackend
+from backends.worker.request import InputView, WorkerRequest
+from shm.arrays import datatype_of, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from backends.worker.request import OutputValue
+    from kernel.errors import ServingError
+    from shm.arrays import Array
+
+IMPORTS = """\
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+def tensor(request, name):
+    found = pb_utils.get_input_tensor_by_name(request, name)
+    return None if found is None else found.as_numpy()
+
+
+def text(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([str(value).encode()], object))])
+
+
+"""
+
+
+class Answer(msgspec.Struct):
+    """One answer to a request, in the order they came."""
+
+    outputs: dict[str, Any] = {}
+    datatypes: dict[str, str] = {}
+    parameters: dict[str, Any] = {}
+    error: Any = None
+    final: bool = False
+    #: Whether there was no response but only the final flag.
+    empty: bool = False
+
+
+class Lab:
+    """Makes requests, is their responder and the host of their backend, and writes and loads models."""
+
+    def __init__(self, root: Path) -> None:
+        self.dir = root / "lab"
+        self.logged: list[tuple[str, str]] = []
+        self.cancelled = False
+        self.timings = Timings(itertools.count().__next__)
+        self.backend = PythonBackend(self)
+        self._numbers = itertools.count()
+        self._answers: dict[int, queue.SimpleQueue[Answer]] = {}
+
+    # ---- models ------------------------------------------------------------------------------
+
+    def write(self, source: str, name: str = "1/model.py", *, imports: bool = True) -> Path:
+        """Write a file of the model: its source without indentation, behind the usual imports."""
+        path = self.dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((IMPORTS if imports else "") + textwrap.dedent(source))
+        return path
+
+    def arguments(self, **config: Any) -> ModelArguments:
+        config.setdefault("name", "lab")
+        config.setdefault("output", [{"name": "OUT"}])
+        return ModelArguments(config, self.dir, 1, instance_name="lab_0_0")
+
+    def load(self, source: str, *, decoupled: bool = False, **config: Any) -> PythonBackend:
+        """Load a model from the source of its class, or of its `execute` alone."""
+        source = textwrap.dedent(source)
+        if "class TritonPythonModel" not in source:
+            source = "class TritonPythonModel:\n" + textwrap.indent(source, "    ")
+        self.write(source)
+        if decoupled:
+            config["model_transaction_policy"] = {"decoupled": True}
+        self.backend.load(self.arguments(**config))
+        return self.backend
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def view(self, name: str, array: Array, *, foreign: bool = False, inline: bool = False) -> InputView:
+        """An input in an arena; `inline` in a message, `foreign` in a client's memory."""
+        datatype = datatype_of(array)
+        assert datatype is not None
+        raw = bytes(to_bytes(array))
+        data = memoryview(raw if inline or foreign else bytearray(raw))
+        return InputView(name, datatype, list(array.shape), data, foreign)
+
+    def request(
+        self,
+        inputs: Mapping[str, Array] | Sequence[InputView] = (),
+        *,
+        outputs: Sequence[str] = (),
+        **more: Any,
+    ) -> WorkerRequest:
+        views = [self.view(n, a) for n, a in inputs.items()] if isinstance(inputs, dict) else list(inputs)  # type: ignore[arg-type]
+        number = next(self._numbers)
+        self._answers[number] = queue.SimpleQueue()
+        ref = wire.RequestRef(number, [], [wire.OutputRef(name) for name in outputs], **more)
+        return WorkerRequest(ref, views, self)
+
+    def execute(self, *requests: WorkerRequest) -> None:
+        self.backend.execute(requests, self.timings)
+
+    def answers(self, request: WorkerRequest) -> list[Answer]:
+        """Wait for the request's final answer and return all of them."""
+        answers = [self._answers[request.ref.number].get(timeout=20)]
+        while not answers[-1].final:
+            answers.append(self._answers[request.ref.number].get(timeout=20))
+        return answers
+
+    def answer(self, request: WorkerRequest) -> Answer:
+        """Return the request's only answer."""
+        (answer,) = self.answers(request)
+        return answer
+
+    def run(self, inputs: Mapping[str, Array] | Sequence[InputView] = (), **more: Any) -> Answer:
+        """Execute one request and return its only answer."""
+        request = self.request(inputs, **more)
+        self.execute(request)
+        return self.answer(request)
+
+    def text(self, **more: Any) -> str:
+        """Execute a request without inputs and return the text in its `OUT`."""
+        answer = self.run(**more)
+        assert answer.error is None, answer.error
+        return str(answer.outputs["OUT"][0].decode())
+
+    # ---- Responder and Host ------------------------------------------------------------------
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
+        return None
+
+    def respond(
+        self,
+        request: WorkerRequest,
+        outputs: Sequence[OutputValue],
+        parameters: Mapping[str, str | int | bool],
+        final: bool,
+    ) -> None:
+        arrays = {output.name: np.array(output.array) for output in outputs}
+        datatypes = {output.name: output.datatype for output in outputs}
+        self._add(request, Answer(arrays, datatypes, dict(parameters), final=final))
+
+    def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
+        self._add(request, Answer(error=error, final=final))
+
+    def finish(self, request: WorkerRequest) -> None:
+        self._add(request, Answer(final=True, empty=True))
+
+    def is_cancelled(self, request: WorkerRequest) -> bool:
+        return self.cancelled
+
+    def log(self, level: str, text: str) -> None:
+        self.logged.append((level, text))
+
+    def _add(self, request: WorkerRequest, answer: Answer) -> None:
+        assert not request.finished, "a second final answer"
+        request.finished = answer.final
+        self._answers[request.ref.number].put(answer)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    path, modules = list(sys.path), set(sys.modules)
+    lab = Lab(tmp_path)
+    yield lab
+    lab.backend.finalize()
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        # What a model imported; modules of installed packages cannot be imported twice.
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")) or name == "1":
+            del sys.modules[name]

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kernel.errors import InternalError, NotFound, Unsupported
+
+if TYPE_CHECKING:
+    from tests.backends.python.conftest import Lab
+
+FAILED = "Failed to process the request(s) for model 'lab_0_0', message: "
+
+
+def failure(lab: Lab, source: str, *, decoupled: bool = False) -> str:
+    """Load a model, execute one request, and return the text of the error that `execute` raised."""
+    lab.load(source, decoupled=decoupled)
+    with pytest.raises(InternalError) as caught:
+        lab.execute(lab.request())
+    return caught.value.message
+
+
+# ---- loading --------------------------------------------------------------------------------
+
+
+def test_initialize_gets_triton_s_arguments_as_strings(lab: Lab) -> None:
+    lab.load(
+        """
+        def initialize(self, args):
+            self.args = args
+
+        def execute(self, requests):
+            return [text(json.dumps(self.args))]
+        """,
+        max_batch_size=0,
+    )
+    args = json.loads(lab.text())
+    assert json.loads(args.pop("model_config")) == {
+        "name": "lab",
+        "output": [{"name": "OUT"}],
+        "max_batch_size": 0,
+    }
+    assert args == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "lab_0_0",
+        "model_instance_device_id": "0",
+        "model_repository": str(lab.dir),
+        "model_version": "1",
+        "model_name": "lab",
+    }
+
+
+def test_a_model_imports_files_beside_it_and_in_its_folder(lab: Lab) -> None:
+    lab.write("SAID = 'beside'", "1/lab_beside.py", imports=False)
+    lab.write("SAID = 'above'", "lab_above.py", imports=False)
+    lab.load("""
+        from lab_beside import SAID
+        import lab_above
+        from .lab_beside import SAID as again
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [text((SAID, lab_above.SAID, again, __name__, pb_utils.get_model_dir()))]
+    """)
+    assert lab.text() == str(("beside", "above", "beside", "1.model", str(lab.dir / "1")))
+
+
+def test_the_model_file_may_have_another_name(lab: Lab) -> None:
+    lab.write(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        return [text(__file__)]",
+        "1/other.py",
+    )
+    lab.backend.load(lab.arguments(default_model_filename="other.py"))
+    assert lab.text() == str(lab.dir / "1" / "other.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ValueError('no good')", "ValueError: no good\n\nAt:\n  {path}(1): <module>\n"),
+        (
+            "import no_such_module",
+            "ModuleNotFoundError: No module named 'no_such_module'\n\nAt:\n  {path}(1)",
+        ),
+        ("def broken(:", "SyntaxError: invalid syntax (model.py, line 1)"),
+        ("", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
+        (
+            "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('no good')",
+            "ValueError: no good\n\nAt:\n  {path}(3): initialize\n",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_says_why(lab: Lab, source: str, reason: str) -> None:
+    path = lab.write(source, imports=False)
+    with pytest.raises(InternalError) as caught:
+        lab.backend.load(lab.arguments())
+    assert caught.value.message.startswith(reason.format(path=path))
+
+
+def test_a_missing_model_file_is_told(lab: Lab) -> None:
+    with pytest.raises(InternalError, match="Python model file not found in '.*/lab/1/model.py'"):
+        lab.backend.load(lab.arguments())
+
+
+def test_a_model_file_has_to_end_with_py(lab: Lab) -> None:
+    with pytest.raises(InternalError) as caught:
+        lab.backend.load(lab.arguments(default_model_filename="other.txt"))
+    assert caught.value.message == "Model name must end with '.py'. Model name is \"other.txt\"."
+
+
+@pytest.mark.parametrize("key", ["FORCE_CPU_ONLY_INPUT_TENSORS", "writable_inputs"])
+def test_a_parameter_that_is_neither_yes_nor_no_is_refused(lab: Lab, key: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        lab.load("def execute(self, requests): pass", parameters={key: {"string_value": "maybe"}})
+    assert caught.value.message == f"Incorrect value for {key}: maybe'"
+
+
+def test_an_execution_environment_is_warned_about(lab: Lab) -> None:
+    path = {"string_value": "env.tar.gz"}
+    lab.load("def execute(self, requests): pass", parameters={"EXECUTION_ENV_PATH": path})
+    ((level, text),) = lab.logged
+    assert level == "WARNING"
+    assert "EXECUTION_ENV_PATH" in text
+
+
+def test_finalize_is_called_and_its_errors_are_logged(lab: Lab) -> None:
+    lab.load("""
+        def finalize(self):
+            pb_utils.Logger.log_info("finalizing")
+            raise ValueError("no end")
+    """)
+    lab.backend.finalize()
+    assert lab.logged[0] == ("INFO", "finalizing")
+    assert lab.logged[1][0] == "ERROR"
+    assert lab.logged[1][1].startswith("finalize of model 'lab_0_0' failed: ValueError: no end\n\nAt:\n")
+
+
+# ---- auto-completed configuration -----------------------------------------------------------
+
+
+def test_a_model_completes_its_configuration_and_is_then_loaded(lab: Lab) -> None:
+    lab.write("""
+        imported = []
+
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                imported.append(1)
+                config.set_max_batch_size(4)
+                config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]})
+                config.add_output({"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]})
+                config.set_dynamic_batching()
+                return config
+
+            def execute(self, requests):
+                assert imported == [1]
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor(r, "IN") * 2)]) for r in requests]
+    """)
+    arguments = lab.arguments(output=[])
+    completed = lab.backend.complete(arguments)
+    assert completed == {
+        "name": "lab",
+        "max_batch_size": 4,
+        "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
+        "dynamic_batching": {},
+    }
+    assert "input" not in arguments.config
+    lab.backend.load(lab.arguments(**completed))
+    assert lab.run({"IN": np.ones((1, 2), np.float32)}).outputs["OUT"].tolist() == [[2.0, 2.0]]
+
+
+def test_a_model_without_auto_complete_leaves_the_configuration_as_it_is(lab: Lab) -> None:
+    lab.write("class TritonPythonModel: pass")
+    assert lab.backend.complete(lab.arguments()) == {"name": "lab", "output": [{"name": "OUT"}]}
+
+
+def test_auto_complete_has_to_return_a_configuration(lab: Lab) -> None:
+    lab.write("class TritonPythonModel:\n    auto_complete_config = staticmethod(lambda config: None)")
+    with pytest.raises(InternalError) as caught:
+        lab.backend.complete(lab.arguments())
+    assert caught.value.message == (
+        "auto_complete_config function in model 'lab' must return a valid pb.ModelConfig object."
+    )
+
+
+def test_an_auto_complete_that_raises_says_where(lab: Lab) -> None:
+    path = lab.write(
+        "class TritonPythonModel:\n"
+        "    @staticmethod\n"
+        "    def auto_complete_config(config):\n"
+        "        config.set_max_batch_size(4)\n",
+        imports=False,
+    )
+    with pytest.raises(InternalError) as caught:
+        lab.backend.complete(lab.arguments(max_batch_size=8))
+    assert caught.value.message == (
+        "ValueError: configuration specified max_batch_size 8, but in auto-complete-config function for model "
+        f"'lab' specified max_batch_size 4\n\nAt:\n  {path}(4): auto_complete_config\n"
+    )
+
+
+# ---- failing --------------------------------------------------------------------------------
+
+
+def test_a_model_that_raises_fails_its_batch_with_its_frames_innermost_first(lab: Lab) -> None:
+    message = failure(
+        lab,
+        """
+        def execute(self, requests):
+            self.deeper()
+
+        def deeper(self):
+            raise RuntimeError("the model raised")
+        """,
+    )
+    path = lab.dir / "1" / "model.py"
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    inner, outer = lines.index('raise RuntimeError("the model raised")') + 1, lines.index("self.deeper()") + 1
+    assert message == (
+        f"{FAILED}RuntimeError: the model raised\n\nAt:\n  {path}({inner}): deeper\n  {path}({outer}): execute\n"
+    )
+    assert lab.logged == [("ERROR", message)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "shown"),
+    [
+        ("raise ValueError", "ValueError: <EMPTY MESSAGE>\n\nAt:"),
+        ("raise KeyError('a')", "KeyError: 'a'\n\nAt:"),
+        ("raise SystemExit(3)", "SystemExit: 3\n\nAt:"),
+        ("raise pb_utils.TritonModelException('hey')", "TritonModelException: hey\n\nAt:"),
+    ],
+)
+def test_an_error_is_shown_by_type_and_text(lab: Lab, statement: str, shown: str) -> None:
+    message = failure(lab, f"def execute(self, requests): {statement}")
+    assert message.startswith(FAILED + shown)
+
+
+def test_frames_of_the_server_are_not_shown(lab: Lab) -> None:
+    message = failure(lab, "def execute(self, requests): pb_utils.Tensor('', np.zeros(1))")
+    assert message.startswith(
+        f"{FAILED}TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  {lab.dir}/1/model.py("
+    )
+    assert message.count("\n  ") == 1
+
+
+def test_a_model_without_execute_fails_its_requests(lab: Lab) -> None:
+    message = failure(lab, "def initialize(self, args): pass")
+    path = lab.dir / "1" / "model.py"
+    assert message == f"{FAILED}Python model {path} does not implement `execute` method."
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("5", "Expected a list in the execute return, found type '<class 'int'>'."),
+        ("(text(1),)", "Expected a list in the execute return, found type '<class 'tuple'>'."),
+        (
+            "[]",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
+        ),
+        (
+            "[5]",
+            "Expected an 'InferenceResponse' object in the execute function return list, "
+            "found type '<class 'int'>'.",
+        ),
+    ],
+)
+def test_what_execute_returns_is_checked(lab: Lab, returned: str, reason: str) -> None:
+    assert failure(lab, f"def execute(self, requests): return {returned}") == FAILED + reason
+
+
+@pytest.mark.parametrize("returned", ["5", "[None]", "[text(1)]"])
+def test_a_decoupled_model_returns_nothing(lab: Lab, returned: str) -> None:
+    assert failure(lab, f"def execute(self, requests): return {returned}", decoupled=True) == (
+        f"{FAILED}Python model 'lab_0_0' is using the decoupled mode and the execute function must return None."
+    )
+
+
+def test_more_rows_than_the_model_takes_are_refused(lab: Lab) -> None:
+    lab.load("def execute(self, requests): return [text(len(requests))] * len(requests)", max_batch_size=4)
+    rows = [lab.request({"IN": np.zeros((count, 1), np.float32)}) for count in (3, 2)]
+    with pytest.raises(InternalError) as caught:
+        lab.execute(*rows)
+    assert caught.value.message == "batch size 5 for 'lab_0_0', max allowed is 4"
+    lab.execute(*rows[:1])
+    assert lab.answer(rows[0]).error is None
+
+
+def test_timings_are_marked(lab: Lab) -> None:
+    lab.load("def execute(self, requests): return [text(1)]")
+    lab.text()
+    assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
+
+
+# ---- answering ------------------------------------------------------------------------------
+
+
+def test_each_request_of_a_batch_gets_its_own_response(lab: Lab) -> None:
+    lab.load("""
+        def execute(self, requests):
+            return [text(r.request_id()) for r in requests]
+    """)
+    requests = [lab.request(id=name) for name in "abc"]
+    lab.execute(*requests)
+    assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b", b"c"]
+
+
+def test_a_model_may_change_the_list_of_its_requests(lab: Lab) -> None:
+    lab.load("""
+        def execute(self, requests):
+            return [text(requests.pop(0).request_id()) for _ in range(2)]
+    """)
+    requests = [lab.request(id=name) for name in "ab"]
+    lab.execute(*requests)
+    assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b"]
+
+
+def test_outputs_that_nobody_asked_for_or_that_are_not_configured_are_left_out(lab: Lab) -> None:
+    lab.load(
+        """
+        def execute(self, requests):
+            outputs = [pb_utils.Tensor(name, np.zeros(1)) for name in ("A", "B", "C")]
+            return [pb_utils.InferenceResponse(outputs) for _ in requests]
+        """,
+        output=[{"name": "A"}, {"name": "B"}],
+    )
+    assert list(lab.run().outputs) == ["A", "B"]
+    assert list(lab.run(outputs=["B"]).outputs) == ["B"]
+
+
+def test_an_error_answers_one_request_and_leaves_the_others_alone(lab: Lab) -> None:
+    lab.load("""
+        def execute(self, requests):
+            error = pb_utils.InferenceResponse(error=pb_utils.TritonError("e", pb_utils.TritonError.NOT_FOUND))
+            return [text("fine"), error]
+    """)
+    fine, failing = lab.request(), lab.request()
+    lab.execute(fine, failing)
+    assert lab.answer(fine).outputs["OUT"][0] == b"fine"
+    error = lab.answer(failing).error
+    assert (type(error), error.message) == (NotFound, "e")

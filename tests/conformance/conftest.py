@@ -1,0 +1,18 @@
+"""One server over `tests/models` for all conformance tests, in explicit mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.server import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ServerProcess]:
+    models = Path(__file__).parents[1] / "models"
+    with ServerProcess(models, "--model-control-mode=explicit", "--load-model=*") as running:
+        yield running
+        assert "Traceback" not in running.log, running.log

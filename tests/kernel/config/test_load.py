@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kernel.config.generated.model_config_pb2 import (
+    TYPE_FP32,
+    ModelConfig,
+    ModelInstanceGroup,
+)
+from kernel.config.load import MAX_BYTE_SIZE, from_json, from_pbtxt
+from kernel.errors import BadConfig, ErrorCode
+
+
+def failure_of_pbtxt(text: bytes) -> str:
+    with pytest.raises(BadConfig) as caught:
+        from_pbtxt(text, "/models/m/config.pbtxt")
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    return caught.value.message
+
+
+def failure_of_json(text: str) -> str:
+    with pytest.raises(BadConfig) as caught:
+        from_json(text, "Invalid config override")
+    return caught.value.message
+
+
+def test_an_absent_file_is_an_empty_configuration() -> None:
+    assert from_pbtxt(None, "") == ModelConfig()
+
+
+def test_every_way_to_write_a_list_is_understood() -> None:
+    text = b"""
+        # a comment
+        input { name: "A" dims: 1 dims: 2 }, input < name: 'B' data_type: TYPE_FP32 dims: [1, 2] >;
+        input: [{ name: "C" "D" data_type: 11 dims: [ ] }]
+    """
+    config = from_pbtxt(text, "config.pbtxt")
+    assert [tensor.name for tensor in config.input] == ["A", "B", "CD"]
+    assert [list(tensor.dims) for tensor in config.input] == [[1, 2], [1, 2], []]
+    assert [tensor.data_type for tensor in config.input] == [0, TYPE_FP32, TYPE_FP32]
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (b'backend: "python"\nmax_batch_size: oops\n', "2:17"),
+        (b'backend: "python"\n  nonsense: 1\n', "2:3"),
+        (b'input [{ name: "X" data_type: TYPE_FOO }]', "1:31"),
+        (b'name: "a"\nname: "b"\n', "2:7"),
+        (b"dynamic_batching {}\nsequence_batching {}\n", "2:1"),
+        (b"input [{ dims: [1, 2,] }]", "1:22"),
+        (b"input {", "1:7"),
+        (b'name: "unfinished', "1:7"),
+        (b"max_batch_size: 99999999999", "1:17"),
+        (b'name: "ok"\nbackend: "\xff"', "2:11"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name_line_and_column(text: bytes, place: str) -> None:
+    message = failure_of_pbtxt(text)
+    assert message.startswith("failed to read text proto from /models/m/config.pbtxt:")
+    line, column, _ = message.removeprefix("failed to read text proto from /models/m/config.pbtxt:").split(":", 2)
+    assert f"{line}:{column}" == place
+
+
+def test_text_that_is_not_utf8_once_unescaped_is_refused() -> None:
+    assert "config.pbtxt:1:" in failure_of_pbtxt(rb'parameters { key: "k" value { string_value: "\377" } }')
+
+
+def test_a_reason_quotes_no_more_than_a_few_hundred_characters() -> None:
+    assert len(failure_of_pbtxt(b"max_batch_size: " + b"x" * 100_000)) < 600
+    assert len(failure_of_json('{"max_batch_size": "' + "x" * 100_000 + '"}')) < 600
+
+
+def test_a_file_that_is_too_long_is_not_parsed() -> None:
+    text = b"#" * (MAX_BYTE_SIZE + 1)
+    assert f"{MAX_BYTE_SIZE + 1} bytes" in failure_of_pbtxt(text)
+    assert f"{MAX_BYTE_SIZE + 1} bytes" in failure_of_json(text.decode())
+
+
+def test_json_has_the_names_of_the_proto_or_of_protobufs_json() -> None:
+    text = json.dumps(
+        {
+            "name": "m",
+            "max_batch_size": 4,
+            "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [1, "-1"]}],
+            "dynamicBatching": {"maxQueueDelayMicroseconds": "7", "priority_queue_policy": {"1": {}}},
+        }
+    )
+    config = from_json(text, "")
+    assert config.max_batch_size == 4
+    assert list(config.input[0].dims) == [1, -1]
+    assert config.dynamic_batching.max_queue_delay_microseconds == 7
+    assert list(config.dynamic_batching.priority_queue_policy) == [1]
+
+
+def test_the_case_of_enum_values_in_json_does_not_matter() -> None:
+    text = json.dumps(
+        {
+            "input": [{"name": "a", "data_type": "type_fp32"}],
+            "instance_group": [{"kind": "Kind_Cpu", "profile": ["kept"]}],
+            "dynamic_batching": {"priority_queue_policy": {"1": {"timeout_action": "delay"}}},
+            "parameters": {"kept": {"string_value": "Kept"}},
+        }
+    )
+    config = from_json(text, "")
+    assert config.input[0].name == "a"
+    assert config.input[0].data_type == TYPE_FP32
+    assert config.instance_group[0].kind == ModelInstanceGroup.KIND_CPU
+    assert list(config.instance_group[0].profile) == ["kept"]
+    assert config.dynamic_batching.priority_queue_policy[1].timeout_action == 1
+    assert config.parameters["kept"].string_value == "Kept"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '{"nonsense": 1}',
+        '{"input": [{"nonsense": 1}]}',
+        '{"max_batch_size": "many"}',
+        '{"max_batch_size": 99999999999}',
+        '{"input": {"name": "A"}}',
+        '{"input": [{"data_type": "TYPE_FOO"}]}',
+        '{"instance_group": [7]}',
+        '{"parameters": ["a"]}',
+        '{"parameters": {"a": "b"}}',
+        '{"name": "a", "name": "b"}',
+        '{"name": "a"} more',
+        '{"max_batch_size": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+        '{"input":' * 100_000,
+    ],
+)
+def test_wrong_json_is_refused(text: str) -> None:
+    assert failure_of_json(text).startswith("Invalid config override: ")

@@ -1,0 +1,133 @@
+"""The rules of the tree: imports point down, files and functions stay small, pure modules stay pure."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+ALLOWED = {
+    "shm": {"shm"},
+    "kernel": {"kernel", "shm"},
+    "schedulers": {"schedulers", "kernel"},
+    "backends": {"backends", "kernel", "shm"},
+    "protocols": {"protocols", "kernel", "shm"},
+}
+COMPOSITION_ROOT = ROOT / "kernel" / "app.py"
+OURS = [
+    path
+    for top in ALLOWED
+    for path in sorted((ROOT / top).rglob("*.py"))
+    if "generated" not in path.parts and "demo" not in path.parts
+]
+FILES = [path for path in OURS if path != COMPOSITION_ROOT]
+
+#: Packages that the kernel process must not load, and where each may be imported.
+FOREIGN = {
+    "numpy": ("backends", "shm/arrays.py", "kernel/client.py"),
+    "onnxruntime": ("backends/onnxruntime",),
+    "aiohttp": ("protocols/http",),
+    "grpclib": ("protocols",),
+    "google": ("kernel/config", "protocols/grpc"),
+    "pickle": (),
+}
+
+#: Decisions: no clock, no I/O, no asyncio.
+PURE = (
+    "backends/backoff.py",
+    "backends/framing.py",
+    "kernel/catalog.py",
+    "kernel/config/autofill.py",
+    "kernel/config/check.py",
+    "kernel/config/spec.py",
+    "kernel/repository/layout.py",
+    "kernel/repository/placement.py",
+    "kernel/repository/versions.py",
+    "kernel/settings.py",
+    "kernel/validate.py",
+    "protocols/grpc/codec.py",
+    "protocols/http/codec.py",
+    "protocols/http/json_tensor.py",
+    "schedulers/direct.py",
+    "schedulers/dynamic/batcher.py",
+    "schedulers/dynamic/scheduler.py",
+    "schedulers/queue.py",
+    "schedulers/shapes.py",
+    "shm/blocks.py",
+    "shm/datatypes.py",
+    "shm/strings.py",
+)
+IMPURE_MODULES = {"asyncio", "anyio", "logging", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
+
+#: Files over 400 lines need a reason in their docstring; none has more than 600.
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+#: Declarations, not logic: one parameter per flag.
+LONG_FUNCTIONS = {("kernel/cli.py", "run")}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(path: Path, *, also_for_types: bool = True) -> set[str]:
+    """Return the top-level names of every module that a file imports, and full names of `from` imports."""
+    found: set[str] = set()
+    tree = ast.parse(path.read_text())
+    skipped: set[ast.AST] = set()
+    if not also_for_types:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                skipped.update(child for statement in node.body for child in ast.walk(statement))
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_point_down(path: Path) -> None:
+    top = path.relative_to(ROOT).parts[0]
+    assert {module for module in imported(path) if module in ALLOWED} <= ALLOWED[top]
+
+
+@pytest.mark.parametrize("module", FOREIGN)
+def test_foreign_packages_are_imported_only_where_they_belong(module: str) -> None:
+    places = [name(path) for path in OURS if module in imported(path, also_for_types=False)]
+    assert [place for place in places if not place.startswith(FOREIGN[module])] == []
+
+
+@pytest.mark.parametrize("path", PURE)
+def test_decisions_are_pure(path: str) -> None:
+    assert imported(ROOT / path, also_for_types=False) & IMPURE_MODULES == set()
+
+
+@pytest.mark.parametrize("path", OURS, ids=name)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_LINES
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (name(path), node.name) not in LONG_FUNCTIONS:
+            assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", OURS, ids=name)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not tree.body or ast.get_docstring(tree), "no module docstring"
+
+
+def test_no_shell_and_no_evaluation_of_text() -> None:
+    for path in OURS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in {"eval", "exec", "os.system", "os.popen", "pickle.loads"}, name(path)
+                assert not any(k.arg == "shell" for k in node.keywords), name(path)
