@@ -53,17 +53,16 @@ def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
     most, fewest = len(spec.inputs), len(spec.required_inputs)
     wanted = f"{most} inputs" if most == fewest else f"number of inputs between {fewest} and {most}"
     missing = [name for name, tensor in spec.inputs.items() if not tensor.optional and name not in names]
+    opening = "[" if missing else ""  # Triton loses it with the last comma of an empty list
     return (
         f"{request_prefix(request.id)}expected {wanted} but got {len(names)} inputs for model '{spec.name}'. "
-        f"Got input(s) {_quoted(names)}, but missing required input(s) {_quoted(missing)}. "
+        f"Got input(s) [{_quoted(names)}], but missing required input(s) {opening}{_quoted(missing)}]. "
         "Please provide all required input(s)."
     )
 
 
 def _quoted(names: Iterable[str]) -> str:
-    """Triton's list of names; an empty one loses its opening bracket there."""
-    inside = ",".join(f"'{name}'" for name in names)
-    return f"[{inside}]" if inside else "]"
+    return ",".join(f"'{name}'" for name in names)
 
 
 def _batch_size(request: Request, spec: ModelSpec) -> int:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from kernel.request import Request
     from protocols.frontend import FrontDoor
 
+#: How long a test's calls may take to end when the server stops; no test should come near.
+GRACE_S = 10
+
 
 async def one_at_a_time(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
     """A scheduler that gives every request to an idle instance, or lets it wait."""
@@ -101,13 +104,13 @@ class RecordingRepository:
 class FrontDoorLab:
     """A kernel with models that answer by functions. Its clock stands still."""
 
-    def __init__(self, *, allow_client_shm: str = "local") -> None:
+    def __init__(self, *, allow_client_shm: str = "local", arena_byte_size: int = 2**20) -> None:
         self.clock = FakeClock()
         self.catalog = Catalog()
         self.regions = RegionRegistry()
         settings = KernelSettings(trace=TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
         self.kernel = Kernel(
-            self.catalog, self.regions, InputPlacer(self.regions, 2**20), self.clock, settings
+            self.catalog, self.regions, InputPlacer(self.regions, arena_byte_size), self.clock, settings
         )
         self.repository = RecordingRepository(self.catalog)
         self.kernel.repository = self.repository
@@ -136,5 +139,5 @@ async def listening(make_door: Callable[[socket.socket], FrontDoor]) -> AsyncIte
         await door.start()
         yield sock.getsockname()[1]
     finally:
-        await door.stop(0)
+        await door.stop(GRACE_S)
         sock.close()

@@ -10,6 +10,8 @@ import struct
 from typing import TYPE_CHECKING, cast
 
 from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from h2.settings import SettingCodes
@@ -30,6 +32,9 @@ MAX_FRAME_BYTE_SIZE = 2**20
 
 #: Calls at once on one connection; h2 alone allows 100, and a client with more streams would hang.
 MAX_CONCURRENT_STREAMS = 1000
+
+#: How long the status of a call that is cut off may take to be written.
+LAST_WORD_TIMEOUT_S = 1.0
 
 #: GOAWAY without an error that refuses no stream (RFC 9113, 6.8: graceful shutdown): length, type, flags,
 #: stream 0, the highest stream number there is, no error.
@@ -71,8 +76,14 @@ class Connection(H2Protocol):
         # h2's own GOAWAY would end the connection for us as well.
         self._transport.write(_GRACEFUL_GOAWAY)
 
+    def cancel_calls(self) -> None:
+        """End the calls that run; their clients are told so."""
+        for stream in tuple(self.processor.streams.values()):
+            if stream.wrapper is not None:
+                stream.wrapper.cancel(GRPCError(Status.UNAVAILABLE, "Server exiting: the call took too long"))
+
     def close(self) -> None:
-        """Cancel the calls, and close the connection when what was written has been sent."""
+        """Close the connection when what was written has been sent. Calls end without a word."""
         self.processor.close("Server stopped")
 
 
@@ -103,13 +114,15 @@ class Listener(Server):
             await asyncio.wait(tasks)
 
     async def close_connections(self) -> None:
-        """Cancel the calls that still run, wait for their ends and close all connections."""
-        tasks = self._tasks()
+        """Cancel the calls that still run and close all connections."""
+        for connection in tuple(self._connections):
+            connection.cancel_calls()
+        if tasks := self._tasks():
+            # Only a client that reads nothing keeps its call from ending.
+            await asyncio.wait(tasks, timeout=LAST_WORD_TIMEOUT_S)
         for connection in tuple(self._connections):
             connection.close()
         self.close()
-        if tasks:
-            await asyncio.wait(tasks)
 
     def _protocol_factory(self) -> Connection:
         plain = super()._protocol_factory()

@@ -106,12 +106,15 @@ class Lab:
 
     def request(
         self,
-        inputs: Mapping[str, Array] | Sequence[InputView] = (),
+        inputs: dict[str, Array] | Sequence[InputView] = (),
         *,
         outputs: Sequence[str] = (),
         **more: Any,
     ) -> WorkerRequest:
-        views = [self.view(n, a) for n, a in inputs.items()] if isinstance(inputs, dict) else list(inputs)  # type: ignore[arg-type]
+        if isinstance(inputs, dict):
+            views = [self.view(name, array) for name, array in inputs.items()]
+        else:
+            views = list(inputs)
         number = next(self._numbers)
         self._answers[number] = queue.SimpleQueue()
         ref = wire.RequestRef(number, [], [wire.OutputRef(name) for name in outputs], **more)
@@ -132,7 +135,7 @@ class Lab:
         (answer,) = self.answers(request)
         return answer
 
-    def run(self, inputs: Mapping[str, Array] | Sequence[InputView] = (), **more: Any) -> Answer:
+    def run(self, inputs: dict[str, Array] | Sequence[InputView] = (), **more: Any) -> Answer:
         """Execute one request and return its only answer."""
         request = self.request(inputs, **more)
         self.execute(request)

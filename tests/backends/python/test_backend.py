@@ -100,7 +100,7 @@ def test_a_model_that_cannot_be_loaded_says_why(lab: Lab, source: str, reason: s
 
 
 def test_a_missing_model_file_is_told(lab: Lab) -> None:
-    with pytest.raises(InternalError, match="Python model file not found in '.*/lab/1/model.py'"):
+    with pytest.raises(InternalError, match=r"Python model file not found in '.*/lab/1/model.py'"):
         lab.backend.load(lab.arguments())
 
 
@@ -156,7 +156,8 @@ def test_a_model_completes_its_configuration_and_is_then_loaded(lab: Lab) -> Non
 
             def execute(self, requests):
                 assert imported == [1]
-                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor(r, "IN") * 2)]) for r in requests]
+                twice = pb_utils.Tensor("OUT", tensor(requests[0], "IN") * 2)
+                return [pb_utils.InferenceResponse([twice])]
     """)
     arguments = lab.arguments(output=[])
     completed = lab.backend.complete(arguments)
@@ -197,8 +198,8 @@ def test_an_auto_complete_that_raises_says_where(lab: Lab) -> None:
     with pytest.raises(InternalError) as caught:
         lab.backend.complete(lab.arguments(max_batch_size=8))
     assert caught.value.message == (
-        "ValueError: configuration specified max_batch_size 8, but in auto-complete-config function for model "
-        f"'lab' specified max_batch_size 4\n\nAt:\n  {path}(4): auto_complete_config\n"
+        "ValueError: configuration specified max_batch_size 8, but in auto-complete-config function "
+        f"for model 'lab' specified max_batch_size 4\n\nAt:\n  {path}(4): auto_complete_config\n"
     )
 
 
@@ -220,7 +221,8 @@ def test_a_model_that_raises_fails_its_batch_with_its_frames_innermost_first(lab
     lines = [line.strip() for line in path.read_text().splitlines()]
     inner, outer = lines.index('raise RuntimeError("the model raised")') + 1, lines.index("self.deeper()") + 1
     assert message == (
-        f"{FAILED}RuntimeError: the model raised\n\nAt:\n  {path}({inner}): deeper\n  {path}({outer}): execute\n"
+        f"{FAILED}RuntimeError: the model raised\n\nAt:\n"
+        f"  {path}({inner}): deeper\n  {path}({outer}): execute\n"
     )
     assert lab.logged == [("ERROR", message)]
 
@@ -242,7 +244,8 @@ def test_an_error_is_shown_by_type_and_text(lab: Lab, statement: str, shown: str
 def test_frames_of_the_server_are_not_shown(lab: Lab) -> None:
     message = failure(lab, "def execute(self, requests): pb_utils.Tensor('', np.zeros(1))")
     assert message.startswith(
-        f"{FAILED}TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  {lab.dir}/1/model.py("
+        f"{FAILED}TritonModelException: Tensor name cannot be an empty string.\n\n"
+        f"At:\n  {lab.dir}/1/model.py("
     )
     assert message.count("\n  ") == 1
 
@@ -260,13 +263,17 @@ def test_a_model_without_execute_fails_its_requests(lab: Lab) -> None:
         ("(text(1),)", "Expected a list in the execute return, found type '<class 'tuple'>'."),
         (
             "[]",
-            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-            "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
+            (
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n"
+            ),
         ),
         (
             "[5]",
-            "Expected an 'InferenceResponse' object in the execute function return list, "
-            "found type '<class 'int'>'.",
+            (
+                "Expected an 'InferenceResponse' object in the execute function return list, "
+                "found type '<class 'int'>'."
+            ),
         ),
     ],
 )
@@ -277,7 +284,8 @@ def test_what_execute_returns_is_checked(lab: Lab, returned: str, reason: str) -
 @pytest.mark.parametrize("returned", ["5", "[None]", "[text(1)]"])
 def test_a_decoupled_model_returns_nothing(lab: Lab, returned: str) -> None:
     assert failure(lab, f"def execute(self, requests): return {returned}", decoupled=True) == (
-        f"{FAILED}Python model 'lab_0_0' is using the decoupled mode and the execute function must return None."
+        f"{FAILED}Python model 'lab_0_0' is using the decoupled mode "
+        "and the execute function must return None."
     )
 
 
@@ -336,8 +344,8 @@ def test_outputs_that_nobody_asked_for_or_that_are_not_configured_are_left_out(l
 def test_an_error_answers_one_request_and_leaves_the_others_alone(lab: Lab) -> None:
     lab.load("""
         def execute(self, requests):
-            error = pb_utils.InferenceResponse(error=pb_utils.TritonError("e", pb_utils.TritonError.NOT_FOUND))
-            return [text("fine"), error]
+            error = pb_utils.TritonError("e", pb_utils.TritonError.NOT_FOUND)
+            return [text("fine"), pb_utils.InferenceResponse(error=error)]
     """)
     fine, failing = lab.request(), lab.request()
     lab.execute(fine, failing)

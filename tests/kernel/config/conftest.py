@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 #: Two inputs and two outputs of 16 floats.
 TENSORS = """
-input [{ name: "INPUT0" data_type: TYPE_FP32 dims: [16] }, { name: "INPUT1" data_type: TYPE_FP32 dims: [16] }]
-output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [16] }, { name: "OUTPUT1" data_type: TYPE_FP32 dims: [16] }]
+input [{ name: "INPUT0" data_type: TYPE_FP32 dims: 16 }, { name: "INPUT1" data_type: TYPE_FP32 dims: 16 }]
+output [{ name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }, { name: "OUTPUT1" data_type: TYPE_FP32 dims: 16 }]
 """
 
 

@@ -86,5 +86,5 @@ def test_what_is_no_number_is_written_as_text() -> None:
 
 def test_an_enum_number_without_a_name_is_written_as_it_is() -> None:
     config = ModelConfig()
-    config.batch_output.add(kind=99)  # type: ignore[arg-type]
+    config.batch_output.add(kind=99)
     assert to_dict(config)["batch_output"] == [{"target_name": [], "kind": 99, "source_input": []}]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.errors import InternalError, InvalidArgument, ServingError
+from kernel.errors import InternalError, InvalidArgument
 from kernel.request import InputTensor, Request, RequestedOutput, SharedMemoryRef
 from kernel.response import OutputTensor, Response
 from kernel.testing import RecordingSink
@@ -52,8 +52,8 @@ def error_of(message: pb.ModelInferRequest) -> str:
 REGION = parameter(string_param="r")
 EIGHT = parameter(int64_param=8)
 RESERVED = (
-    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
-    "'triton_' are allowed: triton_enable_empty_final_response"
+    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
+    "with 'triton_' are allowed: triton_enable_empty_final_response"
 )
 
 
@@ -201,7 +201,10 @@ SHM_ERRORS: list[tuple[Parameters, str]] = [
     ),
     (
         {"shared_memory_byte_size": EIGHT},
-        "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'A'",
+        (
+            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for "
+            "tensor 'A'"
+        ),
     ),
     (
         {"shared_memory_region": REGION, "shared_memory_offset": REGION},
@@ -213,7 +216,10 @@ SHM_ERRORS: list[tuple[Parameters, str]] = [
     ),
     (
         {"shared_memory_region": REGION},
-        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'A'",
+        (
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
+            "tensor 'A'"
+        ),
     ),
 ]
 
@@ -283,79 +289,6 @@ CONTENTS = pb.InferTensorContents(fp32_contents=[1, 2])
 )
 def test_a_tensor_without_one_source_or_target_is_refused(message: pb.ModelInferRequest, text: str) -> None:
     assert error_of(message) == text
-
-
-def parameters_strategy() -> st.SearchStrategy[Parameters]:
-    keys = st.sampled_from(
-        [
-            "sequence_id",
-            "sequence_start",
-            "priority",
-            "timeout",
-            "triton_enable_empty_final_response",
-            "triton_x",
-            "shared_memory_region",
-            "shared_memory_offset",
-            "shared_memory_byte_size",
-            "classification",
-            "mine",
-            "",
-        ]
-    )
-    values: list[st.SearchStrategy[dict[str, Any]]] = [
-        st.just({}),
-        st.fixed_dictionaries({"bool_param": st.booleans()}),
-        st.fixed_dictionaries({"int64_param": st.integers(-(2**63), 2**63 - 1)}),
-        st.fixed_dictionaries({"uint64_param": st.integers(0, 2**64 - 1)}),
-        st.fixed_dictionaries({"double_param": st.floats()}),
-        st.fixed_dictionaries({"string_param": st.text(st.characters(codec="utf-8"), max_size=5)}),
-    ]
-    return st.dictionaries(keys, st.one_of(*values).map(lambda value: parameter(**value)), max_size=3)
-
-
-def contents_strategy() -> st.SearchStrategy[pb.InferTensorContents | None]:
-    lists = {
-        "bool_contents": st.booleans(),
-        "int_contents": st.integers(-(2**31), 2**31 - 1),
-        "int64_contents": st.integers(-(2**63), 2**63 - 1),
-        "uint_contents": st.integers(0, 2**32 - 1),
-        "uint64_contents": st.integers(0, 2**64 - 1),
-        "fp32_contents": st.floats(width=32),
-        "fp64_contents": st.floats(),
-        "bytes_contents": st.binary(max_size=4),
-    }
-    fields = st.fixed_dictionaries(
-        {}, optional={name: st.lists(element, max_size=3) for name, element in lists.items()}
-    )
-    return st.none() | fields.map(lambda given: pb.InferTensorContents(**given))
-
-
-@given(
-    parameters=parameters_strategy(),
-    tensors=st.lists(
-        st.builds(
-            tensor,
-            st.sampled_from(["A", "B", ""]),
-            parameters_strategy(),
-            datatype=st.sampled_from([*DATATYPES, "FP99", ""]),
-            shape=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
-            contents=contents_strategy(),
-        ),
-        max_size=3,
-    ),
-    outputs=st.lists(st.builds(output, st.sampled_from(["A", ""]), parameters_strategy()), max_size=3),
-    raw=st.lists(st.binary(max_size=9), max_size=3),
-)
-def test_any_message_is_decoded_or_refused(
-    parameters: Parameters, tensors: list[Any], outputs: list[Any], raw: list[bytes]
-) -> None:
-    message = infer(parameters=parameters, inputs=tensors, outputs=outputs, raw_input_contents=raw)
-    try:
-        request, _ = decode(message)
-    except ServingError as error:
-        assert error.message
-    else:
-        assert all((t.data is None) != (t.shared_memory is None) for t in request.inputs)
 
 
 # ---- responses ------------------------------------------------------------------------------
@@ -460,7 +393,7 @@ def test_an_error_on_a_stream_names_its_request(final: bool | None, wanted: pb.M
 
 def tensors_strategy() -> st.SearchStrategy[list[tuple[str, str, list[int], bytes]]]:
     one = st.tuples(
-        st.text(st.characters(codec="utf-8"), max_size=5),
+        st.text("ab é", max_size=5),
         st.sampled_from(list(DATATYPES)),
         st.lists(st.integers(0, 2**63 - 1), max_size=4),
         st.binary(max_size=64),

@@ -61,5 +61,6 @@ def test_a_second_field_is_refused() -> None:
     with pytest.raises(InvalidArgument) as caught:
         pack_contents(contents, "INT32", "IN", "m")
     assert caught.value.message == (
-        "unexpected explicit tensor data for input tensor 'IN' for model 'm', binary data was already supplied."
+        "unexpected explicit tensor data for input tensor 'IN' for model 'm', "
+        "binary data was already supplied."
     )

@@ -15,7 +15,7 @@ def test_what_utf8_cannot_carry_becomes_a_question_mark() -> None:
     assert clean("caf\udce9") == "caf?"
 
 
-@given(st.text(alphabet=st.characters(), max_size=50), st.integers(1, 400))
+@given(st.text("a \n%é😀\udce9", max_size=50), st.integers(1, 400))
 def test_a_long_status_is_cut_to_what_clients_accept(piece: str, count: int) -> None:
     text = status_text(piece * count)
     assert len(encode_grpc_message(text)) <= MAX_STATUS_BYTE_SIZE

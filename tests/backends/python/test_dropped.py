@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.errors import InternalError
+
+if TYPE_CHECKING:
+    from tests.backends.python.conftest import Lab
+
+DROPPED = "Python model 'lab_0_0' dropped the request without sending a final response"
+
+
+@pytest.mark.parametrize("returned", ["None", "[None]"])
+@pytest.mark.parametrize("sender", ["pass", "requests[0].get_response_sender()"])
+def test_a_request_that_is_neither_answered_nor_kept_fails(lab: Lab, returned: str, sender: str) -> None:
+    lab.load(f"""
+        def execute(self, requests):
+            {sender}
+            return {returned}
+    """)
+    error = lab.run().error
+    assert (type(error), error.message) == (InternalError, DROPPED)
+
+
+def test_a_response_without_its_final_flag_is_completed(lab: Lab) -> None:
+    lab.load("""
+        def execute(self, requests):
+            requests[0].get_response_sender().send(text("sent"))
+    """)
+    request = lab.request()
+    lab.execute(request)
+    response, flag = lab.answers(request)
+    assert response.outputs["OUT"][0] == b"sent"
+    assert flag.empty
+
+
+def test_a_stream_without_its_final_flag_fails(lab: Lab) -> None:
+    lab.load(
+        """
+        def execute(self, requests):
+            requests[0].get_response_sender().send(text("first"))
+        """,
+        decoupled=True,
+    )
+    request = lab.request()
+    lab.execute(request)
+    first, last = lab.answers(request)
+    assert first.error is None
+    assert last.error.message == DROPPED
+
+
+def test_a_kept_request_stays_open_until_it_is_dropped(lab: Lab) -> None:
+    lab.load(
+        """
+        class TritonPythonModel:
+            kept = None
+
+            def execute(self, requests):
+                self.kept = requests[0]
+        """,
+        decoupled=True,
+    )
+    first, second = lab.request(), lab.request()
+    lab.execute(first)
+    assert not first.finished
+    lab.execute(second)
+    assert lab.answer(first).error.message == DROPPED
+    assert not second.finished

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from backends.python.failures import TritonModelException
+from backends.python.requests import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    InferenceRequest,
+    InferenceTrace,
+    PreferredMemory,
+)
+from backends.python.tensors import Tensor
+
+if TYPE_CHECKING:
+    from tests.backends.python.conftest import Lab
+
+
+def shown(lab: Lab, expression: str, **config: Any) -> None:
+    """Load a model that answers with the value of `expression`."""
+    lab.load(
+        f"""
+        def execute(self, requests):
+            request = requests[0]
+            return [text({expression})]
+        """,
+        **config,
+    )
+
+
+# ---- given to execute -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({}, "{}"),
+        ({"a": 1, "b": True, "c": 'x"y', "z": -5}, '{"a":1,"b":true,"c":"x\\"y","z":-5}'),
+        ({"z": 1, "f": 1.5}, '{"z":1,"f":1.5}'),
+        ({"ü": "ü", "line": "a\nb", "big": 2**53 + 1}, '{"ü":"ü","line":"a\\nb","big":9007199254740993}'),
+    ],
+)
+def test_parameters_are_json_as_triton_prints_it(
+    lab: Lab, parameters: dict[str, str | int | bool | float], text: str
+) -> None:
+    shown(lab, "request.parameters()")
+    assert lab.text(parameters=parameters) == text
+
+
+def test_a_request_without_particulars_has_triton_s_defaults(lab: Lab) -> None:
+    shown(
+        lab,
+        "(request.request_id(), request.correlation_id(), request.flags(), request.timeout(),"
+        " request.inputs(), request.is_cancelled(), request.trace().get_context())",
+    )
+    assert lab.text() == str(("", 0, 0, 0, [], False, None))
+
+
+def test_all_configured_outputs_are_requested_where_the_client_names_none(lab: Lab) -> None:
+    shown(lab, "sorted(request.requested_output_names())", output=[{"name": "OUT"}, {"name": "MORE"}])
+    assert lab.text() == "['MORE', 'OUT']"
+    assert lab.text(outputs=["OUT"]) == "['OUT']"
+
+
+def test_inputs_and_sender_are_the_same_objects_each_time(lab: Lab) -> None:
+    shown(
+        lab,
+        "(request.inputs()[0] is request.inputs()[0], request.inputs() is request.inputs(),"
+        " request.get_response_sender() is request.get_response_sender())",
+    )
+    request = lab.request({"IN": np.zeros(1, np.int8)})
+    lab.execute(request)
+    assert lab.answer(request).outputs["OUT"][0] == b"(True, False, True)"
+
+
+def test_flags_can_be_set(lab: Lab) -> None:
+    shown(lab, "(request.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END), request.flags())")
+    assert lab.text() == "(None, 2)"
+
+
+def test_rescheduling_is_refused() -> None:
+    request = InferenceRequest(model_name="m")
+    request.set_release_flags(1)
+    with pytest.raises(TritonModelException, match=r"rescheduling a request .* is not supported"):
+        request.set_release_flags(2)
+
+
+# ---- made by a model ------------------------------------------------------------------------
+
+
+def test_a_request_of_a_model_tells_what_it_was_made_of() -> None:
+    tensor = Tensor("IN", np.zeros(1))
+    trace = InferenceTrace('{"traceparent": "00-1-2-01"}')
+    request = InferenceRequest(
+        request_id="id",
+        correlation_id="seq",
+        inputs=[tensor],
+        requested_output_names=["B", "A"],
+        model_name="m",
+        model_version=2,
+        flags=3,
+        timeout=5,
+        preferred_memory=PreferredMemory(TRITONSERVER_MEMORY_CPU),
+        trace=trace,
+        parameters={"b": True, "a": 1, "c": "x"},
+    )
+    assert (request.request_id(), request.correlation_id(), request.inputs()) == ("id", "seq", [tensor])
+    assert request.requested_output_names() == {"A", "B"}
+    assert (request.model_name(), request.model_version()) == ("m", 2)
+    assert (request.flags(), request.timeout()) == (3, 5)
+    assert request.parameters() == '{"b": true, "a": 1, "c": "x"}'
+    assert request.trace() is trace
+    assert trace.get_context() == '{"traceparent": "00-1-2-01"}'
+    assert request.get_response_sender() is None
+    assert not request.is_cancelled()
+
+
+def test_a_correlation_id_is_a_number_or_a_text() -> None:
+    with pytest.raises(TritonModelException, match=r"^Correlation ID must be integer or string$"):
+        InferenceRequest(model_name="m", correlation_id=1.5)  # type: ignore[arg-type]
+
+
+def test_calls_of_other_models_are_refused() -> None:
+    request = InferenceRequest(model_name="m", requested_output_names=["A"])
+    with pytest.raises(
+        TritonModelException, match=r"InferenceRequest\.exec\) is not supported by this version"
+    ):
+        request.exec(decoupled=True)
+    with pytest.raises(TritonModelException, match=r"InferenceRequest\.async_exec\) is not supported"):
+        request.async_exec()
+
+
+def test_preferred_memory_takes_the_two_constants() -> None:
+    PreferredMemory(TRITONSERVER_MEMORY_GPU, 1)
+    assert (int(TRITONSERVER_MEMORY_GPU), int(TRITONSERVER_MEMORY_CPU)) == (0, 1)
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        PreferredMemory("GPU")  # type: ignore[arg-type]

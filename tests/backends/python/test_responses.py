@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from backends.python.failures import TritonModelException
+from backends.python.responses import InferenceResponse, TritonError
+from backends.python.tensors import Tensor
+from kernel.errors import InternalError
+
+if TYPE_CHECKING:
+    from tests.backends.python.conftest import Lab
+
+FINAL = "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+
+
+def serve(lab: Lab, *statements: str, returned: str = "None", decoupled: bool = False) -> None:
+    """Load a model that takes the sender of its one request and runs the statements."""
+    lines = ["def execute(self, requests):", "    sender = requests[0].get_response_sender()"]
+    lines += [f"    {statement}" for statement in (*statements, f"return {returned}")]
+    lab.load("\n".join(lines), decoupled=decoupled)
+
+
+# ---- InferenceResponse and TritonError ------------------------------------------------------
+
+
+def test_a_response_tells_what_it_was_made_of() -> None:
+    tensor = Tensor("OUT", np.zeros(1))
+    response = InferenceResponse([tensor], parameters={"b": True, "a": 1, "c": "x"})
+    assert response.output_tensors() == [tensor]
+    assert not response.has_error()
+    assert response.error() is None
+    assert response.parameters() == '{"b": true, "a": 1, "c": "x"}'
+    assert InferenceResponse([]).parameters() == "{}"
+
+
+def test_an_error_has_a_message_and_a_code() -> None:
+    error = TritonError("text", TritonError.NOT_FOUND)
+    assert (error.message(), error.code()) == ("text", TritonError.NOT_FOUND)
+    assert TritonError("text").code() == TritonError.INTERNAL
+    response = InferenceResponse(error=error)
+    assert response.has_error()
+    assert response.error() is error
+
+
+@pytest.mark.parametrize("arguments", [(5,), ([5],), ([], "error"), (None,)])
+def test_a_response_of_other_things_is_refused(arguments: tuple[object, ...]) -> None:
+    with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments"):
+        InferenceResponse(*arguments)  # type: ignore[arg-type]
+
+
+def test_an_error_of_other_things_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Invoked with: 'e', 'x'$"):
+        TritonError("e", "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"a": 1.5}, "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
+        ({5: 6}, "Expect parameters keys to have type str, found type <class 'int'>"),
+        (5, "Expect dict, got <class 'int'>"),
+    ],
+)
+def test_parameters_have_triton_s_types(parameters: object, text: str) -> None:
+    with pytest.raises(TritonModelException) as caught:
+        InferenceResponse([], parameters=parameters)  # type: ignore[arg-type]
+    assert str(caught.value) == text
+
+
+def test_parameters_travel_with_the_response(lab: Lab) -> None:
+    serve(lab, returned="[pb_utils.InferenceResponse([], parameters={'left': 3, 'kind': 'a'})]")
+    assert lab.run().parameters == {"left": 3, "kind": "a"}
+
+
+def test_an_error_wins_over_tensors(lab: Lab) -> None:
+    tensor = "pb_utils.Tensor('OUT', np.zeros(1))"
+    serve(lab, returned=f"[pb_utils.InferenceResponse([{tensor}], pb_utils.TritonError(''))]")
+    answer = lab.run()
+    assert answer.outputs == {}
+    assert isinstance(answer.error, InternalError)
+
+
+# ---- sending in default mode ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("returned", ["None", "[None]"])
+def test_a_response_may_be_sent_instead_of_returned(lab: Lab, returned: str) -> None:
+    serve(lab, f"sender.send(text('sent'), flags={FINAL})", returned=returned)
+    assert lab.run().outputs["OUT"][0] == b"sent"
+
+
+def test_the_final_flag_may_follow_the_response(lab: Lab) -> None:
+    serve(lab, "sender.send(text('sent'))", f"sender.send(flags={FINAL})")
+    request = lab.request()
+    lab.execute(request)
+    response, flag = lab.answers(request)
+    assert response.outputs["OUT"][0] == b"sent"
+    assert flag.empty
+
+
+def test_a_response_may_be_returned_although_the_sender_was_asked_for(lab: Lab) -> None:
+    serve(lab, returned="[text('returned')]")
+    assert lab.run().outputs["OUT"][0] == b"returned"
+
+
+def test_a_returned_response_is_dropped_where_one_was_sent(lab: Lab) -> None:
+    serve(lab, f"sender.send(text('sent'), {FINAL})", returned="[text('returned')]")
+    assert lab.run().outputs["OUT"][0] == b"sent"
+    assert [level for level, _ in lab.logged] == ["WARNING"]
+
+
+def test_a_returned_response_cannot_be_the_second_one(lab: Lab) -> None:
+    serve(lab, "sender.send(text('sent'))", returned="[text('returned')]")
+    request = lab.request()
+    lab.execute(request)
+    _, last = lab.answers(request)
+    assert last.error.message == (
+        "Unable to send response. Non-decoupled model cannot send more than one response."
+    )
+
+
+@pytest.mark.parametrize(
+    ("statements", "decoupled", "text"),
+    [
+        (["send(flags=2)"], False, "Unable to send response. Unsupported flag provided."),
+        (
+            ["send()"],
+            False,
+            "Inference Response object must be provided when the response flags is set to zero.",
+        ),
+        (
+            ["send(flags=1)"],
+            False,
+            (
+                "Unable to send response. "
+                "Non-decoupled model cannot send complete final before sending a response."
+            ),
+        ),
+        (
+            ["send(text(1))", "send(text(2))"],
+            False,
+            "Unable to send response. Non-decoupled model cannot send more than one response.",
+        ),
+        (
+            ["send(text(1), 1)", "send(flags=1)"],
+            False,
+            "Unable to send response. Response sender has been closed.",
+        ),
+        (
+            ["send(flags=1)", "send(text(1))"],
+            True,
+            "Unable to send response. Response sender has been closed.",
+        ),
+    ],
+)
+def test_wrong_use_of_a_sender_raises_triton_s_text(
+    lab: Lab, statements: list[str], decoupled: bool, text: str
+) -> None:
+    serve(lab, *(f"sender.{statement}" for statement in statements), decoupled=decoupled)
+    with pytest.raises(InternalError) as caught:
+        lab.execute(lab.request())
+    assert caught.value.message.startswith(
+        "Failed to process the request(s) for model 'lab_0_0', message: "
+        f"TritonModelException: {text}\n\nAt:\n"
+    )
+
+
+def test_a_sender_takes_responses_only(lab: Lab) -> None:
+    serve(lab, "sender.send(5, flags=1)")
+    with pytest.raises(InternalError, match=r"TypeError: send\(\): incompatible function arguments"):
+        lab.execute(lab.request())
+
+
+# ---- sending in decoupled mode --------------------------------------------------------------
+
+
+def test_an_error_may_come_between_responses(lab: Lab) -> None:
+    error = "pb_utils.InferenceResponse(error=pb_utils.TritonError('e'))"
+    serve(lab, f"sender.send({error})", f"sender.send(text(2), {FINAL})", decoupled=True)
+    request = lab.request()
+    lab.execute(request)
+    first, last = lab.answers(request)
+    assert (first.error.message, first.final) == ("e", False)
+    assert last.outputs["OUT"][0] == b"2"
+
+
+def test_a_thread_of_the_model_may_answer_later(lab: Lab) -> None:
+    lab.load(
+        """
+        import threading
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.go = threading.Event()
+
+            def execute(self, requests):
+                if requests[0].request_id() == "go":
+                    requests[0].get_response_sender().send(flags=1)
+                    self.go.set()
+                    return
+                threading.Thread(target=self.later, args=(requests[0].get_response_sender(),)).start()
+
+            def later(self, sender):
+                self.go.wait()
+                sender.send(text("later"), flags=1)
+        """,
+        decoupled=True,
+    )
+    later = lab.request()
+    lab.execute(later)
+    assert not later.finished
+    lab.execute(lab.request(id="go"))
+    assert lab.answer(later).outputs["OUT"][0] == b"later"
+
+
+def test_a_sender_of_a_failed_batch_is_closed(lab: Lab) -> None:
+    lab.load(
+        """
+        class TritonPythonModel:
+            kept = []
+
+            def execute(self, requests):
+                self.kept.append(requests[0].get_response_sender())
+                1 / 0
+        """,
+        decoupled=True,
+    )
+    with pytest.raises(InternalError):
+        lab.execute(lab.request())
+    model = lab.backend._model
+    with pytest.raises(TritonModelException, match="Response sender has been closed"):
+        model.kept[0].send(flags=1)
+
+
+def test_a_sender_knows_whether_the_client_has_gone(lab: Lab) -> None:
+    serve(lab, returned="[text((sender.is_cancelled(), requests[0].is_cancelled()))]")
+    assert lab.text() == "(False, False)"
+    lab.cancelled = True
+    assert lab.text() == "(True, True)"
+
+
+def test_a_response_that_cannot_be_sent_leaves_the_request_open(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("no room")
+
+    serve(lab, f"sender.send(text(1), {FINAL})")
+    request = lab.request()
+    monkeypatch.setattr(lab, "respond", refuse)
+    with pytest.raises(InternalError, match="ValueError: no room"):
+        lab.execute(request)
+    assert not request.finished

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.python.failures import TritonModelException
+
+if TYPE_CHECKING:
+    from tests.backends.python.conftest import Lab
+
+
+def test_a_model_may_mention_what_the_server_lacks(lab: Lab) -> None:
+    lab.load("""
+        from triton_python_backend_utils import MetricFamily, is_model_ready, load_model, unload_model
+
+        KINDS = [MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFamily.HISTOGRAM]
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                return [text(len(KINDS))]
+    """)
+    assert lab.text() == "3"
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        ("load_model('m', files={})", "load_model"),
+        ("unload_model('m', unload_dependents=True)", "unload_model"),
+        ("is_model_ready('m', '1')", "is_model_ready"),
+        ("MetricFamily('n', 'text', pb_utils.MetricFamily.COUNTER)", "MetricFamily"),
+    ],
+)
+def test_its_use_is_refused_by_name(lab: Lab, call: str, named: str) -> None:
+    lab.load(f"""
+        def execute(self, requests):
+            try:
+                pb_utils.{call}
+            except pb_utils.TritonModelException as error:
+                return [text(error)]
+    """)
+    assert lab.text().endswith(f"({named}) is not supported by this version of the server yet")
+    assert issubclass(TritonModelException, Exception)

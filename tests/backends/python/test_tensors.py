@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from backends.python.datatypes import triton_to_numpy_type
+from backends.python.failures import TritonModelException
+from backends.python.tensors import Tensor
+from backends.worker.request import InputView
+
+if TYPE_CHECKING:
+    from shm.arrays import Array
+    from tests.backends.python.conftest import Lab
+
+SUM = """
+    def execute(self, requests):
+        given = tensor(requests[0], "IN")
+        given += 1
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given)])]
+"""
+
+
+def bf16(values: list[float]) -> tuple[Array, InputView]:
+    raw = (np.array(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return raw, InputView("IN", "BF16", [len(values)], memoryview(bytearray(raw.tobytes())))
+
+
+# ---- from numpy -----------------------------------------------------------------------------
+
+
+def test_a_tensor_keeps_the_array_it_was_made_of() -> None:
+    array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    tensor = Tensor("A", array)
+    assert tensor.as_numpy() is array
+    assert (tensor.name(), tensor.shape(), tensor.is_cpu()) == ("A", [2, 3], True)
+    assert triton_to_numpy_type(tensor.triton_dtype()) is np.int32
+    assert tensor.output().array is array
+
+
+def test_an_array_in_another_order_is_copied() -> None:
+    array = np.arange(8).reshape(2, 4)[:, ::2]
+    tensor = Tensor("A", array)
+    assert tensor.as_numpy().flags.c_contiguous
+    assert np.array_equal(tensor.as_numpy(), array)
+
+
+def test_a_scalar_stays_a_scalar() -> None:
+    assert Tensor("A", np.array(3.0)).shape() == []
+
+
+def test_byte_strings_become_bytes() -> None:
+    output = Tensor("A", np.array([b"a", b"bcd"])).output()
+    assert (output.datatype, output.array.dtype, output.array.tolist()) == ("BYTES", object, [b"a", b"bcd"])
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(2, np.complex64), np.array(["a"]), np.arange(3, dtype=">i4"), np.zeros(1, "M8[s]")]
+)
+def test_other_dtypes_are_refused(array: Array) -> None:
+    with pytest.raises(TritonModelException, match=r"^NumPy dtype is not supported\.$"):
+        Tensor("A", array)
+
+
+def test_a_tensor_needs_a_name() -> None:
+    with pytest.raises(TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
+        Tensor("", np.zeros(1))
+    with pytest.raises(TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
+        Tensor.from_dlpack("", np.zeros(1))
+
+
+def test_a_tensor_is_made_of_an_array() -> None:
+    with pytest.raises(TypeError) as caught:
+        Tensor("a", [1, 2])  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
+        "    1. Tensor(arg0: str, arg1: numpy.ndarray)\n\nInvoked with: 'a', [1, 2]"
+    )
+
+
+# ---- inputs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_an_input_in_our_memory_may_be_changed(lab: Lab, inline: bool) -> None:
+    lab.load(SUM)
+    view = lab.view("IN", np.arange(3, dtype=np.int32), inline=inline)
+    assert lab.run([view]).outputs["OUT"].tolist() == [1, 2, 3]
+
+
+def test_an_input_in_an_arena_is_not_copied(lab: Lab) -> None:
+    view = lab.view("IN", np.arange(3, dtype=np.int32))
+    tensor = Tensor.received(view, writable=False)
+    tensor.as_numpy()[0] = 7
+    assert view.as_numpy()[0] == 7
+    assert tensor.as_numpy() is tensor.as_numpy()
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_an_input_in_a_client_s_memory_is_read_only(lab: Lab, readonly: bool) -> None:
+    view = lab.view("IN", np.arange(3, dtype=np.int32), foreign=True)
+    if not readonly:
+        view.data = memoryview(bytearray(view.data))
+    with pytest.raises(ValueError, match="read-only"):
+        Tensor.received(view, writable=False).as_numpy()[0] = 7
+    assert view.as_numpy().tolist() == [0, 1, 2]
+
+
+def test_a_model_may_ask_for_copies_of_a_client_s_memory(lab: Lab) -> None:
+    lab.load(SUM, parameters={"writable_inputs": {"string_value": "yes"}})
+    view = lab.view("IN", np.arange(3, dtype=np.int32), foreign=True)
+    view.data = memoryview(bytearray(view.data))
+    assert lab.run([view]).outputs["OUT"].tolist() == [1, 2, 3]
+    assert view.as_numpy().tolist() == [0, 1, 2]
+
+
+def test_an_input_may_be_answered_as_it_is(lab: Lab) -> None:
+    lab.load("""
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse(r.inputs()) for r in requests]
+    """)
+    assert lab.run({"OUT": np.array([b"x", b""], object)}).outputs["OUT"].tolist() == [b"x", b""]
+
+
+def test_an_empty_input_is_an_empty_array(lab: Lab) -> None:
+    tensor = Tensor.received(InputView("IN", "FP32", [0, 3], memoryview(bytearray())), writable=False)
+    assert tensor.shape() == [0, 3]
+    assert tensor.as_numpy().shape == (0, 3)
+
+
+# ---- BF16 -----------------------------------------------------------------------------------
+
+
+def test_bf16_cannot_be_read_as_numpy() -> None:
+    tensor = Tensor.received(bf16([1.5])[1], writable=False)
+    with pytest.raises(TritonModelException) as caught:
+        tensor.as_numpy()
+    assert str(caught.value) == (
+        "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+    )
+
+
+def test_bf16_goes_through_dlpack() -> None:
+    raw, view = bf16([1.5, -2.0])
+    tensor = Tensor.from_dlpack("OUT", Tensor.received(view, writable=False).to_dlpack())
+    output = tensor.output()
+    assert (output.name, output.datatype, output.array.tolist()) == ("OUT", "BF16", raw.tolist())
+    assert tensor.triton_dtype() == 14
+
+
+# ---- DLPack ---------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """A tensor of a library that keeps it on a device."""
+
+    def __init__(self, device_type: int) -> None:
+        self._device_type = device_type
+
+    def __dlpack__(self) -> Any:
+        raise AssertionError("a capsule was asked for")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device_type, 0
+
+
+def test_numpy_reads_a_tensor_without_a_copy() -> None:
+    array = np.arange(4.0)
+    tensor = Tensor("A", array)
+    assert np.shares_memory(np.from_dlpack(tensor), array)  # type: ignore[arg-type]
+    assert tensor.__dlpack_device__() == (1, 0)
+
+
+@pytest.mark.parametrize("as_capsule", [True, False])
+@pytest.mark.parametrize("dtype", ["?", "i8", "u1", "f2", "f4", "f8"])
+def test_a_tensor_is_made_of_dlpack_without_a_copy(dtype: str, as_capsule: bool) -> None:
+    array = np.array([0, 1], dtype)
+    source = Tensor("A", array)
+    tensor = Tensor.from_dlpack("B", source.to_dlpack() if as_capsule else source)
+    assert tensor.name() == "B"
+    assert tensor.as_numpy().dtype == array.dtype
+    assert np.shares_memory(tensor.as_numpy(), array)
+
+
+def test_a_read_only_tensor_is_copied_for_dlpack(lab: Lab) -> None:
+    view = lab.view("IN", np.arange(3, dtype=np.int32), foreign=True)
+    tensor = Tensor.received(view, writable=False)
+    assert np.from_dlpack(tensor).tolist() == [0, 1, 2]  # type: ignore[arg-type]
+    assert not np.shares_memory(np.from_dlpack(tensor), tensor.as_numpy())  # type: ignore[arg-type]
+
+
+def test_strings_have_no_dlpack() -> None:
+    with pytest.raises(TritonModelException, match=r"^DLPack does not have support for string tensors\.$"):
+        Tensor("A", np.array([b"a"], object)).to_dlpack()
+
+
+def test_dlpack_comes_in_c_order() -> None:
+    with pytest.raises(TritonModelException) as caught:
+        Tensor.from_dlpack("A", np.arange(8).reshape(2, 4)[:, ::2])
+    assert str(caught.value) == (
+        "DLPack tensor is not contiguous. "
+        "Only contiguous DLPack tensors that are stored in C-Order are supported."
+    )
+
+
+@pytest.mark.parametrize("array", [np.zeros(2, np.complex64), np.zeros(2, "M8[s]")])
+def test_other_dtypes_are_refused_from_dlpack(array: Array) -> None:
+    with pytest.raises(TritonModelException, match=r"^DLDataType is not supported by Python backend\.$"):
+        Tensor.from_dlpack("A", array)
+
+
+def test_only_tensors_are_taken_from_dlpack() -> None:
+    with pytest.raises(TritonModelException, match=r"^Provided tensor is not supported\. Tensor must be"):
+        Tensor.from_dlpack("A", 5)
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    with pytest.raises(TritonModelException, match="is not a tensor, or it was used before"):
+        Tensor.from_dlpack("A", capsule(1, b"used_dltensor", None))
+
+
+def test_a_tensor_on_a_gpu_is_refused_before_anything_is_asked_of_it() -> None:
+    with pytest.raises(TritonModelException, match="only tensors in CPU memory are supported"):
+        Tensor.from_dlpack("A", Elsewhere(2))

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.config.check import check_config
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+    Prepare = Callable[..., ModelConfig]
+
+
+def sequence(more: str) -> str:
+    return f'backend: "python" max_batch_size: 4 sequence_batching {{ {more} }}'
+
+
+def control(fields: str, name: str = "C") -> str:
+    return f'control_input [{{ name: "{name}" control [{{ {fields} }}] }}] '
+
+
+START = "kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1]"
+END = "kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1]"
+READY = "kind: CONTROL_SEQUENCE_READY "
+CORRID = "kind: CONTROL_SEQUENCE_CORRID "
+FALSE_TRUE = "'int32_false_true', 'fp32_false_true'"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "",
+        "direct { minimum_slot_utilization: 1.0 }",
+        "direct {}",
+        "oldest { max_candidate_sequences: 4 preferred_batch_size: [1, 4] }",
+        control(START, "S") + control(END, "E") + control(CORRID + "data_type: TYPE_STRING", "I"),
+        control(READY + "bool_false_true: [false, true]"),
+        control(READY + "fp32_false_true: [0, 1]"),
+        # One tensor for two kinds is accepted by Triton, as long as it is one control input.
+        f'control_input [{{ name: "C" control [{{ {START} }}, {{ {END} }}] }}]',
+    ],
+)
+def test_sound_sequence_batching_passes(more: str, prepared: Prepare) -> None:
+    check_config(prepared(sequence(more)), "m")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (control(START, ""), "sequence batching control tensor must have a name for m"),
+        (
+            control(START) + control(END),
+            "sequence batching control tensor 'C' is specified for multiple control kinds for m",
+        ),
+        (
+            control(START) + control(START, "D"),
+            "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for m",
+        ),
+        (
+            control(CORRID + "data_type: TYPE_UINT64") + control(CORRID + "data_type: TYPE_UINT64", "D"),
+            "sequence batching specifies multiple CONTROL_SEQUENCE_CORRID tensors for m",
+        ),
+        (
+            control(READY),
+            (
+                f"sequence batching must specify either {FALSE_TRUE} or 'bool_false_true' for "
+                "CONTROL_SEQUENCE_READY for m"
+            ),
+        ),
+        (
+            control(READY + "int32_false_true: [0, 1] fp32_false_true: [0, 1]"),
+            (
+                f"sequence batching specifies more than one from {FALSE_TRUE} and 'bool_false_true' for "
+                "CONTROL_SEQUENCE_READY for m"
+            ),
+        ),
+        (
+            control(READY + "int32_false_true: [0, 1, 2]"),
+            (
+                "sequence batching control 'int32_false_true' must have exactly 2 entries for "
+                "CONTROL_SEQUENCE_READY for m"
+            ),
+        ),
+        (
+            control("kind: CONTROL_SEQUENCE_END bool_false_true: false"),
+            (
+                "sequence batching control 'bool_false_true' must have exactly 2 entries for "
+                "CONTROL_SEQUENCE_END for m"
+            ),
+        ),
+        (
+            control(CORRID + "data_type: TYPE_UINT64 int32_false_true: [0, 1]"),
+            (
+                f"sequence batching must not specify either {FALSE_TRUE} or 'bool_false_true' for "
+                "CONTROL_SEQUENCE_CORRID for m"
+            ),
+        ),
+        (
+            control(CORRID + "data_type: TYPE_FP32"),
+            (
+                "unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are "
+                "TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+            ),
+        ),
+        (
+            "oldest { preferred_batch_size: 0 }",
+            "sequence batching preferred batch size must be positive for m",
+        ),
+        (
+            "oldest { preferred_batch_size: 5 }",
+            "sequence batching preferred batch size must be <= max batch size for m",
+        ),
+        (
+            "direct { minimum_slot_utilization: -0.1 }",
+            "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
+        ),
+        (
+            "direct { minimum_slot_utilization: 1.1 }",
+            "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
+        ),
+    ],
+)
+def test_a_broken_rule_has_triton_s_text(more: str, message: str, prepared: Prepare) -> None:
+    with pytest.raises(BadConfig) as caught:
+        check_config(prepared(sequence(more)), "m")
+    assert caught.value.message == message
+
+
+def test_a_cache_does_not_fit_sequences(prepared: Prepare) -> None:
+    with pytest.raises(BadConfig) as caught:
+        check_config(prepared(sequence("") + "response_cache { enable: true }"), "m")
+    assert caught.value.message == (
+        "Response Cache does not currently support model m with sequence batching scheduler. "
+        "Please disable the response cache."
+    )

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from kernel.errors import InvalidArgument
+from kernel.repository.layout import Entry, check_model_name, find_models, model_folder
+
+
+def folder(name: str, *children: Entry | str) -> Entry:
+    """A folder; a plain string among its children is a file."""
+    inside = tuple(child if isinstance(child, Entry) else Entry(child) for child in children)
+    return Entry(name, is_folder=True, children=inside)
+
+
+def test_versions_are_the_folders_with_numbers_in_order_of_their_values() -> None:
+    model = model_folder("/repository", folder("m", folder("10"), folder("9"), folder("0"), "2"))
+    assert list(model.versions) == [0, 9, 10]
+    assert model.warnings == ()
+    assert model.path == "/repository/m"
+
+
+def test_folders_that_look_like_versions_are_told_of() -> None:
+    model = model_folder(
+        "/r",
+        folder("m", folder("01"), folder("abc"), folder("-1"), folder("٣"), folder("9" * 19), folder("1")),
+    )
+    assert list(model.versions) == [1]
+    assert model.warnings == (
+        "ignore version directory '-1' which fails to convert to integral number",
+        "ignore version directory '01' which contains leading zeros in its directory name",
+        "ignore version directory '9999999999999999999' which fails to convert to integral number",
+        "ignore version directory 'abc' which fails to convert to integral number",
+        "ignore version directory '٣' which fails to convert to integral number",
+    )
+
+
+def test_the_other_folders_of_a_model_are_no_versions_and_not_told_of() -> None:
+    model = model_folder("/r", folder("m", *map(folder, ("configs", "warmup", "initial_state", ".git", "1"))))
+    assert list(model.versions) == [1]
+    assert model.warnings == ()
+
+
+def test_the_configuration_may_be_chosen_by_name() -> None:
+    model = model_folder("/r", folder("m", "config.pbtxt", folder("configs", "fast.pbtxt")))
+    assert model.config_path() == "/r/m/config.pbtxt"
+    assert model.config_path("fast") == "/r/m/configs/fast.pbtxt"
+    assert model.config_path("unknown") == "/r/m/config.pbtxt"
+    assert model.config_path("../config") == "/r/m/config.pbtxt"
+
+
+def test_a_model_may_have_no_configuration() -> None:
+    assert model_folder("/r", folder("m", folder("config.pbtxt"))).config_path() is None
+    assert model_folder("/r", folder("m")).config_path() is None
+
+
+def test_the_backend_is_told_by_the_version_that_sorts_first_as_text() -> None:
+    model = model_folder(
+        "/r", folder("m", folder("9", "model.py"), folder("10", "model.onnx", folder("data")))
+    )
+    assert model.first_version_files() == {"model.onnx": False, "data": True}
+    assert model_folder("/r", folder("m", folder("x", "model.py"))).first_version_files() is None
+
+
+def test_models_are_the_folders_of_all_repositories() -> None:
+    contents = find_models(
+        {"/a": [folder("m2", folder("1")), Entry("README.md"), folder(".git")], "/b": [folder("m1")]}
+    )
+    assert list(contents.models) == ["m1", "m2"]
+    assert contents.models["m2"].path == "/a/m2"
+    assert contents.duplicates == {}
+
+
+def test_a_model_in_two_repositories_is_in_neither() -> None:
+    contents = find_models({"/a": [folder("m"), folder("n")], "/b": [folder("m")]})
+    assert list(contents.models) == ["n"]
+    assert contents.duplicates == {"m": ("/a/m", "/b/m")}
+
+
+def test_a_change_of_any_file_shows() -> None:
+    before = model_folder("/r", folder("m", folder("1", Entry("model.py", modified_ns=1))))
+    same = model_folder("/r", folder("m", folder("1", Entry("model.py", modified_ns=1))))
+    after = model_folder("/r", folder("m", folder("1", Entry("model.py", modified_ns=2))))
+    assert before == same
+    assert before != after
+
+
+@pytest.mark.parametrize("name", ["m", "a.b", "..a", "a..b", "ü", " "])
+def test_names_of_folders_are_accepted(name: str) -> None:
+    check_model_name(name)
+
+
+@pytest.mark.parametrize("name", [".", "..", "../m", "a/b", "/m", "a\\b", "a\0"])
+def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_model_name(name)
+    assert caught.value.message == (
+        f"invalid model name '{name}', model name must not contain path traversal characters"
+    )
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"^Model name cannot be empty"):
+        check_model_name("")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.config.load import MAX_BYTE_SIZE
+from kernel.errors import InternalError, InvalidArgument
+from kernel.repository.layout import find_models
+from kernel.repository.local import find_model, list_repository, read_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a model `m` of one version."""
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text("pass")
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "python"')
+    return tmp_path
+
+
+def touch(path: Path, modified_ns: int) -> None:
+    os.utime(path, ns=(modified_ns, modified_ns))
+
+
+def test_a_model_is_found_with_its_files(repository: Path) -> None:
+    model = find_model(str(repository), "m")
+    assert model is not None
+    assert model == find_models({str(repository): list_repository(str(repository))}).models["m"]
+    assert model.path == str(repository / "m")
+    assert list(model.versions) == [1]
+    assert model.first_version_files() == {"model.py": False}
+    path = model.config_path()
+    assert path is not None
+    assert read_config(path) == b'backend: "python"'
+
+
+def test_a_folder_is_as_new_as_the_newest_thing_in_it(repository: Path) -> None:
+    (repository / "m" / "1" / "data").mkdir()
+    touch(repository / "m" / "1" / "data", 5_000)
+    touch(repository / "m" / "1" / "model.py", 9_000)
+    touch(repository / "m" / "config.pbtxt", 7_000)
+    (entry,) = list_repository(str(repository))
+    version = entry.child("1")
+    assert version is not None
+    assert (entry.modified_ns, version.modified_ns) == (9_000, 9_000)
+    assert [child.modified_ns for child in version.children] == [5_000, 9_000]
+
+
+def test_what_python_writes_beside_the_code_is_no_change(repository: Path) -> None:
+    before = find_model(str(repository), "m")
+    (repository / "m" / "1" / "__pycache__").mkdir()
+    (repository / "m" / "1" / "__pycache__" / "model.pyc").write_bytes(b"code")
+    assert find_model(str(repository), "m") == before
+
+
+def test_links_are_followed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "weights"
+    elsewhere.mkdir()
+    (elsewhere / "model.onnx").write_bytes(b"onnx")
+    (repository / "linked").symlink_to(repository / "m")
+    (repository / "m" / "2").symlink_to(elsewhere)
+    model = find_model(str(repository), "linked")
+    assert model is not None
+    assert list(model.versions) == [1, 2]
+    assert [file.name for file in model.versions[2].children] == ["model.onnx"]
+
+
+def test_links_in_a_circle_and_links_to_nothing_are_left_out(repository: Path) -> None:
+    (repository / "m" / "1" / "up").symlink_to(repository / "m")
+    (repository / "m" / "1" / "nothing").symlink_to("/does/not/exist")
+    (repository / "m" / "1" / "itself").symlink_to("itself")
+    model = find_model(str(repository), "m")
+    assert model is not None
+    assert model.first_version_files() == {"model.py": False}
+
+
+def test_what_is_no_folder_is_no_model(repository: Path) -> None:
+    (repository / "file").write_text("")
+    assert find_model(str(repository), "file") is None
+    assert find_model(str(repository), "absent") is None
+
+
+def test_a_model_s_name_cannot_leave_the_repository(repository: Path) -> None:
+    with pytest.raises(InvalidArgument):
+        find_model(str(repository / "m"), "../m")
+
+
+def test_a_repository_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(InternalError) as caught:
+        list_repository(str(tmp_path / "absent"))
+    assert caught.value.message == (
+        f"failed to read model repository '{tmp_path / 'absent'}': no such directory"
+    )
+
+
+def test_a_configuration_is_not_read_beyond_what_is_parsed(repository: Path) -> None:
+    path = repository / "m" / "config.pbtxt"
+    path.write_bytes(b"#" * (MAX_BYTE_SIZE + 100))
+    assert len(read_config(str(path))) == MAX_BYTE_SIZE + 1
+
+
+def test_a_configuration_that_cannot_be_read_is_an_error(repository: Path) -> None:
+    with pytest.raises(InternalError, match=r"failed to read '.*': No such file or directory"):
+        read_config(str(repository / "m" / "absent.pbtxt"))
