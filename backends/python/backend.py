@@ -78,6 +78,9 @@ class PythonBackend(Backend):
         """Hand the requests to the model as one batch, and send what it returns."""
         assert self._dropped is not None, "execute before load"
         self._check_batch_size(requests)
+        if self._instance.reshaped_inputs:
+            for request in requests:
+                self._instance.reshape_inputs(request)
         given = [
             InferenceRequest.received(request, self._instance, self._dropped.add) for request in requests
         ]

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from backends.reshape import output_array, tensor_specs
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
     from backends.base import Host, ModelArguments
+    from backends.reshape import TensorSpec
+    from backends.worker.request import OutputValue, WorkerRequest
 
 
 class Instance:
@@ -25,6 +28,8 @@ class Instance:
         "model_version",
         "name",
         "output_names",
+        "reshaped_inputs",
+        "reshaped_outputs",
         "version_dir",
         "writable_inputs",
     )
@@ -39,15 +44,38 @@ class Instance:
         self.max_batch_size = arguments.max_batch_size
         self.decoupled = arguments.decoupled
         self.output_names = frozenset(str(output["name"]) for output in arguments.config.get("output", ()))
+        #: Tensors that the model sees in another shape than clients do.
+        self.reshaped_inputs = _reshaped(arguments, "input")
+        self.reshaped_outputs = _reshaped(arguments, "output")
         #: Whether the model gets copies of inputs that lie in a client's shared memory.
         self.writable_inputs = _flag(arguments, "writable_inputs", default=False)
         # All tensors are in CPU memory, which is what the default, yes, asks for.
         _flag(arguments, "FORCE_CPU_ONLY_INPUT_TENSORS", default=True)
 
+    def reshape_inputs(self, request: WorkerRequest) -> None:
+        """Give the inputs of `request` the shapes that the model sees."""
+        for view in request.inputs:
+            spec = self.reshaped_inputs.get(view.name)
+            if spec is not None:
+                view.shape = spec.model_shape(view.shape)
+
+    def reshape_output(self, output: OutputValue) -> OutputValue:
+        """Return `output` in the shape that clients see. Raises `InternalError` where it does not fit."""
+        spec = self.reshaped_outputs.get(output.name)
+        if spec is not None:
+            output.array = output_array(output.array, spec)
+        return output
+
     @property
     def failure_prefix(self) -> str:
         """What stands before the reason when a batch fails."""
         return f"Failed to process the request(s) for model '{self.name}', message: "
+
+
+def _reshaped(arguments: ModelArguments, key: str) -> dict[str, TensorSpec]:
+    # An incomplete configuration may lack what other tensors' specs are made of.
+    entries = [entry for entry in arguments.config.get(key, ()) if entry.get("reshape") is not None]
+    return tensor_specs({**arguments.config, key: entries}, key)
 
 
 def _flag(arguments: ModelArguments, key: str, *, default: bool) -> bool:

@@ -67,8 +67,6 @@ class InferenceRequest:
         "_correlation_id",
         "_flags",
         "_inputs",
-        "_model_name",
-        "_model_version",
         "_parameters",
         "_parameters_json",
         "_preferred_memory",
@@ -106,12 +104,12 @@ class InferenceRequest:
         """`timeout` is in microseconds, `model_version` -1 the newest one that serves."""
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
+        if not all(isinstance(tensor, Tensor) for tensor in inputs):
+            raise incompatible("__init__", "InferenceRequest(..., inputs: List[Tensor], ...)", inputs)
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
         self._requested_output_names = frozenset(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
         self._flags = flags
         self._timeout_us = timeout
         self._preferred_memory = preferred_memory
@@ -133,8 +131,6 @@ class InferenceRequest:
         self._correlation_id = ref.correlation_id
         self._inputs = [Tensor.received(view, writable=instance.writable_inputs) for view in request.inputs]
         self._requested_output_names = wanted
-        self._model_name = instance.model_name
-        self._model_version = instance.model_version
         self._flags = ref.flags
         self._timeout_us = ref.timeout_us
         self._preferred_memory = None
@@ -175,12 +171,6 @@ class InferenceRequest:
     def requested_output_names(self) -> set[str]:
         """Return which outputs the client asked for; all of the configuration where it named none."""
         return set(self._requested_output_names)
-
-    def model_name(self) -> str:
-        return self._model_name
-
-    def model_version(self) -> int:
-        return self._model_version
 
     def trace(self) -> InferenceTrace:
         if self._trace is None:

@@ -11,6 +11,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Final
 
+from backends.python import instance
 from backends.python.failures import TritonModelException, check_parameters, incompatible
 from backends.python.tensors import Tensor
 from kernel.errors import ErrorCode, InternalError, ServingError, error_of
@@ -108,7 +109,8 @@ class InferenceResponse:
         if self._error is not None:
             request.fail(self._error.as_serving_error(), final=final)
             return
-        outputs = [tensor.output() for tensor in self._output_tensors if tensor.name() in wanted]
+        reshape = instance.current().reshape_output
+        outputs = [reshape(tensor.output()) for tensor in self._output_tensors if tensor.name() in wanted]
         request.respond(outputs, self._parameters, final=final)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CONNECTION_WINDOW_BYTE_SIZE = 64 * 2**20
 STREAM_WINDOW_BYTE_SIZE = 32 * 2**20
 
-#: A large message costs h2 some work for every frame; 16 KiB frames make that most of the time.
+#: h2 works on every frame: with 16 KiB ones a request of 16 MiB takes a fifth longer.
 MAX_FRAME_BYTE_SIZE = 2**20
 
 #: Calls at once on one connection; h2 alone allows 100, and a client with more streams would hang.

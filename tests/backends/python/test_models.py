@@ -85,7 +85,6 @@ PARAMS = """
         for request in requests:
             told = {
                 "id": request.request_id(), "correlation_id": request.correlation_id(),
-                "model": request.model_name(), "version": request.model_version(),
                 "wanted": sorted(request.requested_output_names()), "flags": request.flags(),
                 "parameters": json.loads(request.parameters()), "timeout": request.timeout(),
             }

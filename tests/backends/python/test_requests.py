@@ -109,7 +109,6 @@ def test_a_request_of_a_model_tells_what_it_was_made_of() -> None:
     )
     assert (request.request_id(), request.correlation_id(), request.inputs()) == ("id", "seq", [tensor])
     assert request.requested_output_names() == {"A", "B"}
-    assert (request.model_name(), request.model_version()) == ("m", 2)
     assert (request.flags(), request.timeout()) == (3, 5)
     assert request.parameters() == '{"b": true, "a": 1, "c": "x"}'
     assert request.trace() is trace
@@ -121,6 +120,11 @@ def test_a_request_of_a_model_tells_what_it_was_made_of() -> None:
 def test_a_correlation_id_is_a_number_or_a_text() -> None:
     with pytest.raises(TritonModelException, match=r"^Correlation ID must be integer or string$"):
         InferenceRequest(model_name="m", correlation_id=1.5)  # type: ignore[arg-type]
+
+
+def test_inputs_are_tensors() -> None:
+    with pytest.raises(TypeError, match=r"incompatible constructor arguments"):
+        InferenceRequest(model_name="m", inputs=[5])  # type: ignore[list-item]
 
 
 def test_calls_of_other_models_are_refused() -> None:
