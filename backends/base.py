@@ -7,13 +7,13 @@ order: `complete` (first worker of a model only), `load`, any number of `execute
 from __future__ import annotations
 
 import abc
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from backends.worker.request import WorkerRequest
 

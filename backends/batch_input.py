@@ -52,9 +52,7 @@ def batch_inputs_of(config: Mapping[str, Any]) -> list[BatchInput]:
     return found
 
 
-def batch_input_arrays(
-    batch_inputs: Sequence[BatchInput], requests: Sequence[WorkerRequest]
-) -> dict[str, Array]:
+def batch_input_arrays(batch_inputs: Sequence[BatchInput], requests: Sequence[WorkerRequest]) -> dict[str, Array]:
     """Return the arrays of the batch inputs, by name of the model's input."""
     arrays = {}
     for batch_input in batch_inputs:

@@ -29,7 +29,7 @@ class FrameReader:
         """Add `data` and return every message that is complete now. Raises `BadFrame`."""
         buffer = self._buffer
         # Most of the time one read holds whole messages and nothing is waiting.
-        source: bytes | bytearray = data if not buffer else buffer
+        source: bytes | bytearray = buffer if buffer else data
         if buffer:
             buffer += data
         messages: list[bytes] = []

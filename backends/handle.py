@@ -98,7 +98,14 @@ class WorkerHandle:
         span = tensor.span
         foreign = self._attach(span)
         return wire.TensorRef(
-            tensor.name, tensor.datatype, tensor.shape, None, span.region.number, span.offset, span.byte_size, foreign
+            tensor.name,
+            tensor.datatype,
+            tensor.shape,
+            None,
+            span.region.number,
+            span.offset,
+            span.byte_size,
+            foreign,
         )
 
     def _output_ref(self, output: RequestedOutput) -> wire.OutputRef:
@@ -113,9 +120,7 @@ class WorkerHandle:
         foreign = region.kind is not RegionKind.ARENA
         if region.number not in self._attached:
             self._attached.add(region.number)
-            self._session.send_with_fd(
-                wire.Attach(region.number, region.byte_size, region.offset, foreign), region.fd
-            )
+            self._session.send_with_fd(wire.Attach(region.number, region.byte_size, region.offset, foreign), region.fd)
             region.on_closed(self._detach)
         return foreign
 

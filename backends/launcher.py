@@ -60,8 +60,12 @@ class LocalLauncher:
             # worker can be ended together with what its model started.
             process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child is forked
                 [
-                    sys.executable, "-m", "backends.worker",
-                    f"--model={title}", f"--fd={theirs.fileno()}", f"--kernel={os.getpid()}",
+                    sys.executable,
+                    "-m",
+                    "backends.worker",
+                    f"--model={title}",
+                    f"--fd={theirs.fileno()}",
+                    f"--kernel={os.getpid()}",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=capture.stdout_fd,

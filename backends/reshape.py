@@ -60,9 +60,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
         return _carry_over(shape, self.reshape, self.dims, self.batched)
 
 
-def _carry_over(
-    shape: Sequence[int], source: Sequence[int], target: Sequence[int], batched: bool
-) -> list[int]:
+def _carry_over(shape: Sequence[int], source: Sequence[int], target: Sequence[int], batched: bool) -> list[int]:
     """Return `target` with its variable dimensions taken, in order, from those of `shape` under `source`."""
     batch = list(shape[:1]) if batched else []
     variable = iter([size for size, dim in zip(shape[len(batch) :], source, strict=True) if dim == -1])
@@ -113,9 +111,7 @@ def input_array(view: InputView, spec: TensorSpec | None) -> Array:
         shape = view.shape if spec is None else spec.model_shape(view.shape)
         array = to_array(datatype, shape, view.data)
     except ValueError as error:
-        raise InvalidArgument(
-            f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}"
-        ) from error
+        raise InvalidArgument(f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}") from error
     # Vector instructions of a model may fault on an element that straddles its natural boundary.
     return array if array.flags.aligned else array.copy()
 

@@ -138,9 +138,7 @@ class WorkerSession:
             cause = f"{cause}; {self._protocol_error}"
         self._lost_cause = cause
         if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(
-                InternalError(f"the worker was lost while the model was being loaded ({cause})")
-            )
+            self._reply.set_exception(InternalError(f"the worker was lost while the model was being loaded ({cause})"))
             self._reply.exception()  # whoever waited may have given up
         if self.on_lost is not None:
             self.on_lost(cause)

@@ -135,6 +135,4 @@ class InstanceSupervisor:
         assert self._model is not None
         logger.error("model instance '%s' could not be started again: %s", self._plan.name, error.message)
         if not self._model.instances.count:
-            self._model.fail_queued(
-                Unavailable(f"no instance of model '{self._model.name}' is alive: {error.message}")
-            )
+            self._model.fail_queued(Unavailable(f"no instance of model '{self._model.name}' is alive: {error.message}"))

@@ -26,7 +26,9 @@ def main() -> None:
             for pid, name in server.workers().items():
                 workers.setdefault(name, []).append(rss_bytes(pid) / MIB)
     cores = len(os.sched_getaffinity(0))
-    print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores, {ROUNDS} starts")
+    print(
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores, {ROUNDS} starts"
+    )
     print(f"{'ready after':32} {show(seconds)} s")
     print(f"{'resident memory, kernel':32} {show(kernel)} MiB")
     for name, sizes in sorted(workers.items()):

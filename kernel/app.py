@@ -17,6 +17,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import anyio
+from protocols.http.metrics import MetricsServer
+from protocols.http.server import HttpServer
 
 from backends.launcher import LocalLauncher
 from backends.supervisor import InstanceSupervisor
@@ -26,14 +28,11 @@ from kernel.errors import ServingError
 from kernel.greeting import print_demo_hint, print_models_table
 from kernel.inputs import InputPlacer
 from kernel.observe.logs import set_up_logging
-from kernel.options import Listener, ServerOptions
 from kernel.regions import RegionRegistry
 from kernel.repository.lifecycle import Lifecycle, LifecycleSettings
 from kernel.router import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from protocols.grpc.server import GrpcServer
-from protocols.http.metrics import MetricsServer
-from protocols.http.server import HttpServer
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from kernel.events import Event
     from kernel.inbox import Inbox
     from kernel.instances import InstanceSet
+    from kernel.options import Listener, ServerOptions
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,9 @@ def serve(options: ServerOptions) -> int:
     """Run the server until it is told to stop; returns the exit code."""
     try:
         return anyio.run(
-            Server(options).run, backend="asyncio", backend_options={"use_uvloop": options.event_loop == "uvloop"}
+            Server(options).run,
+            backend="asyncio",
+            backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )
     except StartFailed as error:
         print(f"error: creating server: {error}", file=sys.stderr)  # noqa: T201
@@ -120,9 +122,7 @@ class Server:
             catalog,
             clock,
             choose_scheduler,
-            lambda: InstanceSupervisor(
-                launcher, arena_byte_size=options.arena_byte_size, verbose=options.log_verbose
-            ),
+            lambda: InstanceSupervisor(launcher, arena_byte_size=options.arena_byte_size, verbose=options.log_verbose),
             LifecycleSettings(
                 repositories=options.model_repositories,
                 explicit=options.model_control_mode == "explicit",
@@ -185,9 +185,7 @@ class Server:
         if "grpc" in sockets:
             doors.append(GrpcServer(self._kernel, sockets["grpc"]))
         if "http" in sockets:
-            doors.append(
-                HttpServer(self._kernel, sockets["http"], max_input_size=self._options.http_max_input_size)
-            )
+            doors.append(HttpServer(self._kernel, sockets["http"], max_input_size=self._options.http_max_input_size))
         if "metrics" in sockets:
             doors.append(MetricsServer(self._kernel, sockets["metrics"]))
         for door in doors:
@@ -203,9 +201,7 @@ class Server:
     async def _stop(self, doors: list[FrontDoor]) -> int:
         """Drain and close; a second signal or the exit time-out ends the wait. Returns the exit code."""
         grace_s = self._options.exit_timeout_s
-        logger.info(
-            "Stopping: %d requests in flight get %d s (--exit-timeout-secs)", self._kernel.in_flight, grace_s
-        )
+        logger.info("Stopping: %d requests in flight get %d s (--exit-timeout-secs)", self._kernel.in_flight, grace_s)
         try:
             async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._kernel.drain())
@@ -248,5 +244,3 @@ def _bind(title: str, listener: Listener) -> socket.socket:
             f"Choose another port with --{title.lower()}-port"
         ) from None
     return sock
-
-

@@ -161,7 +161,5 @@ def parse_version(text: str) -> int:
         )
     number = int(text)
     if number <= 0:
-        raise InvalidArgument(
-            f"invalid model version specified '{text}' , version should be an integral value > 0"
-        )
+        raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
     return number

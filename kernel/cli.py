@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -18,6 +17,9 @@ from kernel.options import (
     check_options,
     default_arena_byte_size,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -49,7 +51,7 @@ def parse_switch(text: str | Switch) -> Switch:
     raise typer.BadParameter(f"'{text}' is neither true nor false")
 
 
-def _one_of(*words: str):  # type: ignore[no-untyped-def] # noqa: ANN202
+def _one_of(*words: str):  # type: ignore[no-untyped-def]
     def parse(text: str) -> str:
         if text.lower() not in {word.lower() for word in words}:
             raise typer.BadParameter(f"'{text}' is none of {', '.join(words)}")
@@ -72,7 +74,7 @@ def run(
     ] = None,
     model_control_mode: Annotated[
         str, typer.Option(parser=_one_of("none", "explicit"), metavar="none|explicit", rich_help_panel=_REPOSITORY,
-                          help="none: load every model at start. explicit: load those of --load-model, others on request."),
+                          help="none: load every model at start. explicit: only those of --load-model."),
     ] = "none",
     load_model: Annotated[
         list[str] | None, typer.Option(help="A model to load at start in explicit mode; '*' for all.",
@@ -87,13 +89,13 @@ def run(
                            rich_help_panel=_REPOSITORY),
     ] = False,
     allow_http: Annotated[Switch, typer.Option(**_SWITCH, help="Serve HTTP.", rich_help_panel=_HTTP)] = ON,
-    http_address: Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=_HTTP)] = "0.0.0.0",  # noqa: S104
+    http_address: Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=_HTTP)] = "0.0.0.0",
     http_port: Annotated[int, typer.Option(help="Port; 0 for any free one.", rich_help_panel=_HTTP)] = 8000,
     http_max_input_size: Annotated[
         int, typer.Option(help="Largest JSON, raw or inflated request body in bytes.", min=1, rich_help_panel=_HTTP)
     ] = 64 << 20,
     allow_grpc: Annotated[Switch, typer.Option(**_SWITCH, help="Serve gRPC.", rich_help_panel=_GRPC)] = ON,
-    grpc_address: Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=_GRPC)] = "0.0.0.0",  # noqa: S104
+    grpc_address: Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=_GRPC)] = "0.0.0.0",
     grpc_port: Annotated[int, typer.Option(help="Port; 0 for any free one.", rich_help_panel=_GRPC)] = 8001,
     allow_metrics: Annotated[Switch, typer.Option(**_SWITCH, help="Serve /metrics.", rich_help_panel=_METRICS)] = ON,
     metrics_address: Annotated[
@@ -178,7 +180,9 @@ def infer(
                        help="Inputs: a JSON value such as 3, [1,2] or \"text\", a plain text, or a NumPy file."),
     ] = None,
     url: Annotated[str, typer.Option("--url", "-u", help="Where the server listens for HTTP.")] = "http://127.0.0.1:8000",
-    classes: Annotated[int, typer.Option("--classes", "-c", min=0, help="Show this many best classes of each output.")] = 0,
+    classes: Annotated[
+        int, typer.Option("--classes", "-c", min=0, help="Show this many best classes of each output.")
+    ] = 0,
 ) -> None:  # fmt: skip
     """Call a running server and print the outputs, with labels where the model has them."""
     from kernel.client import infer_and_print

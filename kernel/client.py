@@ -197,9 +197,7 @@ def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _open(url: str, body: dict[str, Any] | None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     try:
-        return urllib.request.urlopen(  # noqa: S310 - the user names the server
-            urllib.request.Request(url, data=data), timeout=_TIMEOUT_S
-        )
+        return urllib.request.urlopen(urllib.request.Request(url, data=data), timeout=_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         text = error.read().decode("utf-8", "replace")
         try:

@@ -88,7 +88,16 @@ class Cancelled(ServingError):
 
 _BY_CODE: dict[ErrorCode, type[ServingError]] = {
     kind.code: kind
-    for kind in (UnknownError, InternalError, NotFound, InvalidArgument, Unavailable, Unsupported, AlreadyExists, Cancelled)
+    for kind in (
+        UnknownError,
+        InternalError,
+        NotFound,
+        InvalidArgument,
+        Unavailable,
+        Unsupported,
+        AlreadyExists,
+        Cancelled,
+    )
 }
 
 
@@ -187,9 +196,7 @@ class RegionExists(AlreadyExists):
 
 class ClientSharedMemoryDisabled(Unsupported):
     def __init__(self) -> None:
-        super().__init__(
-            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-        )
+        super().__init__("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")
 
 
 class ArenaFull(Unavailable):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
 from kernel.greeting import print_table
@@ -10,6 +10,9 @@ from kernel.options import BadOption
 from kernel.repository.layout import DUPLICATE_REASON
 from kernel.repository.limits import refuse_unsupported
 from kernel.repository.source import ModelSource, scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def print_models(repositories: tuple[Path, ...]) -> int:

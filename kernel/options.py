@@ -27,9 +27,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
     """Everything that the command line decides. Names and defaults are tritonserver's."""
 
     model_repositories: tuple[Path, ...]
-    http: Listener = Listener(True, "0.0.0.0", 8000)  # noqa: S104 - Triton's default
-    grpc: Listener = Listener(True, "0.0.0.0", 8001)  # noqa: S104
-    metrics: Listener = Listener(True, "0.0.0.0", 8002)  # noqa: S104
+    http: Listener = Listener(True, "0.0.0.0", 8000)
+    grpc: Listener = Listener(True, "0.0.0.0", 8001)
+    metrics: Listener = Listener(True, "0.0.0.0", 8002)
     server_id: str = "triton"
     model_control_mode: str = "none"
     load_models: tuple[str, ...] = ()

@@ -115,9 +115,7 @@ class FrontDoorLab:
         self.repository = RecordingRepository(self.catalog)
         self.kernel.repository = self.repository
 
-    def add_model(
-        self, spec: ModelSpec, answer: Callable[[Request], None], *, version: int = 1
-    ) -> InProcessInstance:
+    def add_model(self, spec: ModelSpec, answer: Callable[[Request], None], *, version: int = 1) -> InProcessInstance:
         """Add a version that is ready; returns the instance that executes its requests."""
         config = ModelConfig(name=spec.name, backend=spec.backend, max_batch_size=spec.max_batch_size)
         model = Model(spec, config, version, one_at_a_time, self.clock)

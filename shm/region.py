@@ -31,9 +31,7 @@ class Region:
     `byte_size` bytes start at `offset` of the file behind `fd`. The region owns `fd`.
     """
 
-    def __init__(
-        self, name: str, kind: RegionKind, fd: int, byte_size: int, *, key: str = "", offset: int = 0
-    ) -> None:
+    def __init__(self, name: str, kind: RegionKind, fd: int, byte_size: int, *, key: str = "", offset: int = 0) -> None:
         self.number = next(_numbers)
         self.name = name
         self.kind = kind

@@ -60,7 +60,18 @@ PURE = (
     "shm/datatypes.py",
     "shm/strings.py",
 )
-IMPURE_MODULES = {"asyncio", "anyio", "logging", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
+IMPURE_MODULES = {
+    "asyncio",
+    "anyio",
+    "logging",
+    "os",
+    "pathlib",
+    "random",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+}
 
 #: Files over 400 lines need a reason in their docstring; none has more than 600.
 MAX_LINES = 400

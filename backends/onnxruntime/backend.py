@@ -57,9 +57,7 @@ class OnnxRuntimeBackend(Backend):
         session = open_session(arguments)
         signature = signature_of(session)
         check_agreement(arguments.config, signature)
-        self._model = LoadedModel(
-            arguments.config, signature, BoundSession(session, run_options(arguments), signature)
-        )
+        self._model = LoadedModel(arguments.config, signature, BoundSession(session, run_options(arguments), signature))
         if arguments.parameter("share_session_between_instances") is not None:
             self.host.log(
                 "WARNING",

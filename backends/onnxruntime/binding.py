@@ -42,9 +42,7 @@ class BoundSession:
         #: not once an output had another shape than the model file declares.
         self.takes_places = not self._strings
 
-    def run(
-        self, inputs: Mapping[str, Array], names: Sequence[str], places: Mapping[str, Array]
-    ) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, Array], names: Sequence[str], places: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs called `names`, computed from `inputs`.
 
         An output that is in `places` is written there if it has exactly that shape, and the place is
@@ -88,9 +86,7 @@ class BoundSession:
                     binding.bind_output(name)
             self._session.run_with_iobinding(binding, self._run_options)
             found = zip(names, binding.get_outputs(), strict=True)
-            return {
-                name: places[name] if name in places else self._array(name, value) for name, value in found
-            }
+            return {name: places[name] if name in places else self._array(name, value) for name, value in found}
         finally:
             # Bound memory belongs to requests, and is gone when they are answered.
             binding.clear_binding_inputs()

@@ -39,9 +39,7 @@ class LoadedModel:
         ]
         #: Outputs whose shape is known before they are computed, but for the batch dimension.
         self._placeable = {
-            name
-            for name, spec in self._outputs.items()
-            if signature.outputs[name].dims and _has_known_shape(spec)
+            name for name, spec in self._outputs.items() if signature.outputs[name].dims and _has_known_shape(spec)
         }
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
@@ -66,9 +64,7 @@ class LoadedModel:
         except ServingError as error:
             request.fail(error)
 
-    def _infer(
-        self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings
-    ) -> dict[str, Array]:
+    def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Array]:
         inputs = gather(requests, self._inputs)
         inputs.update(batch_input_arrays(self._batch_inputs, requests))
         for name in self._scalar_inputs:

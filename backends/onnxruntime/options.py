@@ -43,9 +43,7 @@ def session_options(arguments: ModelArguments) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = _LOG_FATAL
     graph_level = int(_optimization(arguments.config).get("graph", {}).get("level", 0))
-    options.graph_optimization_level = _GRAPH_LEVELS.get(
-        graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    )
+    options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.execution_mode = _execution_mode(arguments)
     options.intra_op_num_threads = max(0, _integer(arguments, "intra_op_thread_count"))
     options.inter_op_num_threads = max(0, _integer(arguments, "inter_op_thread_count"))
@@ -73,8 +71,7 @@ def _execution_mode(arguments: ModelArguments) -> ort.ExecutionMode:
     mode = _integer(arguments, "execution_mode")
     if mode not in (0, 1):
         raise InvalidArgument(
-            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 "
-            f"but got {mode} ."
+            f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
         )
     return ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
 
@@ -136,9 +133,7 @@ def providers(arguments: ModelArguments, available: Sequence[str]) -> list[Provi
     return [*chosen, (CPU_PROVIDER, {})]
 
 
-def _cuda(
-    arguments: ModelArguments, accelerators: Sequence[dict[str, Any]], available: Sequence[str]
-) -> Provider:
+def _cuda(arguments: ModelArguments, accelerators: Sequence[dict[str, Any]], available: Sequence[str]) -> Provider:
     _require(CUDA_PROVIDER, available, f"instance '{arguments.instance_name}' of kind KIND_GPU")
     settings: dict[str, str] = {}
     for accelerator in accelerators:
@@ -155,8 +150,7 @@ def _cuda(
 def _require(provider: str, available: Sequence[str], reason: str) -> None:
     if provider not in available:
         raise Unsupported(
-            f"{reason} needs an onnxruntime with the {provider}, but the installed one "
-            f"has only {', '.join(available)}"
+            f"{reason} needs an onnxruntime with the {provider}, but the installed one has only {', '.join(available)}"
         )
 
 

@@ -81,9 +81,7 @@ class PythonBackend(Backend):
         if self._instance.reshaped_inputs:
             for request in requests:
                 self._instance.reshape_inputs(request)
-        given = [
-            InferenceRequest.received(request, self._instance, self._dropped.add) for request in requests
-        ]
+        given = [InferenceRequest.received(request, self._instance, self._dropped.add) for request in requests]
         timings.inputs_ready()
         try:
             returned = self._call(given)
@@ -148,9 +146,7 @@ class PythonBackend(Backend):
         with reported(self._instance.failure_prefix):
             return await coroutine
 
-    async def _await_decoupled(
-        self, coroutine: Coroutine[Any, Any, object], given: list[InferenceRequest]
-    ) -> None:
+    async def _await_decoupled(self, coroutine: Coroutine[Any, Any, object], given: list[InferenceRequest]) -> None:
         """Wait for a decoupled model's `execute`; an error ends the requests that have not ended."""
         try:
             self._check_decoupled(await self._await(coroutine))

@@ -114,7 +114,6 @@ def _check_device(device_type: int) -> None:
 def _in_order(array: Array) -> Array:
     if not array.flags.c_contiguous:
         raise TritonModelException(
-            "DLPack tensor is not contiguous. "
-            "Only contiguous DLPack tensors that are stored in C-Order are supported."
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
         )
     return array

@@ -70,7 +70,5 @@ def check_parameters(parameters: object) -> dict[str, str | int | bool]:
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
         if not isinstance(value, (bool, int, str)):
-            raise TritonModelException(
-                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
-            )
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return dict(parameters)

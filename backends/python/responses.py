@@ -153,9 +153,7 @@ class ResponseSender:
         """
         fits = response is None or isinstance(response, InferenceResponse)
         if not fits or not isinstance(flags, int):
-            signature = (
-                "(self: InferenceResponseSender, response: InferenceResponse = None, flags: int = 0) -> None"
-            )
+            signature = "(self: InferenceResponseSender, response: InferenceResponse = None, flags: int = 0) -> None"
             raise incompatible("send", signature, self, response, flags)
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
@@ -182,8 +180,7 @@ class ResponseSender:
                 )
             if response is None and not self._sent_count:
                 raise TritonModelException(
-                    "Unable to send response. "
-                    "Non-decoupled model cannot send complete final before sending a response."
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
                 )
         if self._closed or self._request.finished:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
@@ -199,9 +196,7 @@ class ResponseSender:
                 return False
             if self._sent_count:
                 self._request.fail(
-                    InternalError(
-                        "Unable to send response. Non-decoupled model cannot send more than one response."
-                    )
+                    InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
                 )
             else:
                 response.send_to(self._request, self._wanted, final=True)

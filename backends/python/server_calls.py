@@ -48,7 +48,5 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
         raise not_supported(f"custom metric '{name}' (MetricFamily)")
 
-    def Metric(
-        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
-    ) -> NoReturn:
+    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> NoReturn:
         raise not_supported("a custom metric (MetricFamily.Metric)")

@@ -79,8 +79,7 @@ class Tensor:
         """
         if self._datatype == "BF16":
             raise TritonModelException(
-                "Tensor dtype is BF16 and cannot be converted to NumPy. "
-                "Use to_dlpack() and from_dlpack() instead."
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
             )
         return self._elements()
 

@@ -152,5 +152,3 @@ def _asked(request: WorkerRequest, name: str) -> wire.OutputRef | None:
         if output.name == name:
             return output
     return None
-
-

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from backends import wire
 from shm.arrays import to_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from backends import wire
     from kernel.errors import ServingError
     from shm.arrays import Array
 

@@ -45,6 +45,4 @@ def check_strings(view: InputView, request_id: str, model: str) -> None:
         position += length
         found += 1
     if found != wanted:
-        raise InvalidArgument(
-            f"{request_prefix(request_id)}expected {wanted} string elements {where}, got {found}"
-        )
+        raise InvalidArgument(f"{request_prefix(request_id)}expected {wanted} string elements {where}, got {found}")

@@ -44,9 +44,7 @@ class ModelFormat(msgspec.Struct, frozen=True):
 
     def is_in(self, files: Mapping[str, bool]) -> bool:
         is_folder = files.get(self.filename)
-        return is_folder is not None and (
-            self.kind is FileKind.EITHER or is_folder == (self.kind is FileKind.FOLDER)
-        )
+        return is_folder is not None and (self.kind is FileKind.EITHER or is_folder == (self.kind is FileKind.FOLDER))
 
 
 #: In the order in which Triton looks for them.
@@ -130,14 +128,8 @@ def _normalise_batching(config: ModelConfig) -> None:
             dynamic.preferred_batch_size.append(config.max_batch_size)
     if config.HasField("sequence_batching"):
         sequence = config.sequence_batching
-        sequence.max_sequence_idle_microseconds = (
-            sequence.max_sequence_idle_microseconds or DEFAULT_SEQUENCE_IDLE_US
-        )
-        if (
-            sequence.HasField("oldest")
-            and not sequence.oldest.preferred_batch_size
-            and config.max_batch_size > 0
-        ):
+        sequence.max_sequence_idle_microseconds = sequence.max_sequence_idle_microseconds or DEFAULT_SEQUENCE_IDLE_US
+        if sequence.HasField("oldest") and not sequence.oldest.preferred_batch_size and config.max_batch_size > 0:
             sequence.oldest.preferred_batch_size.append(config.max_batch_size)
 
 

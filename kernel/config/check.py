@@ -73,9 +73,7 @@ def check_backend(config: ModelConfig) -> None:
     if not config.backend and config.platform != "ensemble":
         raise BadConfig(f"unexpected platform type '{config.platform}' for {config.name}")
     if config.backend and config.platform == "ensemble":
-        raise BadConfig(
-            f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend type"
-        )
+        raise BadConfig(f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend type")
 
 
 def check_platform(config: ModelConfig) -> None:
@@ -106,9 +104,7 @@ def check_priority_levels(config: ModelConfig) -> None:
     if not 1 <= batching.default_priority_level <= levels:
         raise BadConfig(f"default priority level must be in range [1, {levels}] for {config.name}")
     if any(not 1 <= level <= levels for level in batching.priority_queue_policy):
-        raise BadConfig(
-            f"priority queue policy must have priority level in range [1, {levels}] for {config.name}"
-        )
+        raise BadConfig(f"priority queue policy must have priority level in range [1, {levels}] for {config.name}")
 
 
 def check_preserve_ordering(config: ModelConfig) -> None:
@@ -117,15 +113,12 @@ def check_preserve_ordering(config: ModelConfig) -> None:
     if not batching.preserve_ordering:
         return
     if batching.priority_levels > 1:
-        raise BadConfig(
-            f"Only one priority level is allowed when 'preserve_ordering' is true for {config.name}"
-        )
+        raise BadConfig(f"Only one priority level is allowed when 'preserve_ordering' is true for {config.name}")
     for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values()):
         # The action of a time-out that never comes does no harm.
         if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
             raise BadConfig(
-                "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
-                f"for {config.name}"
+                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {config.name}"
             )
 
 
@@ -138,9 +131,7 @@ def check_scheduling_of_ensembles(config: ModelConfig) -> None:
             )
         check_ensemble(config)
     elif config.platform == "ensemble":
-        raise BadConfig(
-            f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble"
-        )
+        raise BadConfig(f"ensemble scheduling must be set for ensemble {config.name} whose platform is ensemble")
 
 
 def check_response_cache(config: ModelConfig) -> None:
@@ -177,9 +168,7 @@ def check_paths(config: ModelConfig) -> None:
     # Relative to a folder of the model: that of a version, `warmup` or `initial_state`.
     paths = [config.default_model_filename, *config.cc_model_filenames.values()]
     paths += [given.input_data_file for sample in config.model_warmup for given in sample.inputs.values()]
-    paths += [
-        initial.data_file for state in config.sequence_batching.state for initial in state.initial_state
-    ]
+    paths += [initial.data_file for state in config.sequence_batching.state for initial in state.initial_state]
     for path in paths:
         if _is_outside(posixpath.join("folder", path)):
             raise Unsupported(f"file path '{path}' in model '{config.name}' is outside model directory")

@@ -86,9 +86,7 @@ class _Graph:
     def check_inputs(self) -> None:
         for tensor in self._config.input:
             if tensor.name not in self._tensors:
-                raise BadConfig(
-                    f"ensemble input '{tensor.name}' for ensemble {self._config.name}' is not used"
-                )
+                raise BadConfig(f"ensemble input '{tensor.name}' for ensemble {self._config.name}' is not used")
 
     def follow(self) -> None:
         """Mark every tensor that can be computed from the ensemble's inputs."""

@@ -83,9 +83,7 @@ def _check_false_true(control: _Control, name: str, model: str) -> None:
         )
     for field, count in given.items():
         if count != 2:
-            raise BadConfig(
-                f"sequence batching control '{field}' must have exactly 2 entries for {name} for {model}"
-            )
+            raise BadConfig(f"sequence batching control '{field}' must have exactly 2 entries for {name} for {model}")
 
 
 def _check_correlation_id(control: _Control, model: str) -> None:
@@ -106,14 +104,10 @@ def _check_oldest(config: ModelConfig) -> None:
         if size <= 0:
             raise BadConfig(f"sequence batching preferred batch size must be positive for {config.name}")
         if size > config.max_batch_size:
-            raise BadConfig(
-                f"sequence batching preferred batch size must be <= max batch size for {config.name}"
-            )
+            raise BadConfig(f"sequence batching preferred batch size must be <= max batch size for {config.name}")
 
 
 def _check_direct(config: ModelConfig) -> None:
     # 0 is the unset value and accepted, whatever the text says.
     if not 0.0 <= config.sequence_batching.direct.minimum_slot_utilization <= 1.0:
-        raise BadConfig(
-            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}"
-        )
+        raise BadConfig(f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}")

@@ -61,9 +61,7 @@ def _check_reshape(tensor: ModelInput | ModelOutput, shown: str, model: str) -> 
         raise BadConfig(f"{shown} reshape dimensions must be {_DIMENSION_RULE} for {model}")
     given, wanted = _fixed_sizes(dims), _fixed_sizes(shape)
     if len(given) > 1 and len(wanted) > 1 and len(given) != len(wanted):
-        raise BadConfig(
-            f"{shown} has different number of variable-size dimensions for dims and reshape for {model}"
-        )
+        raise BadConfig(f"{shown} has different number of variable-size dimensions for dims and reshape for {model}")
     # An empty shape holds one element, as Triton has it.
     if given != wanted:
         raise BadConfig(f"{shown} has different size for dims and reshape for {model}")

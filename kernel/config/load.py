@@ -109,11 +109,7 @@ def _with_enums_in_upper_case(descriptor: Descriptor, given: Any) -> Any:
 def _field_value(field: FieldDescriptor, value: Any) -> Any:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         entry = field.message_type.fields_by_name["value"]
-        return (
-            {key: _field_value(entry, each) for key, each in value.items()}
-            if isinstance(value, dict)
-            else value
-        )
+        return {key: _field_value(entry, each) for key, each in value.items()} if isinstance(value, dict) else value
     if isinstance(value, list):
         return [_field_value(field, each) for each in value]
     if field.enum_type is not None and isinstance(value, str):

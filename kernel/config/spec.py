@@ -108,9 +108,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
         inputs={tensor.name: _input(tensor, batched) for tensor in config.input},
         outputs={tensor.name: _output(tensor, batched) for tensor in config.output},
         decoupled=config.model_transaction_policy.decoupled,
-        dynamic_batching=(
-            _dynamic_batching(config.dynamic_batching) if config.HasField("dynamic_batching") else None
-        ),
+        dynamic_batching=(_dynamic_batching(config.dynamic_batching) if config.HasField("dynamic_batching") else None),
         sequence_batching=config.HasField("sequence_batching"),
         ensemble=config.HasField("ensemble_scheduling"),
         response_cache=config.response_cache.enable,

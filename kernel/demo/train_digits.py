@@ -48,9 +48,7 @@ def to_onnx(network: MLPClassifier) -> onnx.ModelProto:
 
 def sample_request(image: np.ndarray) -> str:
     """Return the body of an infer request for one image, a line for each row of pixels."""
-    rows = ",\n".join(
-        "      " + json.dumps([[int(pixel) for pixel in row]])[1:-1].replace(", ", ",") for row in image
-    )
+    rows = ",\n".join("      " + json.dumps([[int(pixel) for pixel in row]])[1:-1].replace(", ", ",") for row in image)
     return (
         '{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 8, 8], "data": [\n'
         f"{rows}\n"

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 #: Client text in a line is cut to this many characters by whoever logs it.
 MAX_CLIENT_TEXT = 512
 
-_LETTERS = {logging.DEBUG: "I", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
+_LETTERS = {
+    logging.DEBUG: "I",
+    logging.INFO: "I",
+    logging.WARNING: "W",
+    logging.ERROR: "E",
+    logging.CRITICAL: "E",
+}
 
 
 class TritonFormatter(logging.Formatter):

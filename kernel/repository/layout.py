@@ -85,9 +85,7 @@ def check_model_name(name: str) -> None:
     if not name:
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
     if name in (".", "..") or any(character in name for character in "/\\\0"):
-        raise InvalidArgument(
-            f"invalid model name '{name}', model name must not contain path traversal characters"
-        )
+        raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 
 def model_folder(repository: str, entry: Entry) -> ModelFolder:
@@ -106,9 +104,7 @@ def find_models(repositories: Mapping[str, Iterable[Entry]]) -> RepositoryConten
     names = sorted(found)
     return RepositoryContents(
         models={name: found[name][0] for name in names if len(found[name]) == 1},
-        duplicates={
-            name: tuple(folder.path for folder in found[name]) for name in names if len(found[name]) > 1
-        },
+        duplicates={name: tuple(folder.path for folder in found[name]) for name in names if len(found[name]) > 1},
     )
 
 
@@ -124,9 +120,7 @@ def _versions(model: Entry) -> tuple[dict[int, Entry], tuple[str, ...]]:
                 f"ignore version directory '{entry.name}' which contains leading zeros in its directory name"
             )
         elif not is_number or len(entry.name) > 19 or int(entry.name) > _MAX_VERSION:
-            warnings.append(
-                f"ignore version directory '{entry.name}' which fails to convert to integral number"
-            )
+            warnings.append(f"ignore version directory '{entry.name}' which fails to convert to integral number")
         else:
             found[int(entry.name)] = entry
     return {version: found[version] for version in sorted(found)}, tuple(sorted(warnings))

@@ -158,9 +158,7 @@ class Lifecycle:
                 raise InternalError(f"failed to load '{name}', failed to poll from model repository")
             if override is None and self._sources.get(name) == folder:
                 return  # nothing has changed since it was loaded
-            source = ModelSource(
-                folder, gpu_count=self._settings.gpu_count, auto_complete=self._settings.auto_complete
-            )
+            source = ModelSource(folder, gpu_count=self._settings.gpu_count, auto_complete=self._settings.auto_complete)
             try:
                 config = await asyncio.to_thread(source.read, override)
                 versions = source.versions(config)
@@ -252,9 +250,7 @@ class Lifecycle:
         logger.info("successfully loaded '%s' version %d", source.name, version)
         return _Loaded(model, keepers)
 
-    async def _load_instances(
-        self, keepers: list[InstanceKeeper], plans: list[InstancePlan], config: str
-    ) -> None:
+    async def _load_instances(self, keepers: list[InstanceKeeper], plans: list[InstancePlan], config: str) -> None:
         """Load all instances at the same time; the first error is raised when all have ended."""
         results = await asyncio.gather(
             *(keeper.load(plan, config) for keeper, plan in zip(keepers, plans, strict=True)),

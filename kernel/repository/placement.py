@@ -50,9 +50,7 @@ def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[In
         kind = _KINDS[group.kind]
         devices = list(group.gpus) if kind == "GPU" else [0]
         for number in range(group.count):
-            plans += [
-                InstancePlan(f"{group.name}_{number}", model_dir, version, kind, device) for device in devices
-            ]
+            plans += [InstancePlan(f"{group.name}_{number}", model_dir, version, kind, device) for device in devices]
     return plans
 
 

@@ -1,8 +1,8 @@
 """One model of the repository as the lifecycle needs it: its configuration, step by step, and its versions.
 
-    read      config.pbtxt or an override → message; backend and defaults filled in, checked
-    complete  done by a worker, outside of here
-    prepare   normalised and checked again, as JSON for workers and as the spec of requests
+read      config.pbtxt or an override → message; backend and defaults filled in, checked
+complete  done by a worker, outside of here
+prepare   normalised and checked again, as JSON for workers and as the spec of requests
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 
 from kernel.config.autofill import fill_backend, normalise
 from kernel.config.check import check_complete, check_config
-from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_json, from_pbtxt
 from kernel.config.spec import ModelSpec, model_spec
 from kernel.config.to_json import to_json
@@ -24,6 +23,7 @@ from kernel.repository.local import list_repository, read_config
 from kernel.repository.versions import choose_versions, missing_versions
 
 if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.layout import ModelFolder, RepositoryContents
 
 

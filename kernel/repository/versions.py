@@ -27,9 +27,7 @@ def choose_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:
         case _:
             chosen = ascending
     if not chosen:
-        raise BadConfig(
-            f"at least one version must be available under the version policy of model '{config.name}'"
-        )
+        raise BadConfig(f"at least one version must be available under the version policy of model '{config.name}'")
     return chosen
 
 

@@ -31,9 +31,7 @@ class ServerRpcs:
 
     async def metadata(self, message: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
         identity = self._kernel.identity
-        return pb.ServerMetadataResponse(
-            name=identity.name, version=identity.version, extensions=identity.extensions
-        )
+        return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=identity.extensions)
 
 
 class ModelRpcs:
@@ -56,9 +54,7 @@ class ModelRpcs:
         if not message.version:
             versions = [ready.version for ready in self._kernel.catalog.ready_models(message.name)]
         metadata = model_metadata(model.spec, versions)
-        reply = pb.ModelMetadataResponse(
-            name=metadata.name, versions=metadata.versions, platform=metadata.platform
-        )
+        reply = pb.ModelMetadataResponse(name=metadata.name, versions=metadata.versions, platform=metadata.platform)
         for tensor in metadata.inputs:
             reply.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         for tensor in metadata.outputs:
@@ -69,9 +65,7 @@ class ModelRpcs:
         model = self._kernel.resolve(message.name, message.version)
         return pb.ModelConfigResponse(config=model.config)
 
-    async def statistics(
-        self, message: pb.ModelStatisticsRequest, caller: Caller
-    ) -> pb.ModelStatisticsResponse:
+    async def statistics(self, message: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:
         """Report on a version, the ready versions of a model, or all that is ready."""
         reply = pb.ModelStatisticsResponse()
         for model in self._with_statistics(message.name, message.version):
@@ -104,14 +98,10 @@ class RepositoryRpcs:
         _check_repository(message.repository_name)
         reply = pb.RepositoryIndexResponse()
         for item in self._kernel.repository.index(message.ready):
-            reply.models.add(
-                name=clean(item.name), version=item.version, state=item.state, reason=clean(item.reason)
-            )
+            reply.models.add(name=clean(item.name), version=item.version, state=item.state, reason=clean(item.reason))
         return reply
 
-    async def load(
-        self, message: pb.RepositoryModelLoadRequest, caller: Caller
-    ) -> pb.RepositoryModelLoadResponse:
+    async def load(self, message: pb.RepositoryModelLoadRequest, caller: Caller) -> pb.RepositoryModelLoadResponse:
         """Load a model; returns when it is ready. Raises `ServingError`."""
         _check_repository(message.repository_name)
         parameters: dict[str, Any] = {
@@ -129,9 +119,7 @@ class RepositoryRpcs:
         if "unload_dependents" in message.parameters:
             parameter = message.parameters["unload_dependents"]
             if not parameter.HasField("bool_param"):
-                raise InvalidArgument(
-                    "invalid value type for 'unload_dependents' parameter, expected bool_param."
-                )
+                raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
             unload_dependents = parameter.bool_param
         await self._kernel.repository.unload(message.model_name, unload_dependents)
         return pb.RepositoryModelUnloadResponse()

@@ -154,9 +154,7 @@ def _decode_inputs(message: ModelInferRequest) -> list[InputTensor]:
         else:
             found.data = next(raw_contents, None)
             if found.data is None:
-                raise InvalidArgument(
-                    f"unable to find data for input tensor '{name}' for model '{model}' in request."
-                )
+                raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
     return inputs
 
 
@@ -180,8 +178,7 @@ def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> Sha
     has_region = "shared_memory_region" in parameters
     if has_region and not parameters["shared_memory_region"].HasField("string_param"):
         raise InvalidArgument(
-            f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected "
-            "string_param."
+            f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
         )
     numbers = {"shared_memory_offset": 0, "shared_memory_byte_size": 0}
     for key in numbers:
@@ -220,8 +217,7 @@ def encode_response(response: Response, message: ModelInferResponse) -> None:
     byte_size = sum(_data_byte_size(output) for output in outputs)
     if byte_size > MAX_MESSAGE_BYTE_SIZE:
         raise InvalidArgument(
-            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit "
-            f"{MAX_MESSAGE_BYTE_SIZE}."
+            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTE_SIZE}."
         )
     message.model_name = response.model_name
     message.model_version = response.model_version
@@ -245,9 +241,7 @@ def encode_stream_end(request: Request, message: ModelStreamInferResponse) -> No
     message.infer_response.parameters[FINAL_RESPONSE].bool_param = True
 
 
-def encode_stream_error(
-    request: Request, text: str, message: ModelStreamInferResponse, *, final: bool | None
-) -> None:
+def encode_stream_error(request: Request, text: str, message: ModelStreamInferResponse, *, final: bool | None) -> None:
     """Write an error of `request`. A request that was refused has no response that could be `final`: None."""
     message.error_message = clean(text)
     if final is None:

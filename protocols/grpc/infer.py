@@ -32,9 +32,7 @@ class Inference:
         self._calls.check_accepting()
         model = self._kernel.resolve(message.model_name, message.model_version)
         if model.spec.decoupled:
-            raise DecoupledOverUnary(
-                "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
+            raise DecoupledOverUnary("ModelInfer RPC doesn't support models with decoupled transaction policy")
         sink = UnarySink()
         request = start_request(message, sink, streaming=False)
         decode_request(message, request)

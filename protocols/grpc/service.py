@@ -55,9 +55,7 @@ class InferenceService:
             ),
         }
 
-    async def _model_stream_infer(
-        self, stream: Stream[pb.ModelInferRequest, pb.ModelStreamInferResponse]
-    ) -> None:
+    async def _model_stream_infer(self, stream: Stream[pb.ModelInferRequest, pb.ModelStreamInferResponse]) -> None:
         with translated_errors("ModelStreamInfer"):
             self._calls.check_accepting()
             call = StreamCall(self._kernel, stream)

@@ -56,9 +56,7 @@ class SharedMemoryRpcs:
         self, message: pb.CudaSharedMemoryRegisterRequest, caller: Caller
     ) -> pb.CudaSharedMemoryRegisterResponse:
         self._kernel.check_client_shm(local_peer=caller.local)
-        self._kernel.regions.register_cuda(
-            message.name, message.raw_handle, message.device_id, message.byte_size
-        )
+        self._kernel.regions.register_cuda(message.name, message.raw_handle, message.device_id, message.byte_size)
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def cuda_unregister(

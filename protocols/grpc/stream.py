@@ -123,9 +123,7 @@ class StreamCall:
             live.refused = request.failed and not request.dispatched
         except ServingError as error:
             live.refused = True
-            self._sink.put(
-                request, Response(request.model_name, request.model_version, request.id, error=error)
-            )
+            self._sink.put(request, Response(request.model_name, request.model_version, request.id, error=error))
         if live.ordered:
             self._order.begin(request)
 

@@ -50,9 +50,7 @@ class Lab:
             datatype = "BF16" if name in bf16 else datatype_of(array)
             assert datatype is not None
             data = memoryview(to_bytes(array))
-            views.append(
-                InputView(name, datatype, list(array.shape), data.toreadonly() if foreign else data, foreign)
-            )
+            views.append(InputView(name, datatype, list(array.shape), data.toreadonly() if foreign else data, foreign))
         refs = [wire.OutputRef(name) for name in outputs]
         return WorkerRequest(wire.RequestRef(next(self._numbers), [], refs), views, self)
 

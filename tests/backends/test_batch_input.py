@@ -34,8 +34,6 @@ def test_each_kind_says_how_the_batch_is_divided(lab: Lab, kind: str, expected: 
 
 def test_batch_inputs_are_read_from_a_configuration() -> None:
     entry = {"target_name": ["I"], "data_type": "TYPE_INT32", "source_input": ["A"]}
-    assert batch_inputs_of({"batch_input": [entry]}) == [
-        BatchInput("BATCH_ELEMENT_COUNT", ("I",), "INT32", "A")
-    ]
+    assert batch_inputs_of({"batch_input": [entry]}) == [BatchInput("BATCH_ELEMENT_COUNT", ("I",), "INT32", "A")]
     with pytest.raises(BadConfig, match="unknown kind 'NONE' of batch input"):
         batch_inputs_of({"batch_input": [{**entry, "kind": "NONE"}]})

@@ -12,9 +12,7 @@ from backends.framing import MAX_FRAME, BadFrame, FrameReader, frame
 
 
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 17)))
-def test_messages_come_out_as_they_went_in_however_they_are_cut(
-    messages: list[bytes], cuts: list[int]
-) -> None:
+def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(frame(message) for message in messages)
     reader = FrameReader()
     found: list[bytes] = []

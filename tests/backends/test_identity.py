@@ -26,9 +26,7 @@ def loaded(lab: Lab, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]
 
 
 def test_outputs_are_the_inputs_in_the_order_of_the_configuration(lab: Lab) -> None:
-    backend = loaded(
-        lab, [tensor("A"), tensor("B", "TYPE_STRING")], [tensor("X"), tensor("Y", "TYPE_STRING")]
-    )
+    backend = loaded(lab, [tensor("A"), tensor("B", "TYPE_STRING")], [tensor("X"), tensor("Y", "TYPE_STRING")])
     strings = np.array([[b"a", b"", b"c", b"d", b"e", b"f"]], object)
     request = lab.request({"B": strings, "A": np.ones((1, 6), np.float32)})
     backend.execute([request], lab.timings)

@@ -43,9 +43,7 @@ def test_only_outputs_follow_the_shape_of_a_source_input() -> None:
         (TensorSpec("T", "FP32", (6,)), [6], [6]),
     ],
 )
-def test_both_shapes_of_a_tensor_lead_to_each_other(
-    spec: TensorSpec, client: list[int], model: list[int]
-) -> None:
+def test_both_shapes_of_a_tensor_lead_to_each_other(spec: TensorSpec, client: list[int], model: list[int]) -> None:
     assert spec.model_shape(client) == model
     assert spec.client_shape(model) == client
 

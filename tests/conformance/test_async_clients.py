@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from bench.server import ServerProcess
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from bench.server import ServerProcess
 
 http_aio = pytest.importorskip("tritonclient.http.aio")
 grpc_aio = pytest.importorskip("tritonclient.grpc.aio")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from bench.server import ServerProcess, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 grpcclient = pytest.importorskip("tritonclient.grpc")
 InferenceServerException = pytest.importorskip("tritonclient.utils").InferenceServerException

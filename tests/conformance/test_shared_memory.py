@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from bench.server import ServerProcess
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.server import ServerProcess
 
 httpclient = pytest.importorskip("tritonclient.http")
 grpcclient = pytest.importorskip("tritonclient.grpc")
@@ -106,7 +108,9 @@ def test_an_output_that_does_not_fit_is_an_error(client: Any, protocol: Any, reg
     (400, 1 << 20, "Invalid offset for shared memory region"),
     (399, 0, "input byte size mismatch"),
 ])  # fmt: skip
-def test_ranges_are_checked(client: Any, protocol: Any, regions: list[Region], byte_size: int, offset: int, text: str) -> None:
+def test_ranges_are_checked(
+    client: Any, protocol: Any, regions: list[Region], byte_size: int, offset: int, text: str
+) -> None:
     tensor = protocol.InferInput("IN", [1, 100], "FP32")
     tensor.set_shared_memory(regions[0].name, byte_size, offset=offset)
     with pytest.raises(InferenceServerException, match=text):

@@ -26,8 +26,8 @@ class TritonPythonModel:
         for request in requests:
             print("executing", flush=True)
         time.sleep(0.3)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())])
-                for r in requests]
+        given = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in given]
 
     def finalize(self):
         print("finalized", flush=True)
@@ -62,7 +62,9 @@ def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(write_mo
     assert "slow: finalized" in log
 
 
-def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_error(write_model: WriteModel) -> None:
+def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_error(
+    write_model: WriteModel,
+) -> None:
     repository = write_model("slow", CONFIG, SLOW.replace("0.3", "60"))
     with ServerProcess(repository, "--exit-timeout-secs=1") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)

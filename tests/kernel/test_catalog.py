@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from kernel.catalog import Catalog, IndexItem, ModelState, parse_version
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
-from kernel.model import Model
+
+if TYPE_CHECKING:
+    from kernel.model import Model
 
 
 def model(name: str, version: int, *, ready: bool = True) -> Model:

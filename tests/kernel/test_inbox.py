@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from kernel.events import DeadlineReached, Event, InstanceIdle
 from kernel.inbox import BadScheduler, Inbox
 from kernel.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Coroutine
 
 
 class Recorder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,9 @@ from kernel.errors import InternalError, InvalidArgument, NotFound, RegionExists
 from kernel.regions import RegionRegistry
 from kernel.request import SharedMemoryRef
 from shm.region import RegionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -37,7 +37,9 @@ def test_clearing_goes_back_to_what_is_inherited() -> None:
         ({"trace_file": ["/etc/passwd"]}, Unsupported),
     ],
 )
-def test_a_bad_change_is_refused_and_changes_nothing(change: dict[str, list[str] | None], kind: type[ServingError]) -> None:
+def test_a_bad_change_is_refused_and_changes_nothing(
+    change: dict[str, list[str] | None], kind: type[ServingError]
+) -> None:
     settings = TraceSettings()
     before = settings.get()
     with pytest.raises(kind):

@@ -18,7 +18,9 @@ def request(*tensors: InputTensor, outputs: list[str] | None = None, id: str = "
     return Request("m", list(tensors), RecordingSink(), id=id, outputs=wanted)
 
 
-def tensor(name: str = "IN", datatype: str = "FP32", shape: tuple[int, ...] = (2, 16), byte_size: int = 128) -> InputTensor:
+def tensor(
+    name: str = "IN", datatype: str = "FP32", shape: tuple[int, ...] = (2, 16), byte_size: int = 128
+) -> InputTensor:
     return InputTensor(name, datatype, list(shape), bytes(byte_size))
 
 

@@ -10,7 +10,21 @@ import pytest
 
 from shm import posix
 
-BAD_KEYS = ["", "/", "//", ".", "..", "/.", "/..", "a/b", "/../etc/passwd", "nul\0x", "new\nline", "x" * 256, "\x1b[0m"]
+BAD_KEYS = [
+    "",
+    "/",
+    "//",
+    ".",
+    "..",
+    "/.",
+    "/..",
+    "a/b",
+    "/../etc/passwd",
+    "nul\0x",
+    "new\nline",
+    "x" * 256,
+    "\x1b[0m",
+]
 
 
 @pytest.mark.parametrize("key", BAD_KEYS)

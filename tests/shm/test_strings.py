@@ -17,9 +17,10 @@ def test_decoding_gives_back_what_was_encoded(elements: list[bytes]) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
-        assert encode_strings(decode_strings(data)) == data
-    except BadFraming as error:
-        assert error.available <= len(data)
+        elements = decode_strings(data)
+    except BadFraming:
+        return
+    assert encode_strings(elements) == data
 
 
 def test_text_is_encoded_as_utf8() -> None:

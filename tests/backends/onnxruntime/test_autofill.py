@@ -43,8 +43,7 @@ def test_a_batch_size_that_the_model_cannot_take_is_refused() -> None:
     with pytest.raises(InvalidArgument) as caught:
         filled(signature([2, 3], [2]), max_batch_size=8)
     assert caught.value.message == (
-        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size "
-        "is specified"
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified"
     )
 
 
@@ -54,9 +53,7 @@ def test_what_the_configuration_says_is_kept() -> None:
     assert config["max_batch_size"] == 8
     assert config["input"] is inputs
     assert "dynamic_batching" not in config
-    assert config["output"] == [
-        {"name": "X", "data_type": "TYPE_INT64", "dims": [1], "reshape": {"shape": []}}
-    ]
+    assert config["output"] == [{"name": "X", "data_type": "TYPE_INT64", "dims": [1], "reshape": {"shape": []}}]
 
 
 def test_a_batch_size_of_one_needs_no_batcher() -> None:

@@ -64,9 +64,7 @@ def test_a_missing_file_is_told(models: OnnxModels) -> None:
 
 def test_a_file_that_is_no_model_is_told_with_the_reason(models: OnnxModels) -> None:
     models.file.write_bytes(b"not a model")
-    with pytest.raises(
-        InternalError, match=r"^onnx runtime error 7: Load model from .* failed:Protobuf parsing"
-    ):
+    with pytest.raises(InternalError, match=r"^onnx runtime error 7: Load model from .* failed:Protobuf parsing"):
         models.completed()
 
 
@@ -113,9 +111,7 @@ def test_a_batch_is_answered_to_each_request(lab: Lab, models: OnnxModels) -> No
 
 
 @pytest.mark.parametrize("foreign", [True, False])
-def test_outputs_of_a_lone_request_are_written_to_their_places(
-    lab: Lab, models: OnnxModels, foreign: bool
-) -> None:
+def test_outputs_of_a_lone_request_are_written_to_their_places(lab: Lab, models: OnnxModels, foreign: bool) -> None:
     lab.reserves = True
     write_add_sub(models)
     backend = models.loaded()
@@ -141,9 +137,7 @@ def test_outputs_of_open_shape_are_answered_beside_placed_ones(lab: Lab, models:
     assert lab.answer(request)["I"].tolist() == [[1, 2, 3]]
 
 
-def test_a_model_that_declares_wrong_output_shapes_is_answered_all_the_same(
-    lab: Lab, models: OnnxModels
-) -> None:
+def test_a_model_that_declares_wrong_output_shapes_is_answered_all_the_same(lab: Lab, models: OnnxModels) -> None:
     lab.reserves = True
     models.write_unary("LeakyRelu", FLOAT, ["N"], [3])
     backend = models.loaded()
@@ -163,9 +157,7 @@ def test_a_failing_run_tells_onnx_runtimes_reason(lab: Lab, models: OnnxModels) 
     )
     for lab.reserves in (False, True):
         backend = models.loaded()
-        with pytest.raises(
-            InternalError, match=r"^onnx runtime error \d: .*indices element out of data bounds"
-        ):
+        with pytest.raises(InternalError, match=r"^onnx runtime error \d: .*indices element out of data bounds"):
             backend.execute([lab.request({"A": np.array([7], np.int64)})], lab.timings)
 
 
@@ -203,9 +195,7 @@ def test_only_the_request_at_fault_fails_in_a_batch(lab: Lab, models: OnnxModels
         (TensorProto.BFLOAT16, np.array([0x3F80, 0x4000], np.uint16)),
     ],
 )
-def test_every_datatype_goes_through(
-    lab: Lab, models: OnnxModels, element: int, array: Array, reserves: bool
-) -> None:
+def test_every_datatype_goes_through(lab: Lab, models: OnnxModels, element: int, array: Array, reserves: bool) -> None:
     lab.reserves = reserves
     models.write_unary("Identity", element, ["N", 2], ["N", 2])
     backend = models.loaded()

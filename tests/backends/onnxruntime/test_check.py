@@ -63,9 +63,7 @@ def test_a_model_with_a_fixed_first_dimension_cannot_batch() -> None:
 
 
 def test_names_that_the_model_lacks_are_told_with_those_it_has() -> None:
-    assert refusal(SIGNATURE, input=[entry("B", [16])]) == (
-        "unexpected inference input 'B', allowed inputs are: A"
-    )
+    assert refusal(SIGNATURE, input=[entry("B", [16])]) == ("unexpected inference input 'B', allowed inputs are: A")
     assert refusal(SIGNATURE, input=[entry("A", [-1, 16])], output=[entry("Z", [16])]) == (
         "unexpected inference output 'Z', allowed outputs are: X, Y"
     )
@@ -79,8 +77,7 @@ def test_a_wrong_number_of_inputs_is_told() -> None:
 
 def test_a_datatype_that_differs_is_told() -> None:
     assert refusal(SIGNATURE, input=[entry("A", [-1, 16], "TYPE_INT32")]) == (
-        "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'A', "
-        "model provides TYPE_FP32"
+        "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'A', model provides TYPE_FP32"
     )
     strings = OnnxSignature({"A": tensor_of("A", "tensor(string)", [1])}, {})
     assert refusal(strings, input=[entry("A", [1])]).endswith("model provides TYPE_BYTES")

@@ -83,10 +83,7 @@ def test_runs_may_shrink_the_arena() -> None:
         ({"enable_mem_arena": "perhaps"}, "failed to convert 'perhaps' to boolean"),
         (
             {"execution_mode": "2"},
-            (
-                "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 "
-                "but got 2 ."
-            ),
+            ("Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."),
         ),
         (
             {"session.model_external_initializers_file_folder_path": "/etc"},
@@ -155,9 +152,7 @@ def test_the_model_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
 def test_files_outside_the_models_folder_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="is outside the folder of model 'm'"):
         model_path(arguments(default_model_filename=name))
-    with pytest.raises(
-        InvalidArgument, match=r"custom operator library .* is outside the folder of model 'm'"
-    ):
+    with pytest.raises(InvalidArgument, match=r"custom operator library .* is outside the folder of model 'm'"):
         custom_op_libraries(arguments(model_operations={"op_library_filename": [name]}))
 
 

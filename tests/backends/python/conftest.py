@@ -6,7 +6,7 @@ import itertools
 import queue
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -111,10 +111,8 @@ class Lab:
         outputs: Sequence[str] = (),
         **more: Any,
     ) -> WorkerRequest:
-        if isinstance(inputs, dict):
-            views = [self.view(name, array) for name, array in inputs.items()]
-        else:
-            views = list(inputs)
+        by_name = inputs.items() if isinstance(inputs, dict) else ()
+        views = [self.view(name, array) for name, array in by_name] or list(cast("Sequence[InputView]", inputs))
         number = next(self._numbers)
         self._answers[number] = queue.SimpleQueue()
         ref = wire.RequestRef(number, [], [wire.OutputRef(name) for name in outputs], **more)

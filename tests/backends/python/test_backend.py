@@ -221,8 +221,7 @@ def test_a_model_that_raises_fails_its_batch_with_its_frames_innermost_first(lab
     lines = [line.strip() for line in path.read_text().splitlines()]
     inner, outer = lines.index('raise RuntimeError("the model raised")') + 1, lines.index("self.deeper()") + 1
     assert message == (
-        f"{FAILED}RuntimeError: the model raised\n\nAt:\n"
-        f"  {path}({inner}): deeper\n  {path}({outer}): execute\n"
+        f"{FAILED}RuntimeError: the model raised\n\nAt:\n  {path}({inner}): deeper\n  {path}({outer}): execute\n"
     )
     assert lab.logged == [("ERROR", message)]
 
@@ -244,8 +243,7 @@ def test_an_error_is_shown_by_type_and_text(lab: Lab, statement: str, shown: str
 def test_frames_of_the_server_are_not_shown(lab: Lab) -> None:
     message = failure(lab, "def execute(self, requests): pb_utils.Tensor('', np.zeros(1))")
     assert message.startswith(
-        f"{FAILED}TritonModelException: Tensor name cannot be an empty string.\n\n"
-        f"At:\n  {lab.dir}/1/model.py("
+        f"{FAILED}TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  {lab.dir}/1/model.py("
     )
     assert message.count("\n  ") == 1
 
@@ -270,10 +268,7 @@ def test_a_model_without_execute_fails_its_requests(lab: Lab) -> None:
         ),
         (
             "[5]",
-            (
-                "Expected an 'InferenceResponse' object in the execute function return list, "
-                "found type '<class 'int'>'."
-            ),
+            ("Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'int'>'."),
         ),
     ],
 )
@@ -284,8 +279,7 @@ def test_what_execute_returns_is_checked(lab: Lab, returned: str, reason: str) -
 @pytest.mark.parametrize("returned", ["5", "[None]", "[text(1)]"])
 def test_a_decoupled_model_returns_nothing(lab: Lab, returned: str) -> None:
     assert failure(lab, f"def execute(self, requests): return {returned}", decoupled=True) == (
-        f"{FAILED}Python model 'lab_0_0' is using the decoupled mode "
-        "and the execute function must return None."
+        f"{FAILED}Python model 'lab_0_0' is using the decoupled mode and the execute function must return None."
     )
 
 

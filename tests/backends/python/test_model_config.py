@@ -77,8 +77,7 @@ def test_a_tensor_is_added_or_completed(kind: str) -> None:
 def test_a_tensor_that_contradicts_the_configuration_is_refused(kind: str) -> None:
     add = getattr(config(**{kind: [{**IN, "dims": [4]}]}), f"add_{kind}")
     assert reason(add, {**IN, "data_type": "TYPE_INT8"}) == (
-        f"unable to load model 'm', configuration expects datatype TYPE_FP32 for {kind} 'IN', "
-        "model provides TYPE_INT8"
+        f"unable to load model 'm', configuration expects datatype TYPE_FP32 for {kind} 'IN', model provides TYPE_INT8"
     )
     assert reason(add, IN) == (
         "model 'm', tensor 'IN': the model expects dims [-1] but the model configuration specifies dims [4]"
@@ -109,8 +108,7 @@ def test_an_input_may_be_optional() -> None:
     completed.add_input({**IN, "optional": True})
     assert completed.as_dict()["input"][0]["optional"] is True
     assert reason(completed.add_input, {**IN, "optional": False}) == (
-        "model 'm', tensor 'IN': the model expects optional False "
-        "but the model configuration specifies optional True"
+        "model 'm', tensor 'IN': the model expects optional False but the model configuration specifies optional True"
     )
 
 
@@ -119,8 +117,7 @@ def test_a_model_says_that_it_is_decoupled() -> None:
     completed.set_model_transaction_policy({"decoupled": True})
     assert completed.as_dict()["model_transaction_policy"] == {"decoupled": True}
     assert reason(completed.set_model_transaction_policy, {"decoupled": False}) == (
-        "trying to change decoupled property in auto-complete-config for model 'm', "
-        "which is already set to 'True'."
+        "trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'True'."
     )
     assert reason(completed.set_model_transaction_policy, {"other": 1}) == (
         "model transaction property in auto-complete-config function for model 'm' "

@@ -195,8 +195,6 @@ def test_a_model_reads_everything_about_its_request(lab: Lab) -> None:
     assert json.loads(told) == {
         "id": "abc",
         "correlation_id": "seq",
-        "model": "lab",
-        "version": 1,
         "wanted": ["OUT"],
         "flags": 3,
         "parameters": {"tenant": "blue", "level": 3, "dry": True},
@@ -243,8 +241,7 @@ def test_an_async_execute_that_raises_fails_its_batch(lab: Lab) -> None:
         lab.execute(lab.request())
     message = caught.value.message
     assert message.startswith(
-        "Failed to process the request(s) for model 'lab_0_0', message: "
-        "ZeroDivisionError: division by zero\n\nAt:\n"
+        "Failed to process the request(s) for model 'lab_0_0', message: ZeroDivisionError: division by zero\n\nAt:\n"
     )
     assert message.endswith("): execute\n")
     assert message.count("\n  ") == 1
@@ -286,9 +283,7 @@ def test_a_decoupled_async_execute_goes_on_after_the_batch(lab: Lab) -> None:
         ),
     ],
 )
-def test_a_decoupled_async_execute_that_fails_ends_its_open_requests(
-    lab: Lab, statement: str, reason: str
-) -> None:
+def test_a_decoupled_async_execute_that_fails_ends_its_open_requests(lab: Lab, statement: str, reason: str) -> None:
     lab.load(
         f"""
         async def execute(self, requests):
@@ -302,6 +297,4 @@ def test_a_decoupled_async_execute_that_fails_ends_its_open_requests(
     lab.execute(answered, begun)
     assert lab.answer(answered).error is None
     _, last = lab.answers(begun)
-    assert last.error.message.startswith(
-        f"Failed to process the request(s) for model 'lab_0_0', message: {reason}"
-    )
+    assert last.error.message.startswith(f"Failed to process the request(s) for model 'lab_0_0', message: {reason}")

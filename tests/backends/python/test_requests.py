@@ -129,9 +129,7 @@ def test_inputs_are_tensors() -> None:
 
 def test_calls_of_other_models_are_refused() -> None:
     request = InferenceRequest(model_name="m", requested_output_names=["A"])
-    with pytest.raises(
-        TritonModelException, match=r"InferenceRequest\.exec\) is not supported by this version"
-    ):
+    with pytest.raises(TritonModelException, match=r"InferenceRequest\.exec\) is not supported by this version"):
         request.exec(decoupled=True)
     with pytest.raises(TritonModelException, match=r"InferenceRequest\.async_exec\) is not supported"):
         request.async_exec()

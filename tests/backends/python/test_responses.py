@@ -117,9 +117,7 @@ def test_a_returned_response_cannot_be_the_second_one(lab: Lab) -> None:
     request = lab.request()
     lab.execute(request)
     _, last = lab.answers(request)
-    assert last.error.message == (
-        "Unable to send response. Non-decoupled model cannot send more than one response."
-    )
+    assert last.error.message == ("Unable to send response. Non-decoupled model cannot send more than one response.")
 
 
 @pytest.mark.parametrize(
@@ -134,10 +132,7 @@ def test_a_returned_response_cannot_be_the_second_one(lab: Lab) -> None:
         (
             ["send(flags=1)"],
             False,
-            (
-                "Unable to send response. "
-                "Non-decoupled model cannot send complete final before sending a response."
-            ),
+            ("Unable to send response. Non-decoupled model cannot send complete final before sending a response."),
         ),
         (
             ["send(text(1))", "send(text(2))"],
@@ -163,8 +158,7 @@ def test_wrong_use_of_a_sender_raises_triton_s_text(
     with pytest.raises(InternalError) as caught:
         lab.execute(lab.request())
     assert caught.value.message.startswith(
-        "Failed to process the request(s) for model 'lab_0_0', message: "
-        f"TritonModelException: {text}\n\nAt:\n"
+        f"Failed to process the request(s) for model 'lab_0_0', message: TritonModelException: {text}\n\nAt:\n"
     )
 
 
@@ -242,9 +236,7 @@ def test_a_sender_knows_whether_the_client_has_gone(lab: Lab) -> None:
     assert lab.text() == "(True, True)"
 
 
-def test_a_response_that_cannot_be_sent_leaves_the_request_open(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_response_that_cannot_be_sent_leaves_the_request_open(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ValueError("no room")
 

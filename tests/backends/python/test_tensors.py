@@ -200,8 +200,7 @@ def test_dlpack_comes_in_c_order() -> None:
     with pytest.raises(TritonModelException) as caught:
         Tensor.from_dlpack("A", np.arange(8).reshape(2, 4)[:, ::2])
     assert str(caught.value) == (
-        "DLPack tensor is not contiguous. "
-        "Only contiguous DLPack tensors that are stored in C-Order are supported."
+        "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +12,9 @@ from backends import wire
 from backends.channel import BlockingChannel
 from backends.framing import frame
 from backends.worker.mailbox import KernelGone, Mailbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Bench:

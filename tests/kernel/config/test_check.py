@@ -95,8 +95,7 @@ def test_nothing_is_changed_by_checking(tensors: str, prepared: Prepare) -> None
             "priority queue policy must have priority level in range [1, 3] for m",
         ),
         (
-            PYTHON
-            + "dynamic_batching { preserve_ordering: true priority_levels: 3 default_priority_level: 1 }",
+            PYTHON + "dynamic_batching { preserve_ordering: true priority_levels: 3 default_priority_level: 1 }",
             "Only one priority level is allowed when 'preserve_ordering' is true for m",
         ),
         (
@@ -105,8 +104,7 @@ def test_nothing_is_changed_by_checking(tensors: str, prepared: Prepare) -> None
             "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
         ),
         (
-            PYTHON
-            + "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 "
+            PYTHON + "dynamic_batching { preserve_ordering: true priority_levels: 1 default_priority_level: 1 "
             "priority_queue_policy { key: 1 value { timeout_action: DELAY default_timeout_microseconds: 1}}}",
             "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
         ),
@@ -130,8 +128,7 @@ def test_nothing_is_changed_by_checking(tensors: str, prepared: Prepare) -> None
             "metric control must specify 'metric_identifier'",
         ),
         (
-            PYTHON
-            + "model_metrics { metric_control [{ metric_identifier {} histogram_options { buckets: 1 } }] }",
+            PYTHON + "model_metrics { metric_control [{ metric_identifier {} histogram_options { buckets: 1 } }] }",
             "metric identifier must specify non-empty 'family'",
         ),
         (
@@ -139,8 +136,7 @@ def test_nothing_is_changed_by_checking(tensors: str, prepared: Prepare) -> None
             "metric control must specify 'histogram_options'",
         ),
         (
-            PYTHON
-            + 'model_metrics { metric_control [{ metric_identifier { family: "f" } histogram_options {} }] }',
+            PYTHON + 'model_metrics { metric_control [{ metric_identifier { family: "f" } histogram_options {} }] }',
             "histogram options must specify non-empty 'buckets'",
         ),
         (
@@ -182,9 +178,7 @@ def test_labels_outside_the_model_s_folder_are_refused(path: str, prepared: Prep
     output = f'output [{{ name: "X" data_type: TYPE_FP32 dims: 1 label_filename: "{path}" }}]'
     with pytest.raises(Unsupported) as caught:
         check_config(prepared(PYTHON + output), "m")
-    assert caught.value.message == (
-        f"label file path '{path}' for output 'X' in model 'm' is outside model directory"
-    )
+    assert caught.value.message == (f"label file path '{path}' for output 'X' in model 'm' is outside model directory")
 
 
 def test_labels_in_the_model_s_folder_are_accepted(prepared: Prepare) -> None:
@@ -231,18 +225,14 @@ def test_a_group_cannot_have_devices_that_are_not_there(
     assert caught.value.message == f"instance group m_0 of model m {message}"
 
 
-@pytest.mark.parametrize(
-    "group", ["kind: KIND_GPU", "kind: KIND_GPU gpus: 1", "kind: KIND_AUTO gpus: [0, 1]"]
-)
+@pytest.mark.parametrize("group", ["kind: KIND_GPU", "kind: KIND_GPU gpus: 1", "kind: KIND_AUTO gpus: [0, 1]"])
 def test_a_group_can_have_the_devices_that_there_are(group: str, tensors: str, prepared: Prepare) -> None:
     check_complete(prepared(PYTHON + tensors + f"instance_group [{{ {group} }}]", gpu_count=2), 2)
 
 
 def test_a_group_that_names_no_gpu_is_not_normalised() -> None:
     config = ModelConfig(name="m", backend="python", instance_group=[{"name": "g", "kind": "KIND_GPU"}])
-    with pytest.raises(
-        BadConfig, match=r"^instance group g of model m has kind KIND_GPU but specifies no GPUs$"
-    ):
+    with pytest.raises(BadConfig, match=r"^instance group g of model m has kind KIND_GPU but specifies no GPUs$"):
         check_complete(config, gpu_count=1)
     config.instance_group[0].kind = 0  # type: ignore[assignment]
     with pytest.raises(InternalError, match=r"has unexpected kind KIND_AUTO$"):

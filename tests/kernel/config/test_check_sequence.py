@@ -87,10 +87,7 @@ def test_sound_sequence_batching_passes(more: str, prepared: Prepare) -> None:
         ),
         (
             control("kind: CONTROL_SEQUENCE_END bool_false_true: false"),
-            (
-                "sequence batching control 'bool_false_true' must have exactly 2 entries for "
-                "CONTROL_SEQUENCE_END for m"
-            ),
+            ("sequence batching control 'bool_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_END for m"),
         ),
         (
             control(CORRID + "data_type: TYPE_UINT64 int32_false_true: [0, 1]"),

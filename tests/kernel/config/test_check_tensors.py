@@ -121,9 +121,7 @@ def test_an_image_format_needs_three_dimensions(prepared: Prepare) -> None:
         ),
     ],
 )
-def test_a_wrong_derived_tensor_is_refused(
-    derived: str, message: str, tensors: str, prepared: Prepare
-) -> None:
+def test_a_wrong_derived_tensor_is_refused(derived: str, message: str, tensors: str, prepared: Prepare) -> None:
     assert failure_of(prepared('backend: "python"' + tensors + derived)) == f"{message} for m"
 
 

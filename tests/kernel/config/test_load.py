@@ -60,9 +60,7 @@ def test_every_way_to_write_a_list_is_understood() -> None:
 def test_a_wrong_file_is_refused_with_its_name_line_and_column(text: bytes, place: str) -> None:
     message = failure_of_pbtxt(text)
     assert message.startswith("failed to read text proto from /models/m/config.pbtxt:")
-    line, column, _ = message.removeprefix("failed to read text proto from /models/m/config.pbtxt:").split(
-        ":", 2
-    )
+    line, column, _ = message.removeprefix("failed to read text proto from /models/m/config.pbtxt:").split(":", 2)
     assert f"{line}:{column}" == place
 
 

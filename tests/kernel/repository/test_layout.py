@@ -54,9 +54,7 @@ def test_a_model_may_have_no_configuration() -> None:
 
 
 def test_the_backend_is_told_by_the_version_that_sorts_first_as_text() -> None:
-    model = model_folder(
-        "/r", folder("m", folder("9", "model.py"), folder("10", "model.onnx", folder("data")))
-    )
+    model = model_folder("/r", folder("m", folder("9", "model.py"), folder("10", "model.onnx", folder("data"))))
     assert model.first_version_files() == {"model.onnx": False, "data": True}
     assert model_folder("/r", folder("m", folder("x", "model.py"))).first_version_files() is None
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernel.catalog import Catalog, IndexItem, ModelState
 from kernel.errors import InternalError, InvalidArgument, LoadFailed, ServingError, Unavailable
-from kernel.model import Model
 from kernel.repository.lifecycle import Lifecycle, LifecycleSettings
-from kernel.repository.placement import InstancePlan
 from kernel.testing import FakeClock, FakeInstance
 from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    from kernel.model import Model
+    from kernel.repository.placement import InstancePlan
 
 CONFIG = """
 backend: "identity"
@@ -224,7 +226,10 @@ def test_a_model_that_is_not_there_cannot_be_loaded(bench: Bench) -> None:
     ("config", "reason"),
     [
         ("max_batch_size: 1 sequence_batching { }", "needs sequence batching"),
-        ("batch_input [{ kind: BATCH_ELEMENT_COUNT target_name: 'x' data_type: TYPE_FP32 source_input: 'IN' }]", "ragged"),
+        (
+            "batch_input [{ kind: BATCH_ELEMENT_COUNT target_name: 'x' data_type: TYPE_FP32 source_input: 'IN' }]",
+            "ragged",
+        ),
     ],
 )
 def test_what_this_server_cannot_do_is_refused_with_a_reason(bench: Bench, config: str, reason: str) -> None:

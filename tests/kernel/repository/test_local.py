@@ -94,9 +94,7 @@ def test_a_model_s_name_cannot_leave_the_repository(repository: Path) -> None:
 def test_a_repository_must_exist(tmp_path: Path) -> None:
     with pytest.raises(InternalError) as caught:
         list_repository(str(tmp_path / "absent"))
-    assert caught.value.message == (
-        f"failed to read model repository '{tmp_path / 'absent'}': no such directory"
-    )
+    assert caught.value.message == (f"failed to read model repository '{tmp_path / 'absent'}': no such directory")
 
 
 def test_a_configuration_is_not_read_beyond_what_is_parsed(repository: Path) -> None:

@@ -37,9 +37,7 @@ def test_a_policy_that_leaves_no_version_is_an_error(policy: str, available: lis
     config = from_pbtxt(f'name: "m" version_policy {{ {policy} }}'.encode(), "")
     with pytest.raises(BadConfig) as caught:
         choose_versions(config, available)
-    assert caught.value.message == (
-        "at least one version must be available under the version policy of model 'm'"
-    )
+    assert caught.value.message == ("at least one version must be available under the version policy of model 'm'")
 
 
 def test_versions_that_are_named_and_absent_are_told_of() -> None:

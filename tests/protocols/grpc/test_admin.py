@@ -60,9 +60,7 @@ def test_the_server_describes_itself(lab: FrontDoorLab) -> None:
     ("name", "version", "ready"),
     [("m", "", True), ("m", "3", True), ("m", "2", False), ("nothing", "", False), ("nothing", "1", False)],
 )
-def test_a_model_that_does_not_exist_is_not_ready(
-    lab: FrontDoorLab, name: str, version: str, ready: bool
-) -> None:
+def test_a_model_that_does_not_exist_is_not_ready(lab: FrontDoorLab, name: str, version: str, ready: bool) -> None:
     message = pb.ModelReadyRequest(name=name, version=version)
     assert done(ModelRpcs(lab.kernel).ready(message, CALLER)).ready is ready
 
@@ -123,9 +121,7 @@ def test_statistics_count_requests_and_batches(lab: FrontDoorLab) -> None:
         ("m", "2", "requested model version is not available for model 'm'"),
     ],
 )
-def test_statistics_of_what_is_not_ready_are_refused(
-    lab: FrontDoorLab, name: str, version: str, text: str
-) -> None:
+def test_statistics_of_what_is_not_ready_are_refused(lab: FrontDoorLab, name: str, version: str, text: str) -> None:
     message = pb.ModelStatisticsRequest(name=name, version=version)
     assert refusal(ModelRpcs(lab.kernel).statistics(message, CALLER)) == (InvalidArgument, text)
 

@@ -20,17 +20,13 @@ def parameter(**choice: Any) -> pb.InferParameter:
     return pb.InferParameter(**choice)
 
 
-def tensor(
-    name: str, parameters: Parameters | None = None, **more: Any
-) -> pb.ModelInferRequest.InferInputTensor:
+def tensor(name: str, parameters: Parameters | None = None, **more: Any) -> pb.ModelInferRequest.InferInputTensor:
     return pb.ModelInferRequest.InferInputTensor(
         **{"name": name, "datatype": "FP32", "shape": [2], "parameters": parameters, **more}
     )
 
 
-def output(
-    name: str, parameters: Parameters | None = None
-) -> pb.ModelInferRequest.InferRequestedOutputTensor:
+def output(name: str, parameters: Parameters | None = None) -> pb.ModelInferRequest.InferRequestedOutputTensor:
     return pb.ModelInferRequest.InferRequestedOutputTensor(name=name, parameters=parameters)
 
 
@@ -201,10 +197,7 @@ SHM_ERRORS: list[tuple[Parameters, str]] = [
     ),
     (
         {"shared_memory_byte_size": EIGHT},
-        (
-            "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for "
-            "tensor 'A'"
-        ),
+        ("'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'A'"),
     ),
     (
         {"shared_memory_region": REGION, "shared_memory_offset": REGION},
@@ -216,10 +209,7 @@ SHM_ERRORS: list[tuple[Parameters, str]] = [
     ),
     (
         {"shared_memory_region": REGION},
-        (
-            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
-            "tensor 'A'"
-        ),
+        ("'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'A'"),
     ),
 ]
 

@@ -26,9 +26,7 @@ from protocols.grpc.generated.grpc_service_pb2 import InferTensorContents as Con
         (Contents(), "<invalid>", b""),
     ],
 )
-def test_elements_become_the_raw_bytes_of_their_datatype(
-    contents: Contents, datatype: str, raw: bytes
-) -> None:
+def test_elements_become_the_raw_bytes_of_their_datatype(contents: Contents, datatype: str, raw: bytes) -> None:
     assert pack_contents(contents, datatype, "IN", "m") == raw
 
 
@@ -45,9 +43,7 @@ def test_elements_become_the_raw_bytes_of_their_datatype(
         (Contents(fp32_contents=[1]), "<invalid>", "FP32"),
     ],
 )
-def test_a_field_that_does_not_fit_the_datatype_is_refused(
-    contents: Contents, datatype: str, told: str
-) -> None:
+def test_a_field_that_does_not_fit_the_datatype_is_refused(contents: Contents, datatype: str, told: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         pack_contents(contents, datatype, "IN", "m")
     assert caught.value.message == (
@@ -61,6 +57,5 @@ def test_a_second_field_is_refused() -> None:
     with pytest.raises(InvalidArgument) as caught:
         pack_contents(contents, "INT32", "IN", "m")
     assert caught.value.message == (
-        "unexpected explicit tensor data for input tensor 'IN' for model 'm', "
-        "binary data was already supplied."
+        "unexpected explicit tensor data for input tensor 'IN' for model 'm', binary data was already supplied."
     )

@@ -36,9 +36,7 @@ def described(file: Any) -> dict[str, Any]:
     return found
 
 
-def described_messages(
-    prefix: str, messages: Iterable[descriptor_pb2.DescriptorProto]
-) -> dict[str, dict[str, Any]]:
+def described_messages(prefix: str, messages: Iterable[descriptor_pb2.DescriptorProto]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for message in messages:
         name = f"{prefix}.{message.name}"
@@ -79,9 +77,7 @@ def test_the_health_service_has_the_standard_names_and_numbers() -> None:
         ".grpc.health.v1.HealthCheckResponse",
         False,
     )
-    assert found["grpc.health.v1.HealthCheckRequest"]["fields"] == [
-        ("service", "", 1, STRING, "", OPTIONAL, "")
-    ]
+    assert found["grpc.health.v1.HealthCheckRequest"]["fields"] == [("service", "", 1, STRING, "", OPTIONAL, "")]
     response = found["grpc.health.v1.HealthCheckResponse"]
     assert response["fields"] == [
         ("status", "", 1, ENUM, ".grpc.health.v1.HealthCheckResponse.ServingStatus", OPTIONAL, "")

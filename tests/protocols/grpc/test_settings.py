@@ -69,9 +69,7 @@ def test_trace_settings_that_do_not_exist_are_ignored(rpcs: SettingsRpcs) -> Non
 
 @pytest.mark.parametrize("texts", [["f"], []])
 def test_the_trace_file_cannot_be_changed(rpcs: SettingsRpcs, texts: list[str]) -> None:
-    message = pb.TraceSettingRequest(
-        settings={"trace_file": Trace(value=texts), "trace_rate": Trace(value=["x"])}
-    )
+    message = pb.TraceSettingRequest(settings={"trace_file": Trace(value=texts), "trace_rate": Trace(value=["x"])})
     assert refusal(rpcs.trace(message, CALLER)) == (
         Unsupported,
         "trace file location can not be updated through network protocol",
@@ -127,9 +125,7 @@ def test_log_settings_are_shown_and_changed(rpcs: SettingsRpcs) -> None:
         ("log_format", Log(uint32_param=1), "expect string for 'log_format'"),
     ],
 )
-def test_a_log_setting_of_a_wrong_type_is_refused(
-    rpcs: SettingsRpcs, name: str, value: Log, text: str
-) -> None:
+def test_a_log_setting_of_a_wrong_type_is_refused(rpcs: SettingsRpcs, name: str, value: Log, text: str) -> None:
     message = pb.LogSettingsRequest(settings={name: value})
     assert refusal(rpcs.log(message, CALLER)) == (InvalidArgument, text)
 

@@ -27,9 +27,7 @@ def spec(name: str, *, decoupled: bool = False) -> ModelSpec:
 def respond(request: Request, raw: bytes, *, final: bool, released: list[bytes] | None = None) -> None:
     outputs = [OutputTensor("X", "UINT8", [len(raw)], data=raw)]
     release = None if released is None else lambda: released.append(raw)
-    request.respond(
-        Response(request.model_name, "1", request.id, outputs=outputs, final=final, release=release)
-    )
+    request.respond(Response(request.model_name, "1", request.id, outputs=outputs, final=final, release=release))
 
 
 def end(request: Request) -> None:
@@ -181,9 +179,7 @@ def test_errors_do_not_end_the_stream(lab: FrontDoorLab) -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "True"])
-def test_only_a_client_that_asks_for_it_gets_the_status_of_a_failed_response(
-    lab: FrontDoorLab, value: str
-) -> None:
+def test_only_a_client_that_asks_for_it_gets_the_status_of_a_failed_response(lab: FrontDoorLab, value: str) -> None:
     held: list[Request] = []
     slow = lab.add_model(spec("slow"), held.append)
     messages = [infer("nothing", "1"), infer("slow", "2"), infer("fail", "3")]
@@ -300,3 +296,41 @@ def test_a_stream_without_requests_in_flight_is_ended_when_the_server_stops(lab:
     code, details = asyncio.run(main())
     assert code is grpc.StatusCode.UNAVAILABLE
     assert details == "GRPC server is shutting down and has stopped accepting new requests."
+
+
+def test_requests_of_a_stream_that_run_when_the_server_stops_are_answered(lab: FrontDoorLab) -> None:
+    held: list[Request] = []
+    arrived = threading.Event()
+
+    def hold(request: Request) -> None:
+        held.append(request)
+        arrived.set()
+
+    lab.add_model(spec("slow"), hold)
+
+    def conversation(port: int) -> tuple[list[bytes], grpc.StatusCode]:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            finished = threading.Event()
+
+            def messages() -> Iterator[pb.ModelInferRequest]:
+                yield infer("slow", "1", b"x")
+                finished.wait()
+
+            call = stub(channel)(messages(), timeout=20)
+            found = [b"".join(next(call).infer_response.raw_output_contents)]
+            code = call.code()
+            finished.set()
+            return found, code
+
+    async def main() -> tuple[list[bytes], grpc.StatusCode]:
+        async with listening(lambda sock: GrpcServer(lab.kernel, sock)) as port:
+            client = asyncio.ensure_future(asyncio.to_thread(conversation, port))
+            await asyncio.to_thread(arrived.wait)
+            # The stop begins before the model answers.
+            asyncio.get_running_loop().call_later(0.05, respond_held)
+        return await client
+
+    def respond_held() -> None:
+        respond(held[0], b"done", final=True)
+
+    assert asyncio.run(main()) == ([b"done"], grpc.StatusCode.UNAVAILABLE)

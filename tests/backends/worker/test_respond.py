@@ -1,0 +1,157 @@
+"""Answers leave the worker: the finals of a batch together, others at once, each request once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import wire
+from backends.worker.memory import AttachedRegions
+from backends.worker.outputs import OutputWriter
+from backends.worker.request import OutputValue, WorkerRequest
+from backends.worker.respond import Answers
+from kernel.errors import InternalError, Unavailable
+from shm.arena import INLINE_LIMIT, Arena
+
+LARGE = np.arange(INLINE_LIMIT, dtype=np.float32)
+
+
+class NoMail:
+    """A mailbox in which nothing comes; a wait for credit ends with the test's own grant."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.on_wait: Any = None
+
+    def poll(self) -> None:
+        """Nothing has come."""
+
+    def wait_until(self, done: Any) -> None:
+        self.waits += 1
+        self.on_wait()
+        assert done()
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.sent: list[wire.ToKernel] = []
+        self.arenas: list[Arena] = []
+        self.mail = NoMail()
+        self.outputs = OutputWriter(AttachedRegions(), self.arenas.append)
+        self.answers = Answers(self.outputs, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
+
+    def batch(self, *refs: wire.RequestRef) -> list[WorkerRequest]:
+        requests = [WorkerRequest(ref, [], self.answers) for ref in refs]
+        self.answers.open_batch(requests)
+        return requests
+
+    @property
+    def blocks(self) -> int:
+        return self.arenas[0].allocator.block_count if self.arenas else 0
+
+
+@pytest.fixture
+def bench() -> Any:
+    made = Bench()
+    yield made
+    for arena in made.arenas:
+        arena.close()
+
+
+def ref(number: int, *outputs: wire.OutputRef) -> wire.RequestRef:
+    return wire.RequestRef(number, [], list(outputs))
+
+
+def value(name: str = "OUT", array: Any = None) -> OutputValue:
+    return OutputValue(name, "FP32", np.ones(2, np.float32) if array is None else array)
+
+
+def test_final_answers_of_a_batch_leave_together(bench: Bench) -> None:
+    first, second = bench.batch(ref(1), ref(2))
+    second.respond([value()])
+    first.fail(Unavailable("no"))
+    assert bench.sent == []
+    finals = bench.answers.close_batch([1, 2])
+    assert [final.error_text for final in finals] == ["no", ""]
+    assert finals[1].outputs[0].data == np.ones(2, np.float32).tobytes()
+
+
+def test_answers_that_come_later_are_sent_at_once(bench: Bench) -> None:
+    first, second = bench.batch(ref(1), ref(2))
+    first.respond([value()])
+    assert bench.answers.close_batch([1, 2]) == []
+    assert [(m.request, m.final) for m in bench.sent if isinstance(m, wire.Responded)] == [(1, True)]
+    second.respond([value()], final=False)
+    second.finish()
+    assert [(m.request, m.final) for m in bench.sent if isinstance(m, wire.Responded)] == [
+        (1, True),
+        (2, False),
+        (2, True),
+    ]
+
+
+def test_a_second_final_answer_is_refused(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1))
+    request.respond([value()])
+    with pytest.raises(InternalError):
+        request.respond([value()])
+
+
+def test_large_outputs_go_to_the_arena_and_reserved_ones_are_not_copied(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1))
+    place = request.reserve("OUT", "FP32", LARGE.shape)
+    assert place is not None
+    place[:] = LARGE
+    request.respond([value(array=place), value("OTHER", LARGE)])
+    (final,) = bench.answers.close_batch([1])
+    assert [output.region for output in final.outputs] == [wire.OUTPUT_ARENA] * 2
+    for output in final.outputs:
+        seen = bench.arenas[0].view(output.offset, output.byte_size)
+        np.testing.assert_array_equal(np.frombuffer(seen, np.float32), LARGE)
+    assert bench.blocks == 2
+    bench.outputs.free([output.offset for output in final.outputs])
+    assert bench.blocks == 0
+
+
+def test_what_was_reserved_and_not_used_is_freed(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1))
+    assert request.reserve("OUT", "FP32", LARGE.shape) is not None
+    request.fail(Unavailable("no"))
+    assert bench.blocks == 0
+
+
+def test_small_strings_and_classes_have_no_place_to_reserve(bench: Bench) -> None:
+    plain, classes = bench.batch(ref(1), ref(2, wire.OutputRef("OUT", classification=3)))
+    assert plain.reserve("OUT", "FP32", [2]) is None
+    assert plain.reserve("OUT", "BYTES", [5000]) is None
+    assert classes.reserve("OUT", "FP32", LARGE.shape) is None
+    assert plain.reserve("OUT", "FP32", LARGE.shape) is not None
+    plain.finish()
+    classes.finish()
+
+
+def test_outputs_that_nobody_asked_for_are_left_out(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1, wire.OutputRef("B")))
+    request.respond([value("A"), value("B")])
+    (final,) = bench.answers.close_batch([1])
+    assert [output.name for output in final.outputs] == ["B"]
+
+
+def test_a_stream_waits_when_it_is_too_far_ahead_of_its_client(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1))
+    bench.mail.on_wait = lambda: bench.answers.grant(1, 16)
+    for _ in range(wire.CREDIT_WINDOW):
+        request.respond([value()], final=False)
+    assert bench.mail.waits == 0
+    request.respond([value()], final=False)
+    assert bench.mail.waits == 1
+
+
+def test_a_cancelled_stream_never_waits(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1))
+    bench.mail.on_wait = lambda: bench.answers.cancel([1])
+    for _ in range(wire.CREDIT_WINDOW + 1):
+        request.respond([value()], final=False)
+    assert request.is_cancelled()

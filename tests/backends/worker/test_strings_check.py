@@ -1,0 +1,45 @@
+"""BYTES inputs that are not what their shape says. Texts are Triton's."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.worker.request import InputView
+from backends.worker.strings_check import check_strings
+from kernel.errors import InvalidArgument
+from shm.strings import encode_strings
+
+
+def view(data: bytes, *shape: int) -> InputView:
+    return InputView("IN", "BYTES", list(shape), memoryview(data))
+
+
+def test_exactly_the_elements_of_the_shape_are_accepted() -> None:
+    check_strings(view(encode_strings(["a", "", "bcd", "e"]), 2, 2), "", "m")
+    check_strings(view(b"", 0), "", "m")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (encode_strings(["a"]), "expected 2 string elements for inference input 'IN' for model 'm', got 1"),
+        (
+            encode_strings(["a", "b", "c"]),
+            "unexpected number of string elements 3 for inference input 'IN' for model 'm', expecting 2",
+        ),
+        (
+            encode_strings(["a"]) + b"\x01\x00",
+            "incomplete string length indicator for inference input 'IN' for model 'm', expecting 4 bytes but only 2 "
+            "bytes available. Please make sure the string length indicator is in one buffer.",
+        ),
+        (
+            encode_strings(["a"]) + b"\xff\xff\xff\xffb",
+            "incomplete string data for inference input 'IN' for model 'm', expecting string of length 4294967295 but "
+            "only 1 bytes available. Please make sure the string is in one buffer.",
+        ),
+    ],
+)
+def test_anything_else_is_refused(data: bytes, text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_strings(view(data, 2), "7", "m")
+    assert caught.value.message == f"[request id: 7] {text}"
