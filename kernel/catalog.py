@@ -160,6 +160,6 @@ def parse_version(text: str) -> int:
             "version should be an integral value > 0"
         )
     number = int(text)
-    if number <= 0:
+    if number < 0:  # no folder is called 0 either, but Triton looks for it
         raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
     return number

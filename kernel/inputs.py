@@ -21,23 +21,23 @@ class InputPlacer:
         self._regions = regions
         self._arena_byte_size = arena_byte_size
 
-    def place(self, request: Request, model: Model) -> None:
-        """Lease the client regions that `request` names and copy its large inputs to the model's arena.
+    def lease(self, request: Request) -> None:
+        """Lease the client regions that `request` names. Raises `ServingError`.
 
-        Raises `ServingError`; no lease or block is held then.
+        Whoever calls releases the request's leases where that, or anything after it, fails.
         """
-        try:
-            for tensor in request.inputs:
-                if tensor.shared_memory is not None:
-                    tensor.span = self._regions.lease(tensor.shared_memory)
-                elif tensor.data is not None and len(tensor.data) > INLINE_LIMIT:
-                    self._copy_to_arena(tensor, model)
-            for output in request.outputs:
-                if output.shared_memory is not None:
-                    output.span = self._regions.lease(output.shared_memory)
-        except BaseException:
-            request.release_leases()
-            raise
+        for tensor in request.inputs:
+            if tensor.shared_memory is not None:
+                tensor.span = self._regions.lease(tensor.shared_memory)
+        for output in request.outputs:
+            if output.shared_memory is not None:
+                output.span = self._regions.lease(output.shared_memory)
+
+    def copy_large(self, request: Request, model: Model) -> None:
+        """Copy inputs that are too large for a message to the model's arena. Raises `ArenaFull`."""
+        for tensor in request.inputs:
+            if tensor.data is not None and len(tensor.data) > INLINE_LIMIT:
+                self._copy_to_arena(tensor, model)
 
     def _copy_to_arena(self, tensor: InputTensor, model: Model) -> None:
         assert tensor.data is not None

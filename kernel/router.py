@@ -127,8 +127,13 @@ class Kernel:
         request.received_ns = self._clock.now_ns()
         model = self.catalog.resolve(request.model_name, request.model_version)
         assert request.streaming or not model.spec.decoupled, "front doors refuse decoupled models over unary calls"
-        validate(request, model.spec)
-        self._inputs.place(request, model)
+        try:
+            self._inputs.lease(request)  # first: Triton looks regions up while it decodes
+            validate(request, model.spec)
+            self._inputs.copy_large(request, model)
+        except BaseException:
+            request.release_leases()
+            raise
         model.submit(request)
 
     def cancel(self, request: Request) -> None:

@@ -63,6 +63,8 @@ class TraceSettings:
         values = self._values(inherited)
         if values.trace_rate == 0:
             raise InvalidArgument("Attempting to set invalid trace setting :sample rate must be non-zero")
+        if values.trace_level != ("OFF",) and values.trace_mode == "triton" and not values.trace_file:
+            raise InvalidArgument("Attempting to set invalid trace setting :trace file name is not given")
         if not model:
             self._server = own
         elif own:

@@ -27,13 +27,21 @@ _BATCH_NOTE = (
 
 def validate(request: Request, spec: ModelSpec) -> None:
     """Check `request` and set its `batch_size`. Raises `InvalidArgument`."""
-    for output in request.outputs:
-        if output.name not in spec.outputs:
-            raise InvalidArgument(f"unexpected inference output '{output.name}' for model '{spec.name}'")
+    _check_outputs(request, spec)
     _check_names(request, spec)
     request.batch_size = _batch_size(request, spec)
     for tensor in request.inputs:
         _check_tensor(request, spec, tensor, spec.inputs[tensor.name])
+
+
+def _check_outputs(request: Request, spec: ModelSpec) -> None:
+    seen: set[str] = set()
+    for output in request.outputs:
+        if output.name in seen:  # refused by Triton since 2026-04
+            raise InvalidArgument(f"{request_prefix(request.id)}output '{output.name}' already exists in request")
+        seen.add(output.name)
+        if output.name not in spec.outputs:
+            raise InvalidArgument(f"unexpected inference output '{output.name}' for model '{spec.name}'")
 
 
 def _check_names(request: Request, spec: ModelSpec) -> None:
@@ -98,7 +106,7 @@ def _check_tensor(request: Request, spec: ModelSpec, tensor: InputTensor, expect
             f"{prefix}inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
             f"'{spec.name}' expects '{expected.datatype}'"
         )
-    if min(tensor.shape, default=0) < 0:
+    if -1 in tensor.shape:
         raise InvalidArgument(
             f"{prefix}All input dimensions should be specified for input '{tensor.name}' for model "
             f"'{spec.name}', got {shape_text(tensor.shape)}"
@@ -122,7 +130,7 @@ def _check_tensor(request: Request, spec: ModelSpec, tensor: InputTensor, expect
 
 def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     """Whether `shape` matches `dims`, where -1 stands for any size."""
-    return len(shape) == len(dims) and all(d in (-1, s) for s, d in zip(shape, dims, strict=True))
+    return len(shape) == len(dims) and all(s == d or (d == -1 and s >= 0) for s, d in zip(shape, dims, strict=True))
 
 
 def shape_text(shape: Iterable[int]) -> str:

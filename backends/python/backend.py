@@ -92,8 +92,8 @@ class PythonBackend(Backend):
                 self._respond(given, returned)
         except BaseException as error:
             # The worker answers what is open; threads of the model come too late from here on.
-            for request in given:
-                request.close()
+            for open_request in given:
+                open_request.close()
             if isinstance(error, ServingError):
                 self.host.log("ERROR", error.message)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
@@ -49,25 +50,22 @@ class WatchCall:
         await receive(self._stream)
         shown: bool | None = None
         while True:
-            ready = self._ready()
+            stopped = self._stopped.is_set()
+            ready = not stopped and self._ready()
             if ready is not shown:
                 await self._stream.send_message(_response(ready))
                 shown = ready
-            if self._stopped.is_set():
+            if stopped:
                 return
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await self._stopped.wait()
-            except TimeoutError:
-                continue
 
     def stop(self) -> None:
         """Send the last status, that of a server that stops, and end."""
         self._stopped.set()
 
     def _ready(self) -> bool:
-        if self._stopped.is_set():
-            return False
         try:
             return self._kernel.ready()
         except ServingError:  # the server exits

@@ -36,8 +36,13 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 class Caller(msgspec.Struct, frozen=True):
     """Who makes a call."""
 
-    #: Whether the peer is on this machine, as far as can be told.
-    local: bool
+    #: The peer's address as the transport gives it.
+    peer: object
+
+    @property
+    def local(self) -> bool:
+        """Whether the peer is on this machine, as far as can be told."""
+        return is_local(self.peer)
 
 
 def unary(
@@ -52,7 +57,7 @@ def unary(
             message = await receive(stream)
             if message is None:
                 raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")
-            await stream.send_message(await function(message, Caller(is_local(stream.peer.addr()))))
+            await stream.send_message(await function(message, Caller(stream.peer.addr())))
 
     return Handler(handle, Cardinality.UNARY_UNARY, request_type, reply_type)
 

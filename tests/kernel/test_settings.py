@@ -34,6 +34,7 @@ def test_clearing_goes_back_to_what_is_inherited() -> None:
         ({"trace_rate": ["0"]}, InvalidArgument),
         ({"trace_count": ["-5"]}, InvalidArgument),
         ({"trace_level": ["OFF", "TENSORS"]}, InvalidArgument),
+        ({"trace_level": ["TIMESTAMPS"]}, InvalidArgument),
         ({"trace_file": ["/etc/passwd"]}, Unsupported),
     ],
 )

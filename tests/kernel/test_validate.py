@@ -34,6 +34,14 @@ def test_a_good_request_gets_its_batch_size() -> None:
     ("bad", "text"),
     [
         (request(tensor(), outputs=["X"]), "unexpected inference output 'X' for model 'm'"),
+        (
+            request(tensor(), outputs=["OUT", "OUT"]),
+            "[request id: <id_unknown>] output 'OUT' already exists in request",
+        ),
+        (
+            request(tensor(shape=(1, -1))),
+            "[request id: <id_unknown>] All input dimensions should be specified for input 'IN' for model 'm', got [1,-1]",
+        ),
         (request(tensor(), tensor()), "[request id: <id_unknown>] input 'IN' already exists in request"),
         (
             request(id="7"),

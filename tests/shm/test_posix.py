@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from shm import posix
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BAD_KEYS = [
     "",
@@ -49,7 +53,12 @@ def test_an_object_is_opened_with_any_number_of_slashes_in_front() -> None:
 def test_links_fifos_and_folders_are_not_opened() -> None:
     name = f"naiad_test_{uuid.uuid4().hex}"
     path = Path(posix.FOLDER, name)
-    for make in (lambda: path.symlink_to("/etc/passwd"), lambda: os.mkfifo(path), path.mkdir):
+    makers: tuple[Callable[[], None], ...] = (
+        lambda: path.symlink_to("/etc/passwd"),
+        lambda: os.mkfifo(path),
+        path.mkdir,
+    )
+    for make in makers:
         make()
         try:
             with pytest.raises(posix.CannotOpen):

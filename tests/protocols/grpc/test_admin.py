@@ -17,7 +17,7 @@ from protocols.grpc.rpc import Caller
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")
-CALLER = Caller(local=True)
+CALLER = Caller(("127.0.0.1", 40000))
 
 
 def done(call: Coroutine[Any, Any, T]) -> T:

@@ -1,9 +1,6 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kernel.errors import InternalError, InvalidArgument
 from kernel.request import InputTensor, Request, RequestedOutput, SharedMemoryRef
@@ -11,7 +8,6 @@ from kernel.response import OutputTensor, Response
 from kernel.testing import RecordingSink
 from protocols.grpc import codec
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from shm.datatypes import DATATYPES
 
 Parameters = dict[str, pb.InferParameter]
 
@@ -376,30 +372,3 @@ def test_an_error_on_a_stream_names_its_request(final: bool | None, wanted: pb.M
     message = pb.ModelStreamInferResponse()
     codec.encode_stream_error(request, "caf\udce9", message, final=final)
     assert message == pb.ModelStreamInferResponse(error_message="caf?", infer_response=wanted)
-
-
-# ---- both -----------------------------------------------------------------------------------
-
-
-def tensors_strategy() -> st.SearchStrategy[list[tuple[str, str, list[int], bytes]]]:
-    one = st.tuples(
-        st.text("ab é", max_size=5),
-        st.sampled_from(list(DATATYPES)),
-        st.lists(st.integers(0, 2**63 - 1), max_size=4),
-        st.binary(max_size=64),
-    )
-    return st.lists(one, max_size=4)
-
-
-@given(tensors=tensors_strategy(), wrap=st.sampled_from([bytes, bytearray, memoryview]))
-def test_tensors_come_through_both_codecs_unchanged(
-    tensors: list[tuple[str, str, list[int], bytes]], wrap: Callable[[bytes], bytes]
-) -> None:
-    message = encoded(answer(outputs=[OutputTensor(n, d, s, data=wrap(raw)) for n, d, s, raw in tensors]))
-    request, _ = decode(
-        infer(
-            inputs=[tensor(o.name, datatype=o.datatype, shape=o.shape) for o in message.outputs],
-            raw_input_contents=message.raw_output_contents,
-        )
-    )
-    assert [(t.name, t.datatype, t.shape, t.data) for t in request.inputs] == tensors

@@ -1,12 +1,14 @@
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import ServingError
+from kernel.response import OutputTensor, Response
 from kernel.testing import RecordingSink
-from protocols.grpc.codec import decode_request, start_request
+from protocols.grpc.codec import decode_request, encode_response, start_request
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from shm.datatypes import DATATYPES
 
@@ -94,3 +96,28 @@ def test_any_message_is_decoded_or_refused(message: pb.ModelInferRequest) -> Non
     with contextlib.suppress(ServingError):
         decode_request(message, request)
         assert all((t.data is None) != (t.shared_memory is None) for t in request.inputs)
+
+
+def raw_tensors_strategy() -> st.SearchStrategy[list[tuple[str, str, list[int], bytes]]]:
+    one = st.tuples(
+        st.text("ab é", max_size=5),
+        st.sampled_from(list(DATATYPES)),
+        st.lists(st.integers(0, 2**63 - 1), max_size=4),
+        st.binary(max_size=64),
+    )
+    return st.lists(one, max_size=4)
+
+
+@given(tensors=raw_tensors_strategy(), wrap=st.sampled_from([bytes, bytearray, memoryview]))
+def test_tensors_come_through_both_codecs_unchanged(
+    tensors: list[tuple[str, str, list[int], bytes]], wrap: Callable[[bytes], bytes]
+) -> None:
+    outputs = [OutputTensor(name, datatype, shape, data=wrap(raw)) for name, datatype, shape, raw in tensors]
+    response = pb.ModelInferResponse()
+    encode_response(Response("m", "1", "7", outputs=outputs), response)
+    message = pb.ModelInferRequest(raw_input_contents=response.raw_output_contents)
+    for output in response.outputs:
+        message.inputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+    request = start_request(message, RecordingSink(), streaming=False)
+    decode_request(message, request)
+    assert [(t.name, t.datatype, t.shape, t.data) for t in request.inputs] == tensors

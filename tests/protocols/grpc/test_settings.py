@@ -12,7 +12,7 @@ from protocols.grpc.settings import SettingsRpcs
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")
-CALLER = Caller(local=True)
+CALLER = Caller(("127.0.0.1", 40000))
 Trace = pb.TraceSettingRequest.SettingValue
 Log = pb.LogSettingsRequest.SettingValue
 

@@ -13,7 +13,7 @@ from protocols.grpc.shared_memory import SharedMemoryRpcs
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")
-LOCAL, REMOTE = Caller(local=True), Caller(local=False)
+LOCAL, REMOTE = Caller(("127.0.0.1", 40000)), Caller(("192.0.2.1", 40000))
 
 
 def done(call: Coroutine[Any, Any, T]) -> T:

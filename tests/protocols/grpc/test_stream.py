@@ -326,8 +326,8 @@ def test_requests_of_a_stream_that_run_when_the_server_stops_are_answered(lab: F
         async with listening(lambda sock: GrpcServer(lab.kernel, sock)) as port:
             client = asyncio.ensure_future(asyncio.to_thread(conversation, port))
             await asyncio.to_thread(arrived.wait)
-            # The stop begins before the model answers.
-            asyncio.get_running_loop().call_later(0.05, respond_held)
+            # Leaving the block begins the stop; the model answers in the next turn of the loop.
+            asyncio.get_running_loop().call_soon(respond_held)
         return await client
 
     def respond_held() -> None:

@@ -1,0 +1,83 @@
+"""Reading request bodies: never more than a limit, never slower than a client that is alive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from kernel.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.errors import ServingError
+    from protocols.http.call import Call
+
+#: A body must go on within this time, and after it come at this rate on average.
+INACTIVITY_S = 30.0
+MINIMUM_BYTES_PER_S = 1024
+
+#: The most that any body may have, as for gRPC's messages; Triton's Content-Length is an int.
+MAX_BODY_BYTE_SIZE = 2**31 - 1
+
+
+class BodyTooSlow(Exception):
+    """The client stopped sending its body."""
+
+
+async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], ServingError]) -> bytes:
+    """Return the body as it was sent, still compressed.
+
+    A body of more than `limit` bytes raises `refuse(byte_size)`, without reading it where its size is
+    told beforehand. Raises also `InvalidArgument` for broken chunks, `BodyTooSlow`, and `ConnectionError`
+    where the client has gone.
+    """
+    announced = http.content_length
+    if announced is not None and announced > limit:
+        raise refuse(announced)
+    content = http.content
+    try:
+        if content.is_eof():  # all of it came with the headers
+            body = content.read_nowait(-1)
+            if len(body) > limit:
+                raise refuse(len(body))
+            return body
+        if http.headers.get("Expect", "").lower() == "100-continue":
+            await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            http.writer.output_size = 0  # nothing of the response has been sent
+        return await _read_parts(http, limit, refuse)
+    except web.RequestPayloadError as error:
+        raise InvalidArgument(f"the request body is malformed: {error}") from None
+
+
+async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int], ServingError]) -> bytes:
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    parts: list[bytes] = []
+    byte_size = 0
+    try:
+        async with asyncio.timeout(INACTIVITY_S) as timer:
+            while part := await http.content.readany():
+                parts.append(part)
+                byte_size += len(part)
+                if byte_size > limit:
+                    raise refuse(byte_size)
+                slowest = start + INACTIVITY_S + byte_size / MINIMUM_BYTES_PER_S
+                timer.reschedule(min(loop.time() + INACTIVITY_S, slowest))
+    except TimeoutError:
+        raise BodyTooSlow from None
+    return b"".join(parts)
+
+
+async def read_json_text(call: Call) -> bytes:
+    """Return a body that is JSON altogether. Raises as `read_body`."""
+    return await read_body(call.http, call.max_input_size, lambda byte_size: json_too_large(call, byte_size))
+
+
+def json_too_large(call: Call, byte_size: int) -> ServingError:
+    return InvalidArgument(
+        f"request JSON size of {byte_size} bytes exceeds the maximum allowed input size of "
+        f"{call.max_input_size} bytes. Use --http-max-input-size to increase the limit."
+    )

@@ -1,0 +1,87 @@
+"""Content codings of inference bodies: which one to use, and gzip and deflate both ways. Pure."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+from kernel.errors import InvalidArgument, Unsupported
+
+IDENTITY, GZIP, DEFLATE = "identity", "gzip", "deflate"
+
+#: What the server understands, for `Accept-Encoding` of a refusal.
+SUPPORTED = "gzip, deflate"
+
+#: zlib's window bits: either format is recognised when reading; for writing each has its own.
+_READ_EITHER = 47
+_WRITE = {GZIP: 31, DEFLATE: 15}
+
+
+class UnsupportedCompression(Unsupported):
+    """The body has a content coding that the server does not know, or several."""
+
+    def __init__(self) -> None:
+        super().__init__("Unsupported compression type")
+
+
+def check_encoding(content_encoding: str | None) -> str:
+    """Return the coding that a `Content-Encoding` header names. Raises `UnsupportedCompression`."""
+    if content_encoding is None:
+        return IDENTITY
+    if content_encoding not in (IDENTITY, GZIP, DEFLATE):
+        raise UnsupportedCompression
+    return content_encoding
+
+
+def decompress(body: bytes, byte_size_limit: int) -> bytes:
+    """Return the content of a gzip or deflate `body`; bytes behind its end are ignored.
+
+    Raises `InvalidArgument` for a body that is empty, broken, cut short, or larger than the limit once it
+    is inflated; no more than the limit is ever inflated.
+    """
+    if not body:
+        raise InvalidArgument("nothing to be decompressed")
+    inflater = zlib.decompressobj(_READ_EITHER)
+    try:
+        content = inflater.decompress(body, byte_size_limit + 1)
+    except zlib.error as error:
+        raise InvalidArgument(f"unable to decompress the request body: {error}") from None
+    if len(content) > byte_size_limit:
+        raise InvalidArgument(
+            f"Decompressed data size exceeds the maximum allowed value of {byte_size_limit} bytes. "
+            "Use --http-max-input-size to increase the limit."
+        )
+    if not inflater.eof:
+        raise InvalidArgument("unable to decompress the request body: it is cut short")
+    return content
+
+
+def compress(body: bytes, encoding: str) -> bytes:
+    """Return `body` in the coding `encoding`, which is gzip or deflate."""
+    deflater = zlib.compressobj(wbits=_WRITE[encoding])
+    return deflater.compress(body) + deflater.flush()
+
+
+@functools.lru_cache(maxsize=256)
+def choose_encoding(accept_encoding: str) -> str:
+    """Return the coding for an answer: the one with the highest weight, of equals the first.
+
+    Unknown codings are passed over, and so are those with the weight 0 or one that is no number.
+    """
+    chosen, best = IDENTITY, 0.0
+    for offer in accept_encoding.split(","):
+        name, _, parameter = offer.partition(";")
+        weight = _weight(parameter.strip())
+        if name.strip() in (IDENTITY, GZIP, DEFLATE) and weight > best:
+            chosen, best = name.strip(), weight
+    return chosen
+
+
+def _weight(parameter: str) -> float:
+    if not parameter:
+        return 1.0
+    name, _, text = parameter.partition("=")
+    try:
+        return float(text) if name.strip() == "q" else 1.0
+    except ValueError:
+        return 0.0

@@ -1,0 +1,102 @@
+"""A listening HTTP server of aiohttp's low level: its limits, its errors, and an orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from protocols.http.replies import error_reply
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+#: How long an idle connection is kept, and one whose first request does not come.
+KEEPALIVE_S = 75.0
+
+#: How long a body that nobody wants is read on before its connection is closed.
+LINGERING_S = 10.0
+
+#: Connections that the system keeps for us until we accept them.
+BACKLOG = 1024
+
+
+class Connection(web.RequestHandler):
+    """A connection that answers what is no HTTP with our errors, and logs it where nobody is alarmed."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has been begun, an error cannot be sent any more")
+        if status >= 500:
+            logger.error("request from %s failed", request.remote, exc_info=exc)
+        else:
+            logger.debug("bad request from %s: %s", request.remote, message)
+        reply = error_reply(status, message or "internal error", plain=True)
+        reply.force_close()
+        return reply
+
+
+class _Server(web.Server):
+    def __call__(self) -> Connection:
+        return Connection(
+            self,
+            loop=self._loop,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGERING_S,
+            logger=logger,
+            access_log=None,
+            auto_decompress=False,  # bodies are inflated under our own limit
+        )
+
+
+class Listener:
+    """Serves one bound socket with one handler of all requests."""
+
+    def __init__(
+        self, sock: socket.socket, service: str, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    ) -> None:
+        """`service` is what the title calls it. The listener owns `sock` from `start` on."""
+        self._sock = sock
+        self._handler = handler
+        self.title = f"{service} at {_address_text(sock)}"
+        self._connections: _Server | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        self._connections = _Server(self._handler, handler_cancellation=True)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connections, sock=self._sock, backlog=BACKLOG
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more connections, close idle ones, give requests that run `grace_s` seconds, and close."""
+        if self._server is None or self._connections is None:
+            return
+        server, self._server = self._server, None
+        server.close()
+        await asyncio.sleep(0)  # requests that have come already are begun
+        self._connections.pre_shutdown()
+        await self._connections.shutdown(grace_s)
+
+
+def _address_text(sock: socket.socket) -> str:
+    """Return where `sock` listens: `0.0.0.0:8000`, `[::]:8000`, or the path of a Unix socket."""
+    name = sock.getsockname()
+    if not isinstance(name, tuple):
+        return str(name)
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,51 @@
+"""Responses in Triton's forms: JSON, empty, and errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from kernel import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+JSON = "application/json"
+PLAIN = "text/plain"
+
+#: Sent with every response; without it aiohttp tells its own and Python's versions.
+SERVER_HEADER = {"Server": f"naiad/{__version__}"}
+
+_encoder = msgspec.json.Encoder()
+
+
+def json_reply(value: Any) -> web.Response:
+    """Return `value`, which msgspec can encode, as a JSON response."""
+    return web.Response(body=_encoder.encode(value), content_type=JSON, headers=SERVER_HEADER)
+
+
+def json_text_reply(text: str) -> web.Response:
+    return web.Response(body=text.encode(), content_type=JSON, headers=SERVER_HEADER)
+
+
+def empty_reply(*, plain: bool = False, status: int = 200) -> web.Response:
+    """Return a response without a body; Triton's health replies are `plain`."""
+    return web.Response(status=status, content_type=PLAIN if plain else JSON, headers=SERVER_HEADER)
+
+
+def error_body(text: str) -> bytes:
+    """Return `{"error": text}`; what UTF-8 cannot carry, such as bytes of a path, becomes `?`."""
+    return _encoder.encode({"error": text.encode(errors="replace").decode()})
+
+
+def error_reply(
+    status: int, text: str, *, plain: bool = False, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    return web.Response(
+        status=status,
+        body=error_body(text),
+        content_type=PLAIN if plain else JSON,
+        headers={**SERVER_HEADER, **headers} if headers else SERVER_HEADER,
+    )
