@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -17,9 +18,6 @@ from kernel.options import (
     check_options,
     default_arena_byte_size,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 cli = typer.Typer(
     no_args_is_help=True,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multidict import CIMultiDict
-
 if TYPE_CHECKING:
     from aiohttp import web
 
@@ -37,4 +35,4 @@ class Call:
         #: Whether an error that is raised from now on is sent as `text/plain`.
         self.plain_errors = plain_errors
         #: Headers that an error takes with it.
-        self.error_headers: CIMultiDict[str] = CIMultiDict()
+        self.error_headers: dict[str, str] = {}

@@ -8,7 +8,7 @@ Triton's (http_server.cc, ParseJsonTritonIO).
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from kernel.request import InputTensor, RequestedOutput, SharedMemoryRef
 from protocols.http.json_document import (
     ABSENT,
     UINT64_MAX,
+    UNDECODABLE,
     absent,
     as_array,
     as_bool,
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
     from kernel.request import Buffer, ParameterValue, Request
     from kernel.response import OutputTensor, Response
+
+_Read = TypeVar("_Read")
+
+#: Dimensions that an error shows; a client may send millions of them.
+_SHOWN_DIMS = 64
 
 #: What Triton makes of a datatype that it does not know.
 _UNKNOWN_DATATYPE = "<invalid>"
@@ -90,12 +96,12 @@ def decode_infer(header: bytes, binary: memoryview, request: Request, max_input_
 def _decode_header(text: bytes) -> _Header:
     try:
         return _header_decoder.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         pass
     document = parse_leniently(text)
     inputs = member(document, "inputs")
     if inputs is not ABSENT:
-        inputs = [_plain_input(each) for each in _prefixed("Unable to parse 'inputs'", as_array, inputs)]
+        inputs = [_plain_input(each) for each in _read("inputs", inputs, as_array)]
     return _Header(
         id=member(document, "id"),
         parameters=member(document, "parameters"),
@@ -117,14 +123,14 @@ def _plain_input(document: Any) -> _Input:
 
 def _fill(header: _Header, binary: memoryview, request: Request, max_input_size: int) -> OutputForm:
     if header.id is not ABSENT:
-        request.id = _prefixed("Unable to parse 'id'", as_string, header.id)
+        request.id = _read("id", header.id, as_string)
     form = OutputForm()
     if header.parameters is not ABSENT:
         if not isinstance(header.parameters, dict):
             raise InternalError("failed to get request params.: attempt to get members for non-object")
         for key, value in header.parameters.items():
             _set_parameter(request, form, key, value)
-    if header.inputs is ABSENT:
+    if isinstance(header.inputs, msgspec.UnsetType):
         raise InternalError(f"Unable to parse 'inputs': {absent('inputs').message}")
     position = 0
     for given in header.inputs:
@@ -133,18 +139,233 @@ def _fill(header: _Header, binary: memoryview, request: Request, max_input_size:
     if position != len(binary):
         raise InvalidArgument(f"unexpected additional input data for model '{request.model_name}'")
     if header.outputs is not ABSENT:
-        for document in _prefixed("Unable to parse 'outputs'", as_array, header.outputs):
+        for document in _read("outputs", header.outputs, as_array):
             output, is_binary = _decode_output(document)
             request.outputs.append(output)
             form.named[output.name] = is_binary
     return form
 
 
-def _prefixed[Read](prefix: str, read: Callable[[Any], Read], value: Any) -> Read:
-    """Return `read(value)`, with `prefix` in front of the text of its error."""
-    if value is ABSENT:
-        raise InternalError(f"{prefix}: {value}")
+def _read(name: str, value: Any, read: Callable[[Any], _Read], verb: str = "parse") -> _Read:
+    """Return what `read` makes of the member `name`, which must be there. Raises `InternalError`."""
     try:
+        if value is ABSENT:
+            raise absent(name)
         return read(value)
     except InternalError as error:
-        raise InternalError(f"{prefix}: {error.message}") from None
+        raise InternalError(f"Unable to {verb} '{name}': {error.message}") from None
+
+
+def _set_parameter(request: Request, form: OutputForm, key: str, value: Any) -> None:
+    match key:
+        case "sequence_id":
+            is_number = type(value) is int and 0 <= value <= UINT64_MAX
+            request.correlation_id = value if is_number else _read(key, value, as_string)
+        case "sequence_start":
+            request.sequence_start = _read(key, value, as_bool)
+        case "sequence_end":
+            request.sequence_end = _read(key, value, as_bool)
+        case "priority":
+            request.priority = _read(key, value, as_unsigned)
+        case "timeout":
+            request.timeout_us = _read(key, value, as_unsigned)
+        case "binary_data_output":
+            form.binary = _read(key, value, as_bool)
+        case _ if key.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        case _:
+            request.parameters[key] = custom_parameter(key, value)
+
+
+def custom_parameter(key: str, value: Any) -> ParameterValue:
+    """Return a parameter for the model. Integers beyond 64 bits become floats, as RapidJSON reads them."""
+    if not isinstance(value, (bool, int, float, str)):
+        raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+    if type(value) is int and not -(2**63) <= value <= MAX_SIZE:
+        return float(value)
+    return value
+
+
+def _decode_input(
+    given: _Input, binary: memoryview, position: int, model: str, max_input_size: int
+) -> tuple[InputTensor, int]:
+    """Return an input, and where in `binary` the next one's bytes begin."""
+    parameters = given.parameters if isinstance(given.parameters, dict) else {}
+    _check_single_source(bool(given.data), parameters)
+    name = _read("name", given.name, as_string)
+    datatype = _read("datatype", given.datatype, as_string)
+    shape = _read("shape", given.shape, _as_shape)
+    count = check_shape(name, datatype, shape)
+    tensor = InputTensor(name, datatype if datatype in DATATYPES else _UNKNOWN_DATATYPE, shape)
+    if "binary_data_size" in parameters:
+        end = position + _read("binary_data_size", parameters["binary_data_size"], as_unsigned)
+        if end > len(binary):
+            raise InvalidArgument(
+                f"unexpected size for input '{name}', expecting {end - len(binary)} additional bytes for "
+                f"model '{model}'"
+            )
+        tensor.data, position = binary[position:end], end
+    elif "shared_memory_region" in parameters:
+        tensor.shared_memory = _shared_memory(parameters)
+    else:
+        tensor.data = decode_json_data(name, datatype, memoryview(given.data), count, max_input_size)
+    return tensor, position
+
+
+def _check_single_source(has_data: bool, parameters: dict[str, Any]) -> None:
+    in_parameters = [key for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    if has_data + len(in_parameters) == 1:
+        return
+    found = ["data"] * has_data + in_parameters
+    shown = "set " + " ".join(f"'{field}'" for field in found) if found else "no field is set"
+    raise InvalidArgument(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. But {shown}"
+    )
+
+
+def _as_shape(value: Any) -> list[int]:
+    return [as_unsigned(dim) for dim in as_array(value)]
+
+
+def check_shape(name: str, datatype: str, shape: list[int]) -> int:
+    """Return how many elements a tensor of `shape` has. Raises `InvalidArgument` beyond 64 bits."""
+    count = 1
+    for dim in shape:
+        if dim > MAX_SIZE:
+            raise _invalid_shape(name, shape, "contains one or more invalid dimensions")
+        count *= dim
+        if count > MAX_SIZE:
+            raise _invalid_shape(name, shape, f"causes total element count to exceed maximum size of {MAX_SIZE}")
+    element_byte_size = DATATYPES[datatype].byte_size if datatype in DATATYPES else 0
+    if count * element_byte_size > MAX_SIZE:
+        raise InvalidArgument(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size "
+            f"({element_byte_size}) exceeds maximum allowed size ({MAX_SIZE})"
+        )
+    return count
+
+
+def _invalid_shape(name: str, shape: list[int], problem: str) -> InvalidArgument:
+    # Dimensions are signed in Triton, and so they are shown.
+    shown = ",".join(str(dim if dim <= MAX_SIZE else dim - 2**64) for dim in shape[:_SHOWN_DIMS])
+    return InvalidArgument(f"invalid shape for input '{name}': shape [{shown}] {problem}")
+
+
+def decode_json_data(name: str, datatype: str, text: Buffer, count: int, max_input_size: int) -> bytes:
+    """Return the raw bytes of `count` elements in JSON. Nothing is read where there are none (Triton).
+
+    Raises `ServingError`, also where they take more than `max_input_size` bytes.
+    """
+    if count == 0:
+        return b""
+    check_readable(name, datatype)
+    byte_size = count * DATATYPES[datatype].byte_size
+    if byte_size <= max_input_size:
+        decoded = decode_data(name, datatype, text, count)
+        byte_size = len(decoded)
+        if byte_size <= max_input_size:
+            return decoded
+    raise InvalidArgument(
+        f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of "
+        f"{max_input_size} bytes. Use --http-max-input-size to increase the limit."
+    )
+
+
+def _shared_memory(parameters: dict[str, Any]) -> SharedMemoryRef:
+    region = _read("shared_memory_region", parameters["shared_memory_region"], as_string)
+    numbers = {
+        key: _read(key, parameters.get(key, 0), as_unsigned)
+        for key in ("shared_memory_offset", "shared_memory_byte_size")
+    }
+    return SharedMemoryRef(region, numbers["shared_memory_byte_size"], numbers["shared_memory_offset"])
+
+
+def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
+    """Return a requested output, and whether it is to be binary data."""
+    given = member(document, "parameters")
+    parameters = given if isinstance(given, dict) else {}
+    binary = "binary_data" in parameters and _read("binary_data", parameters["binary_data"], as_bool)
+    in_region = "shared_memory_region" in parameters
+    if in_region and "classification" in parameters:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+    if in_region and binary:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+    output = RequestedOutput(_read("name", member(document, "name"), as_string))
+    if "classification" in parameters:
+        output.classification = _read("classification", parameters["classification"], as_unsigned, "set")
+    if in_region:
+        output.shared_memory = _shared_memory(parameters)
+    return output, binary
+
+
+# ---- responses ------------------------------------------------------------------------------
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] | msgspec.UnsetType = ABSENT
+    data: list[Any] | msgspec.Raw | msgspec.UnsetType = ABSENT
+
+
+class _InferResponse(msgspec.Struct, kw_only=True):
+    id: str | msgspec.UnsetType = ABSENT
+    model_name: str
+    model_version: str
+    parameters: dict[str, ParameterValue] | msgspec.UnsetType = ABSENT
+    outputs: list[_Output]
+
+
+_encoder = msgspec.json.Encoder()
+
+
+class EncodedResponse(msgspec.Struct, frozen=True):
+    """A response body: the JSON `header` and the buffers behind it, which belong to the response still."""
+
+    header: bytes
+    binary: list[Buffer]
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether anything stands behind the header."""
+        return any(len(buffer) for buffer in self.binary)
+
+    def join(self) -> bytes:
+        """Return the body in one piece, independent of the response."""
+        return b"".join((self.header, *self.binary)) if self.binary else self.header
+
+
+def encode_infer(response: Response, form: OutputForm) -> EncodedResponse:
+    """Encode a response with outputs; the caller releases it afterwards.
+
+    Raises `ServingError` for what JSON cannot carry.
+    """
+    binary: list[Buffer] = []
+    outputs = [_encode_output(output, form, binary) for output in response.outputs or ()]
+    header = _encoder.encode(
+        _InferResponse(
+            id=response.id or ABSENT,
+            model_name=response.model_name,
+            model_version=response.model_version,
+            parameters=response.parameters or ABSENT,
+            outputs=outputs,
+        )
+    )
+    return EncodedResponse(header, binary)
+
+
+def _encode_output(output: OutputTensor, form: OutputForm, binary: list[Buffer]) -> _Output:
+    """Return what the header says of `output`; its bytes go to `binary` where they are to be that."""
+    told = _Output(output.name, output.datatype, output.shape)
+    if output.data is None:  # it is in the client's region
+        return told
+    if form.is_binary(output.name):
+        binary.append(output.data)
+        told.parameters = {"binary_data_size": len(output.data)}
+    else:
+        told.data = json_values(output.name, output.datatype, output.data, element_count(output.shape))
+    return told

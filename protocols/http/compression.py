@@ -47,13 +47,17 @@ def decompress(body: bytes, byte_size_limit: int) -> bytes:
     except zlib.error as error:
         raise InvalidArgument(f"unable to decompress the request body: {error}") from None
     if len(content) > byte_size_limit:
-        raise InvalidArgument(
-            f"Decompressed data size exceeds the maximum allowed value of {byte_size_limit} bytes. "
-            "Use --http-max-input-size to increase the limit."
-        )
+        raise inflated_too_large(byte_size_limit)
     if not inflater.eof:
         raise InvalidArgument("unable to decompress the request body: it is cut short")
     return content
+
+
+def inflated_too_large(byte_size_limit: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"Decompressed data size exceeds the maximum allowed value of {byte_size_limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
 
 
 def compress(body: bytes, encoding: str) -> bytes:

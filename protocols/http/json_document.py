@@ -23,6 +23,9 @@ UINT64_MAX = 2**64 - 1
 #: The deepest nesting that Triton accepts in tensor data.
 MAX_DEPTH = 100
 
+#: What msgspec raises for a text that it cannot decode.
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 #: Larger texts are not searched for the exact place of an error: that takes seconds, and no other request
 #: is served meanwhile.
 _CHECKED_BYTE_SIZE = 1 << 20
@@ -44,7 +47,7 @@ def parse(text: bytes) -> Any:
     """Return the document in `text` as plain Python values. Raises `JsonSyntaxError` or `TooDeep`."""
     try:
         return _decoder.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return parse_leniently(text)
 
 

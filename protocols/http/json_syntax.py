@@ -170,9 +170,13 @@ class _Scanner:
         code = self._hex4(start)
         if not 0xD800 <= code <= 0xDFFF:
             return
-        if code <= 0xDBFF and self._consume(_BACKSLASH) and self._consume(ord("u")):
-            if 0xDC00 <= self._hex4(start) <= 0xDFFF:
-                return
+        if (
+            code <= 0xDBFF
+            and self._consume(_BACKSLASH)
+            and self._consume(ord("u"))
+            and 0xDC00 <= self._hex4(start) <= 0xDFFF
+        ):
+            return
         raise JsonSyntaxError("The surrogate pair in string is invalid.", start)
 
     def _hex4(self, start: int) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
-from protocols.http.json_document import MAX_DEPTH, UINT64_MAX, TooDeep, parse_leniently
+from protocols.http.json_document import MAX_DEPTH, UINT64_MAX, UNDECODABLE, TooDeep, parse_leniently
 from shm.datatypes import DATATYPES
 from shm.strings import BadFraming, decode_strings, encode_strings
 
@@ -73,8 +73,7 @@ def check_readable(name: str, datatype: str) -> None:
         raise InvalidArgument(f"invalid datatype for input {name}")
     if datatype not in _ELEMENT_TYPES:
         raise InvalidArgument(
-            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
-            f"input {name}"
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
 
 
@@ -84,8 +83,8 @@ def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
     if not 1 <= depth <= _FAST_DEPTH:
         return None
     try:
-        values = _decoder(_ELEMENT_TYPES[datatype][0], depth).decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        values: list[Any] = _decoder(_ELEMENT_TYPES[datatype][0], depth).decode(text)
+    except UNDECODABLE:
         return None
     for _ in range(depth - 1):
         values = list(itertools.chain.from_iterable(values))

@@ -57,7 +57,7 @@ class _Server(web.Server):
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=LINGERING_S,
             logger=logger,
-            access_log=None,
+            access_log=None,  # type: ignore[arg-type]  # turns it off, as web.run_app does
             auto_decompress=False,  # bodies are inflated under our own limit
         )
 

@@ -1,0 +1,137 @@
+"""Bodies of /generate and /generate_stream ⇄ `Request` and `Response`. Pure.
+
+A body is a flat object: members that are inputs of the model become tensors, others its parameters; the
+answer is flat, too. Rules and texts are Triton's (http_server.cc, GenerateRequestClass).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kernel.errors import InternalError, InvalidArgument, ServingError, error_of
+from kernel.request import InputTensor
+from protocols.http.codec import custom_parameter, decode_json_data
+from protocols.http.json_document import UNDECODABLE, as_members, as_string, parse, parse_leniently
+from protocols.http.json_tensor import json_values
+from shm.datatypes import DATATYPES, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.config.spec import ModelSpec, TensorSpec
+    from kernel.request import Request
+    from kernel.response import Response
+
+#: The member whose own members are mapped as if they stood beside it.
+_NESTED = "parameters"
+
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_elements_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+
+
+def decode_generate(body: bytes, request: Request, spec: ModelSpec, max_input_size: int) -> None:
+    """Fill `request` from `body`. Raises `ServingError`; the request is of no use then."""
+    members = _members(body)
+    if "id" in members:
+        try:
+            request.id = as_string(parse(bytes(members["id"])))
+        except InternalError as error:
+            raise InternalError(f"Unable to parse 'id': {error.message}") from None
+    for key, text in members.items():
+        if key != _NESTED:
+            _map(key, text, request, spec, max_input_size)
+            continue
+        if _NESTED in spec.inputs:
+            raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
+        try:
+            nested = _members(bytes(text))
+        except InternalError:
+            raise InternalError(
+                f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as object"
+            ) from None
+        try:
+            for inner_key, inner_text in nested.items():
+                _map(inner_key, inner_text, request, spec, max_input_size)
+        except ServingError as error:
+            raise error_of(error.code, f"Converting keyword: '{_NESTED}': {error.message}") from None
+
+
+def _members(text: bytes) -> dict[str, msgspec.Raw]:
+    """Return the members of an object, each as its text. Raises `InternalError` for anything else."""
+    try:
+        return _members_decoder.decode(text)
+    except UNDECODABLE:
+        document = as_members(parse_leniently(text))
+    return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in document.items()}
+
+
+def _map(key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_input_size: int) -> None:
+    if key in spec.inputs:
+        request.inputs.append(_decode_input(spec.inputs[key], bytes(text), max_input_size))
+    else:
+        request.parameters[key] = custom_parameter(key, parse(bytes(text)))
+
+
+def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int) -> InputTensor:
+    """Return a scalar or an array as a tensor of the shape that the model wants."""
+    count = _outer_count(text)
+    shape = fit_shape(tensor.name, tensor.shape, count)
+    byte_size = count * DATATYPES[tensor.datatype].byte_size
+    if byte_size > max_input_size:
+        raise InvalidArgument(
+            f"request size of {len(text)} bytes with input '{tensor.name}' of size {byte_size} bytes exceeds the "
+            f"maximum allowed input size of {max_input_size}. Use --http-max-input-size to increase the limit."
+        )
+    if not text.startswith(b"["):
+        text = b"[" + text + b"]"
+    data = decode_json_data(tensor.name, tensor.datatype, text, count, max_input_size)
+    return InputTensor(tensor.name, tensor.datatype, shape, data)
+
+
+def _outer_count(text: bytes) -> int:
+    """Return how many elements the outermost array has; 1 for what is no array."""
+    if not text.startswith(b"["):
+        return 1
+    try:
+        return len(_elements_decoder.decode(text))
+    except UNDECODABLE:
+        return len(parse_leniently(text))
+
+
+def fit_shape(name: str, dims: Iterable[int], count: int) -> list[int]:
+    """Return the shape for `count` elements: of variable dimensions the innermost takes what the fixed ones
+    leave, others are 1. Raises `InvalidArgument` where that does not come out even."""
+    shape = list(dims)
+    for dim in reversed(shape):
+        if dim != -1:
+            count = count // dim if dim else 0
+    for place in reversed(range(len(shape))):
+        if shape[place] == -1:
+            shape[place], count = count, 1
+    if count != 1:
+        raise InvalidArgument(f"The schema can not convert input '{name}' to tensor with proper shape")
+    return shape
+
+
+def encode_generate(response: Response) -> bytes:
+    """Encode a response with outputs as one flat object, its members by name; the caller releases it.
+
+    Tensors with one element are scalars, all others flat arrays. Raises `ServingError`.
+    """
+    told: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        told["id"] = response.id
+    told.update(response.parameters or {})
+    for output in response.outputs or ():
+        count = element_count(output.shape)
+        values = json_values(output.name, output.datatype, output.data or b"", count)
+        told[output.name] = _scalar(values) if count == 1 else values
+    return _encoder.encode(dict(sorted(told.items())))
+
+
+def _scalar(values: list[Any] | msgspec.Raw) -> Any:
+    return msgspec.Raw(bytes(values)[1:-1]) if isinstance(values, msgspec.Raw) else values[0]

@@ -1,0 +1,99 @@
+"""Which handler answers which method and path. Paths are matched as they were sent, never decoded.
+
+The patterns are Triton's: `%2f` in a model's name stays what it is, and no name can contain a slash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from protocols.http import generate, health, infer, models, repository, settings, shared_memory
+from protocols.http.call import Call
+
+Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """The handlers of a path by method. `plain_errors`: errors start as `text/plain`."""
+
+    handlers: dict[str, Handler]
+    plain_errors: bool = False
+
+
+_LITERAL = {
+    "/v2": Endpoint({"GET": models.server_metadata}),
+    "/v2/health/live": Endpoint({"GET": health.live}, plain_errors=True),
+    "/v2/health/ready": Endpoint({"GET": health.ready}, plain_errors=True),
+    "/v2/models/stats": Endpoint({"GET": models.statistics}),
+    "/v2/trace/setting": Endpoint({"GET": settings.get_trace, "POST": settings.update_trace}),
+    "/v2/logging": Endpoint({"GET": settings.get_log, "POST": settings.update_log}),
+}
+
+_MODEL = re.compile(
+    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+    r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting))?"
+)
+_MODEL_ENDPOINTS = {
+    "": Endpoint({"GET": models.metadata}),
+    "infer": Endpoint({"POST": infer.infer}, plain_errors=True),
+    "generate": Endpoint({"POST": generate.generate}),
+    "generate_stream": Endpoint({"POST": generate.generate_stream}),
+    "ready": Endpoint({"GET": health.model_ready}, plain_errors=True),
+    "config": Endpoint({"GET": models.config}),
+    "stats": Endpoint({"GET": models.statistics}),
+    "trace/setting": Endpoint({"GET": settings.get_trace, "POST": settings.update_trace}),
+}
+
+_REPOSITORY = re.compile(
+    r"/v2/repository(?:/(?P<repository>[^/]+))?/(?P<endpoint>index|models/(?P<model>[^/]+)/(?:load|unload))"
+)
+_REPOSITORY_ENDPOINTS = {
+    "index": Endpoint({"POST": repository.index}),
+    "load": Endpoint({"POST": repository.load}),
+    "unload": Endpoint({"POST": repository.unload}),
+}
+
+_SHARED_MEMORY = re.compile(
+    r"/v2/(?P<endpoint>(?:system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/(?:status|register|unregister))"
+)
+_SHARED_MEMORY_ENDPOINTS = {
+    "system/status": Endpoint({"GET": shared_memory.system_status}),
+    "system/register": Endpoint({"POST": shared_memory.system_register}),
+    "system/unregister": Endpoint({"POST": shared_memory.system_unregister}),
+    "cuda/status": Endpoint({"GET": shared_memory.cuda_status}),
+    "cuda/register": Endpoint({"POST": shared_memory.cuda_register}),
+    "cuda/unregister": Endpoint({"POST": shared_memory.cuda_unregister}),
+}
+
+
+def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
+    """Return who answers `path`, and the names in it, empty where the path leaves one out."""
+    endpoint = _LITERAL.get(path)
+    if endpoint is not None:
+        return endpoint, {}
+    if (match := _MODEL.fullmatch(path)) is not None:
+        names = match.groupdict("")
+        if names["version"] and names["endpoint"] == "trace/setting":
+            return None
+        return _MODEL_ENDPOINTS[names["endpoint"]], names
+    if (match := _REPOSITORY.fullmatch(path)) is not None:
+        names = match.groupdict("")
+        return _REPOSITORY_ENDPOINTS[names["endpoint"].rpartition("/")[2]], names
+    if (match := _SHARED_MEMORY.fullmatch(path)) is not None:
+        names = match.groupdict("")
+        kind = "system" if names["endpoint"].startswith("system") else "cuda"
+        return _SHARED_MEMORY_ENDPOINTS[f"{kind}/{names['endpoint'].rpartition('/')[2]}"], names
+    return None
+
+
+def request_path(target: str) -> str:
+    """Return the path of a request target: without the query, and without the authority of a full URL."""
+    path = target.partition("?")[0]
+    if path.startswith(("http://", "https://")):
+        _, slash, rest = path.partition("://")[2].partition("/")
+        path = slash + rest
+    return path
