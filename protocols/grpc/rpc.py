@@ -6,6 +6,7 @@ logged with a number that the client is told.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -84,8 +85,9 @@ def translated_errors(title: str) -> Iterator[None]:
     except ServingError as error:
         raise GRPCError(GRPC_STATUS[error.code], status_text(error.message)) from None
     except StreamClosedError:
-        # The client reset the call while the answer was on its way: nobody reads this status.
-        raise GRPCError(Status.CANCELLED) from None
+        # The client reset the call while the answer was on its way: grpclib has cancelled, or is about
+        # to, and takes anything but a cancellation for a failure to obey.
+        raise asyncio.CancelledError from None
     except Exception:
         number = secrets.token_hex(4)
         logger.exception("%s failed, error number %s", title, number)

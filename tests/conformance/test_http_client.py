@@ -84,11 +84,12 @@ def test_inference_in_json_and_binary(client: Any, binary_in: bool, binary_out: 
     assert result.get_response()["model_version"] == "1"
 
 
-@pytest.mark.parametrize("datatype", EVERY_TYPE)
-@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(
+    ("datatype", "binary"),
+    # FP16 has no JSON form.
+    [(datatype, binary) for datatype in EVERY_TYPE for binary in (True, False) if binary or datatype != "FP16"],
+)
 def test_every_datatype_comes_back_as_it_was_sent(client: Any, datatype: str, binary: bool) -> None:
-    if datatype == "FP16" and not binary:
-        pytest.skip("FP16 has no JSON form")
     array = EVERY_TYPE[datatype]
     output = httpclient.InferRequestedOutput(f"OUT_{datatype}", binary_data=binary)
     result = client.infer("types", [tensor(f"IN_{datatype}", array, datatype, binary=binary)], outputs=[output])

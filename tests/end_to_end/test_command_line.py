@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 
 
 def naiad(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +22,7 @@ def naiad(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "said"),
     [
         (("run", "--no-such-flag"), "--no-such-flag"),
-        (("run", "--http-port=many"), "many"),
+        (("run", "--http-port=many"), "--http-port"),
         (("run", "--allow-http=perhaps"), "neither true nor false"),
         (("run", "--model-control-mode=poll"), "none of none, explicit"),
         (("run", "--model-repository=/no/such/folder"), "/no/such/folder"),
@@ -79,6 +79,7 @@ def demo() -> object:
 
 
 def test_the_demo_says_what_to_type_and_that_works(demo: ServerProcess) -> None:
+    wait_for(lambda: "Ctrl-C ends the server" in demo.log)
     line = next(line for line in demo.log.splitlines() if line.strip().startswith("curl") and "digits/infer" in line)
     done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30, check=True)
     assert '"model_name":"digits"' in done.stdout

@@ -1,0 +1,189 @@
+"""A kernel with small models that answer at once, and a real HTTP server in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+from google.protobuf import text_format
+
+from kernel.catalog import Catalog, ModelState
+from kernel.clock import LoopClock
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.spec import model_spec
+from kernel.errors import Cancelled as CancelledError
+from kernel.errors import ErrorCode, NotFound, ServerStopping, error_of
+from kernel.events import Cancelled, Submitted
+from kernel.inputs import InputPlacer
+from kernel.model import Model
+from kernel.regions import RegionRegistry
+from kernel.response import OutputTensor, Response
+from kernel.router import Kernel, KernelSettings
+from kernel.settings import LogSettings, TraceSettings
+from kernel.testing import FakeInstance
+from protocols.http.server import HttpServer
+from shm.arena import Block
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from kernel.catalog import IndexItem
+    from kernel.clock import Clock
+    from kernel.config.spec import ModelSpec
+    from kernel.events import Event
+    from kernel.inbox import Inbox
+    from kernel.instances import InstanceSet
+    from kernel.request import InputTensor, Request
+
+#: What the server accepts in JSON, in the tests.
+MAX_INPUT_SIZE = 1 << 20
+
+
+def config(name: str, inputs: str, more: str = "") -> ModelConfig:
+    """Return the configuration of a model with the inputs `NAME:TYPE:DIMS …`, each with an output OUT_NAME."""
+    text = f'name: "{name}" backend: "fake" {more}\n'
+    for tensor in inputs.split():
+        tensor_name, data_type, dims = tensor.split(":")
+        text += f'input {{ name: "{tensor_name}" data_type: TYPE_{data_type} dims: {dims} }}\n'
+        text += f'output {{ name: "OUT_{tensor_name}" data_type: TYPE_{data_type} dims: {dims} }}\n'
+    return text_format.Parse(text, ModelConfig())
+
+
+CONFIGS = (
+    config("echo", "IN:FP32:[-1]"),
+    config("pair", "A:INT32:[2] B:INT32:[2]"),
+    config("texts", "IN:STRING:[-1]"),
+    config("batched", "IN:FP32:[-1]", "max_batch_size: 8"),
+    config("half", "IN:FP16:[-1]"),
+    config("repeat", "IN:INT32:[-1]", "model_transaction_policy { decoupled: true }"),
+    # Fails with the code that it is sent.
+    config("fail", "IN:STRING:[1]"),
+    # Answers nothing until its client has gone.
+    config("stuck", "IN:FP32:[-1]"),
+)
+
+
+async def answer_at_once(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
+    """A scheduler that plays the model, too."""
+    while True:
+        match await inbox.next():
+            case Submitted(request=request):
+                if spec.name != "stuck":
+                    _answer(spec, request)
+            case Cancelled(request=request):
+                request.fail(CancelledError())
+
+
+def _answer(spec: ModelSpec, request: Request) -> None:
+    if spec.name == "fail":
+        code = _data(request.inputs[0])[4:].decode()
+        request.fail(error_of(ErrorCode(code), f"asked for {code}"))
+    elif spec.name == "repeat":
+        for place in range(0, len(_data(request.inputs[0])), 4):
+            part = _data(request.inputs[0])[place : place + 4]
+            output = OutputTensor("OUT_IN", "INT32", [1], part)
+            request.respond(Response(spec.name, "1", request.id, outputs=[output], final=False))
+        request.respond(Response(spec.name, "1", request.id))
+    else:
+        wanted = {output.name for output in request.outputs}
+        outputs = [
+            OutputTensor(f"OUT_{t.name}", t.datatype, list(t.shape), _data(t))
+            for t in request.inputs
+            if not wanted or f"OUT_{t.name}" in wanted
+        ]
+        request.respond(Response(spec.name, "1", request.id, outputs=outputs, parameters=dict(request.parameters)))
+
+
+def _data(tensor: InputTensor) -> bytes:
+    if tensor.data is not None:
+        return bytes(tensor.data)
+    assert tensor.span is not None
+    assert isinstance(tensor.span.lease, Block)
+    return bytes(tensor.span.lease.view())
+
+
+class FakeRepository:
+    """Remembers what it is asked for."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.calls: list[tuple[str, str, Any]] = []
+
+    def index(self, ready: bool = False) -> list[IndexItem]:
+        return self._catalog.index(ready)
+
+    async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
+        if name == "missing":
+            raise NotFound("no such model")
+        self.calls.append(("load", name, parameters))
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        self.calls.append(("unload", name, unload_dependents))
+
+
+def build_kernel() -> Kernel:
+    """Return a kernel with all models of `CONFIGS` READY, and `unloaded` that is not. In a running loop."""
+    catalog, regions, clock = Catalog(), RegionRegistry(), LoopClock()
+    schedule: Callable[[ModelSpec, Inbox, InstanceSet, Clock], Coroutine[int | None, Event, None]] = answer_at_once
+    for model_config in CONFIGS:
+        model = Model(model_spec(model_config), model_config, 1, schedule, clock)
+        model.start()
+        model.instances.add(FakeInstance(f"{model.name}_0"))
+        catalog.set_state(model.name, 1, ModelState.READY, model=model)
+    catalog.set_state("unloaded", 1, ModelState.UNAVAILABLE, "unloaded")
+    settings = KernelSettings(trace=TraceSettings(), log=LogSettings())
+    kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 26), clock, settings)
+    kernel.repository = FakeRepository(catalog)
+    return kernel
+
+
+def close_kernel(kernel: Kernel) -> None:
+    for model in kernel.catalog.ready_models():
+        model.close(ServerStopping(""))
+    kernel.regions.close()
+
+
+def bound_socket() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+async def _exchange(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]) -> None:
+    kernel = build_kernel()
+    sock = bound_socket()
+    server = HttpServer(kernel, sock, max_input_size=MAX_INPUT_SIZE)
+    await server.start()
+    address = "http://127.0.0.1:{}".format(sock.getsockname()[1])
+    try:
+        async with aiohttp.ClientSession(address, auto_decompress=False) as session:
+            await test(session, kernel)
+    finally:
+        await server.stop(1.0)
+        close_kernel(kernel)
+
+
+@pytest.fixture
+def exchange() -> Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
+    """Return a function that runs a coroutine function with a client and the kernel behind its server."""
+    return lambda test: asyncio.run(_exchange(test))
+
+
+@pytest.fixture
+def with_kernel() -> Callable[[Callable[[Kernel], Awaitable[None]]], None]:
+    """Return a function that runs a coroutine function with a kernel that no server is in front of."""
+
+    def run(test: Callable[[Kernel], Awaitable[None]]) -> None:
+        async def inner() -> None:
+            kernel = build_kernel()
+            try:
+                await test(kernel)
+            finally:
+                close_kernel(kernel)
+
+        asyncio.run(inner())
+
+    return run
