@@ -145,6 +145,8 @@ class LoopChannel:
             data, fds = _receive(self._socket)
         except (BlockingIOError, InterruptedError):
             return False
+        except ConnectionResetError:  # the other side has died with messages unread
+            data, fds = b"", array.array("i")
         except OSError as error:
             self._end(f"its connection failed: {error.strerror}")
             return False

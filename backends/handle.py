@@ -157,11 +157,12 @@ class WorkerHandle:
         request = self._requests.get(number)
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
+        response = self._response(request, ref, final)  # raises for what no worker of ours sends
         if final:
             del self._requests[number]
             del self._number_of[request]
             self._owed_credit.pop(number, None)
-        request.respond(self._response(request, ref, final))
+        request.respond(response)
 
     def _response(self, request: Request, ref: wire.ResponseRef | None, final: bool) -> Response:
         version = self._model.version_text

@@ -28,6 +28,10 @@ _LETTERS = {
 }
 
 
+#: Characters beyond ASCII that end a line or steer a terminal; JSON leaves them as they are.
+_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
+
+
 class TritonFormatter(logging.Formatter):
     """Formats `I0115 12:34:56.123456 4242 router.py:12] "text"`, or its ISO8601 form. Times are UTC."""
 
@@ -43,7 +47,7 @@ class TritonFormatter(logging.Formatter):
         when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         letter = _LETTERS.get(record.levelno, "I")
         where = f"{self._pid} {record.filename}:{record.lineno}]"
-        quoted = json.dumps(text, ensure_ascii=False)
+        quoted = json.dumps(text, ensure_ascii=False).translate(_CONTROLS)
         if self._settings.values.log_format == "ISO8601":
             return f"{when:%Y-%m-%dT%H:%M:%SZ} {letter} {where} {quoted}"
         return f"{letter}{when:%m%d %H:%M:%S.%f} {where} {quoted}"

@@ -100,8 +100,8 @@ def _decode_header(text: bytes) -> _Header:
         pass
     document = parse_leniently(text)
     inputs = member(document, "inputs")
-    if inputs is not ABSENT:
-        inputs = [_plain_input(each) for each in _read("inputs", inputs, as_array)]
+    if isinstance(inputs, list):
+        inputs = [_plain_input(each) for each in inputs]
     return _Header(
         id=member(document, "id"),
         parameters=member(document, "parameters"),
@@ -130,10 +130,8 @@ def _fill(header: _Header, binary: memoryview, request: Request, max_input_size:
             raise InternalError("failed to get request params.: attempt to get members for non-object")
         for key, value in header.parameters.items():
             _set_parameter(request, form, key, value)
-    if isinstance(header.inputs, msgspec.UnsetType):
-        raise InternalError(f"Unable to parse 'inputs': {absent('inputs').message}")
     position = 0
-    for given in header.inputs:
+    for given in _read("inputs", header.inputs, as_array):
         tensor, position = _decode_input(given, binary, position, request.model_name, max_input_size)
         request.inputs.append(tensor)
     if position != len(binary):

@@ -28,12 +28,11 @@ from protocols.http.server import HttpServer
 from shm.arena import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from kernel.catalog import IndexItem
     from kernel.clock import Clock
     from kernel.config.spec import ModelSpec
-    from kernel.events import Event
     from kernel.inbox import Inbox
     from kernel.instances import InstanceSet
     from kernel.request import InputTensor, Request
@@ -127,9 +126,8 @@ class FakeRepository:
 def build_kernel() -> Kernel:
     """Return a kernel with all models of `CONFIGS` READY, and `unloaded` that is not. In a running loop."""
     catalog, regions, clock = Catalog(), RegionRegistry(), LoopClock()
-    schedule: Callable[[ModelSpec, Inbox, InstanceSet, Clock], Coroutine[int | None, Event, None]] = answer_at_once
     for model_config in CONFIGS:
-        model = Model(model_spec(model_config), model_config, 1, schedule, clock)
+        model = Model(model_spec(model_config), model_config, 1, answer_at_once, clock)
         model.start()
         model.instances.add(FakeInstance(f"{model.name}_0"))
         catalog.set_state(model.name, 1, ModelState.READY, model=model)
@@ -157,7 +155,7 @@ async def _exchange(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[No
     sock = bound_socket()
     server = HttpServer(kernel, sock, max_input_size=MAX_INPUT_SIZE)
     await server.start()
-    address = "http://127.0.0.1:{}".format(sock.getsockname()[1])
+    address = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         async with aiohttp.ClientSession(address, auto_decompress=False) as session:
             await test(session, kernel)

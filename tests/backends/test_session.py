@@ -1,0 +1,196 @@
+"""A worker that misbehaves is dropped: what it sends is never trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends import wire
+from backends.channel import BlockingChannel
+from backends.framing import frame
+from backends.handle import WorkerHandle
+from backends.session import WorkerSession
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.errors import InternalError, ServerStopping, WorkerLost
+from kernel.model import Model
+from kernel.request import InputTensor, Request
+from kernel.testing import FakeClock, RecordingSink, model_spec
+from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class FakeWorker:
+    """The worker's end of a session, played by the test. Launcher and process in one."""
+
+    same_machine = True
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.channel = BlockingChannel(theirs)
+        self._theirs = theirs
+        self._on_lost: Callable[[str], None] | None = None
+
+    async def launch(self, title: str) -> FakeWorker:
+        return self
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        self._on_lost = callback
+
+    def kill(self) -> None:
+        self.die("killed by signal 9 (SIGKILL)")
+
+    def die(self, cause: str) -> None:
+        if self._on_lost is not None:
+            callback, self._on_lost = self._on_lost, None
+            self._theirs.close()
+            callback(cause)
+
+    async def stop(self, grace_s: float) -> None:
+        self.die("exit code 0")
+
+    def raw(self, data: bytes) -> None:
+        self._theirs.sendall(data)
+
+
+class Bench:
+    """A session with a loaded model, and a request that its worker executes."""
+
+    def __init__(self) -> None:
+        self.worker = FakeWorker()
+        self.session = WorkerSession("m_0")
+        self.lost: list[str] = []
+
+    async def start(self) -> None:
+        self.worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await self.session.start(self.worker)
+        self.worker.channel.send(wire.Loaded(5))
+        assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
+        self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
+        self.model.start()
+        self.handle = WorkerHandle("m_0", self.session, self.model)
+        self.session.on_lost = self._lost
+        self.model.instances.add(self.handle)
+
+    def _lost(self, cause: str) -> None:
+        self.lost.append(cause)
+        self.handle.lost(cause)
+
+    def submit(self) -> Request:
+        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        self.model.submit(request)
+        return request
+
+
+def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.start()
+        await scenario(bench)
+        bench.model.close(ServerStopping(""))
+        bench.worker.kill()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+
+
+def responses(request: Request) -> list[str]:
+    assert isinstance(request.sink, RecordingSink)
+    return ["ok" if r.error is None else type(r.error).__name__ for r in request.sink.responses]
+
+
+def test_answers_that_were_sent_before_the_death_count() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await settle()
+        # The request was given number 1, and its batch number 2.
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        bench.worker.die("exit code 1")
+        assert bench.lost == ["exit code 1"]
+        assert responses(request) == ["ok"]
+
+    run(scenario)
+
+
+def test_a_worker_that_dies_fails_what_it_executes_and_nothing_else() -> None:
+    async def scenario(bench: Bench) -> None:
+        running, waiting = bench.submit(), bench.submit()
+        await settle()
+        bench.worker.die("killed by signal 11 (SIGSEGV)")
+        assert responses(running) == ["WorkerLost"]
+        assert responses(waiting) == []
+        assert isinstance(running.sink, RecordingSink)
+        error = running.sink.errors[0]
+        assert isinstance(error, WorkerLost)
+        assert "m_0" in error.message
+        assert "SIGSEGV" in error.message
+
+    run(scenario)
+
+
+HOSTILE = [
+    b"\xff\xff\xff\xff",
+    frame(b"\xc1 no msgpack"),
+    frame(wire.encoder.encode(["NoSuchMessage", 1])),
+    frame(wire.encoder.encode(wire.Executed(99))),
+    frame(wire.encoder.encode(wire.Responded(99, True))),
+    frame(wire.encoder.encode(wire.Loaded(1))),
+    frame(wire.encoder.encode(wire.Stop())),
+    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseRef(error_code="no such code")))),
+    frame(
+        wire.encoder.encode(
+            wire.Responded(
+                1, True, wire.ResponseRef([wire.TensorRef("OUT", "FP32", [1], None, wire.OUTPUT_ARENA, 0, 4)])
+            )
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("data", HOSTILE)
+def test_a_worker_that_sends_garbage_is_dropped_as_if_it_had_crashed(data: bytes) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await settle()
+        bench.worker.raw(data)
+        await settle()
+        assert len(bench.lost) == 1
+        assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_a_worker_of_another_protocol_is_refused() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL + 1, 1))
+        with pytest.raises(InternalError, match="another protocol"):
+            await session.start(worker)
+
+    asyncio.run(main())
+
+
+def test_a_worker_lost_while_it_loads_is_the_loads_error() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        loading = asyncio.create_task(session.load(wire.Load("{}", "", 1, "m")))
+        await asyncio.sleep(0)
+        worker.die("exit code 3")
+        with pytest.raises(InternalError, match="exit code 3"):
+            await loading
+        with contextlib.suppress(OSError):
+            worker.channel.close()
+
+    asyncio.run(main())

@@ -1,0 +1,23 @@
+"""Which instances a configuration asks for."""
+
+from __future__ import annotations
+
+from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from kernel.repository.placement import InstancePlan, plan_instances
+
+
+def test_every_group_has_its_count_of_numbered_instances() -> None:
+    config = ModelConfig(name="m")
+    config.instance_group.add(name="m_0", kind=ModelInstanceGroup.KIND_CPU, count=2)
+    config.instance_group.add(name="extra", kind=ModelInstanceGroup.KIND_MODEL, count=1)
+    assert plan_instances(config, "/models/m", 3) == [
+        InstancePlan("m_0_0", "/models/m", 3, "CPU"),
+        InstancePlan("m_0_1", "/models/m", 3, "CPU"),
+        InstancePlan("extra_0", "/models/m", 3, "MODEL"),
+    ]
+
+
+def test_a_group_on_gpus_has_its_count_on_each_of_them() -> None:
+    config = ModelConfig(name="m")
+    config.instance_group.add(name="m", kind=ModelInstanceGroup.KIND_GPU, count=1, gpus=[0, 2])
+    assert [(plan.kind, plan.device_id) for plan in plan_instances(config, "/m", 1)] == [("GPU", 0), ("GPU", 2)]
