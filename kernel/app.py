@@ -17,8 +17,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import anyio
-from protocols.http.metrics import MetricsServer
-from protocols.http.server import HttpServer
 
 from backends.launcher import LocalLauncher
 from backends.supervisor import InstanceSupervisor
@@ -33,6 +31,8 @@ from kernel.repository.lifecycle import Lifecycle, LifecycleSettings
 from kernel.router import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from protocols.grpc.server import GrpcServer
+from protocols.http.metrics import MetricsServer
+from protocols.http.server import HttpServer
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 

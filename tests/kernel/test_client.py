@@ -36,8 +36,16 @@ def test_a_value_is_json_or_the_text_itself(text: str, value: Any) -> None:
         ([16], [1, 2, 3], None),
     ],
 )
-def test_the_shape_is_the_values_own_or_what_the_model_takes(dims: list[int], value: Any, shape: list[int] | None) -> None:
-    count = len(value) if isinstance(value, list) and not isinstance(value[0], list) else 4 if isinstance(value, list) else 1
+def test_the_shape_is_the_values_own_or_what_the_model_takes(
+    dims: list[int], value: Any, shape: list[int] | None
+) -> None:
+    count = (
+        len(value)
+        if isinstance(value, list) and not isinstance(value[0], list)
+        else 4
+        if isinstance(value, list)
+        else 1
+    )
     assert choose_shape(dims, value, count) == shape
 
 

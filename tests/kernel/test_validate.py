@@ -40,7 +40,8 @@ def test_a_good_request_gets_its_batch_size() -> None:
         ),
         (
             request(tensor(shape=(1, -1))),
-            "[request id: <id_unknown>] All input dimensions should be specified for input 'IN' for model 'm', got [1,-1]",
+            "[request id: <id_unknown>] All input dimensions should be specified for input 'IN' for model 'm', "
+            "got [1,-1]",
         ),
         (request(tensor(), tensor()), "[request id: <id_unknown>] input 'IN' already exists in request"),
         (

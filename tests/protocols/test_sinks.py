@@ -51,7 +51,12 @@ def ask(*answers: Response) -> Response:
     async def main() -> Response:
         sink = UnarySink()
         request = Request("m", [], sink)
-        kernel = FakeKernel(lambda asked: [asked.sink.send(answer) for answer in answers] and None)
+
+        def answer(asked: Request) -> None:
+            for each in answers:
+                asked.sink.send(each)
+
+        kernel = FakeKernel(answer)
         return await call(cast("Kernel", kernel), request, sink)
 
     return asyncio.run(main())

@@ -66,9 +66,7 @@ def test_switches_work_while_the_server_runs(settings: LogSettings, capsys: pyte
 
 
 @pytest.mark.parametrize("text", ["a\nE0101 00:00:00.000000 1 forged.py:1]", "\x1b]0;title\x07", "\r\n", "\u2028"])
-def test_a_client_cannot_forge_a_line(
-    settings: LogSettings, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
+def test_a_client_cannot_forge_a_line(settings: LogSettings, capsys: pytest.CaptureFixture[str], text: str) -> None:
     set_up_logging(settings)
     logger.info("model '%s'", text)
     out = capsys.readouterr().out
