@@ -40,7 +40,8 @@ class WorkerHandle:
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._number_of: dict[Request, int] = {}
-        self._batch: tuple[int, list[int]] | None = None
+        #: Batches that the worker has not finished, by their numbers, with the numbers of their requests.
+        self._batches: dict[int, list[int]] = {}
         self._attached: set[int] = set()
         self._arena: memoryview | None = None
         self._freed: list[int] = []
@@ -55,8 +56,9 @@ class WorkerHandle:
     def execute(self, batch: Batch) -> None:
         refs = [self._request_ref(request) for request in batch.requests]
         numbers = [ref.number for ref in refs]
-        self._batch = (next(self._numbers), numbers)
-        self._session.send(wire.Execute(self._batch[0], refs))
+        batch_number = next(self._numbers)
+        self._batches[batch_number] = numbers
+        self._session.send(wire.Execute(batch_number, refs))
 
     def cancel(self, request: Request) -> None:
         number = self._number_of.get(request)
@@ -141,12 +143,12 @@ class WorkerHandle:
                 self._map_arena(byte_size)
 
     def _executed(self, message: wire.Executed) -> None:
-        if self._batch is None or message.batch != self._batch[0]:
+        if message.batch != next(iter(self._batches), None):
             raise ValueError(f"batch {message.batch} is not being executed")
-        _, numbers = self._batch
+        numbers = self._batches[message.batch]
         if message.responses and len(message.responses) != len(numbers):
             raise ValueError(f"{len(message.responses)} responses for a batch of {len(numbers)} requests")
-        self._batch = None
+        del self._batches[message.batch]
         self.has_executed = True
         for number, response in zip(numbers, message.responses, strict=False):
             self._respond(number, response, True)
@@ -218,13 +220,20 @@ class WorkerHandle:
     # ---- the end -----------------------------------------------------------------------------
 
     def lost(self, cause: str) -> None:
-        """The worker is gone: whatever it was executing is answered with the cause."""
+        """The worker is gone: whatever it was executing is answered with the cause.
+
+        A worker answers a batch before it starts the next: only the first of those that it had was, or
+        may have been, started.
+        """
         self._lost = True
-        self._model.instances.lost(self)
+        later = itertools.islice(self._batches.values(), 1, None)
+        unstarted = [self._requests.pop(number) for numbers in later for number in numbers]
         requests, self._requests = self._requests, {}
+        self._batches.clear()
         self._number_of.clear()
         for request in requests.values():
             request.fail(WorkerLost(self.name, cause))
+        self._model.instances.lost(self, unstarted)
         self._release_arena()
 
     def stopped(self) -> None:

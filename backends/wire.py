@@ -10,7 +10,8 @@ Messages with * work only on one machine: `Attach` and `ArenaCreated` travel tog
 descriptor. Without them tensors go inline, so that a worker on another host can speak the rest.
 
 Order: a worker answers `Execute` messages in the order it got them, with any number of `Responded`
-and one `Executed`, after which it is idle. A decoupled model may respond after `Executed`.
+and one `Executed`, and starts no batch before the `Executed` of the one before is on its way. So the
+kernel knows what a worker that dies had not started. A decoupled model may respond after `Executed`.
 """
 
 from __future__ import annotations

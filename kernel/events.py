@@ -23,6 +23,12 @@ class Cancelled(msgspec.Struct, frozen=True):
     request: Request
 
 
+class Returned(msgspec.Struct, frozen=True):
+    """An instance was lost before it started these requests: they are the scheduler's again, and first."""
+
+    requests: list[Request]
+
+
 class InstanceIdle(msgspec.Struct, frozen=True):
     """An instance can take a batch: it has finished one, or it has just been (re)started."""
 
@@ -37,4 +43,4 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
     error: ServingError
 
 
-Event = Submitted | Cancelled | InstanceIdle | DeadlineReached | NoInstanceLeft
+Event = Submitted | Cancelled | Returned | InstanceIdle | DeadlineReached | NoInstanceLeft

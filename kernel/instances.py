@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.batch import Batch
-from kernel.events import InstanceIdle
+from kernel.events import InstanceIdle, Returned
 
 if TYPE_CHECKING:
     from kernel.clock import Clock
@@ -21,8 +22,11 @@ class Instance(Protocol):
     def name(self) -> str: ...
 
     def execute(self, batch: Batch) -> None:
-        """Execute `batch`, whose requests now belong to the instance. Never raises: what goes wrong is
-        answered to the requests. Calls `InstanceSet.executed` or `InstanceSet.lost` at the end."""
+        """Execute `batch` after those given before; its requests now belong to the instance.
+
+        Never raises: what goes wrong is answered to the requests. Calls `InstanceSet.executed` at the
+        end of each batch, or `InstanceSet.lost`.
+        """
 
     def cancel(self, request: Request) -> None:
         """Tell the model that the client of an executing request has gone."""
@@ -31,34 +35,53 @@ class Instance(Protocol):
         """Let the model send `count` more responses of a request that it streams."""
 
 
+#: An instance may be given so much work ahead of time, as far as past executions tell: enough that a
+#: fast model never waits for the kernel, too little to matter when another instance becomes idle first.
+PREFETCH_NS = 200_000
+
+#: Executions longer than this are never dispatched ahead of time.
+FAST_EXECUTION_NS = 100_000
+
+MAX_DEPTH = 16
+
+
 class InstanceSet:
-    """Instances of a model version. A lost instance comes back by `add`, when it was restarted."""
+    """Instances of a model version. A lost instance comes back by `add`, when it was restarted.
+
+    An instance executes its batches one after the other, in the order in which it was given them, and
+    answers each before it starts the next. So if it is lost, at most its first batch was started.
+    """
 
     def __init__(self, inbox: Inbox, statistics: ModelStatistics, clock: Clock) -> None:
         self._inbox = inbox
         self._statistics = statistics
         self._clock = clock
-        self._idle: list[Instance] = []
-        self._busy: dict[Instance, Batch] = {}
+        #: Batches that each living instance has not finished, oldest first.
+        self._batches: dict[Instance, deque[Batch]] = {}
+        self._execution_ns = FAST_EXECUTION_NS
+        self._depth = 1
 
     @property
     def idle(self) -> bool:
-        """Whether `dispatch` can take a batch."""
-        return bool(self._idle)
+        """Whether an instance has nothing to do."""
+        return any(not batches for batches in self._batches.values())
+
+    @property
+    def open(self) -> bool:
+        """Whether `dispatch` can take a batch: to an idle instance, or ahead of time to a fast one."""
+        depth = self._depth
+        return any(len(batches) < depth for batches in self._batches.values())
 
     @property
     def count(self) -> int:
         """How many instances are alive."""
-        return len(self._idle) + len(self._busy)
+        return len(self._batches)
 
     def dispatch(self, requests: list[Request]) -> None:
-        """Give `requests` to an idle instance; there must be one.
-
-        The instance that was idle for the shortest time is taken: its caches are the warmest.
-        """
-        instance = self._idle.pop()
+        """Give `requests` to the instance with the least to do; one must be `open`."""
+        instance = min(self._batches, key=lambda each: len(self._batches[each]))
         batch = Batch(requests, self._clock.now_ns())
-        self._busy[instance] = batch
+        self._batches[instance].append(batch)
         self._statistics.pending -= len(requests)
         for request in requests:
             request.instance = instance
@@ -66,19 +89,26 @@ class InstanceSet:
 
     def add(self, instance: Instance) -> None:
         """A new or restarted instance is ready."""
-        self._idle.append(instance)
+        self._batches[instance] = deque()
         self._inbox.post(InstanceIdle())
 
     def executed(self, instance: Instance, times: ExecutionTimes) -> None:
-        """The instance has done its batch; responses that were due have been given."""
-        batch = self._busy.pop(instance)
+        """The instance has done its first batch; responses that were due have been given."""
+        batch = self._batches[instance].popleft()
         self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ms())
-        self._idle.append(instance)
+        # A moving average: one slow execution ends dispatching ahead, some fast ones allow it again.
+        self._execution_ns += (times.total_ns - self._execution_ns) // 8
+        fast = self._execution_ns < FAST_EXECUTION_NS
+        self._depth = min(MAX_DEPTH, 1 + PREFETCH_NS // max(self._execution_ns, 1)) if fast else 1
         self._inbox.post(InstanceIdle())
 
-    def lost(self, instance: Instance) -> None:
-        """The instance is gone; it has failed the requests that it was executing."""
-        self._busy.pop(instance, None)
-        if instance in self._idle:
-            self._idle.remove(instance)
+    def lost(self, instance: Instance, unstarted: list[Request]) -> None:
+        """The instance is gone. It has failed the requests that it was executing; `unstarted` are those
+        that it had been given ahead of time, and they go back to the scheduler."""
+        self._batches.pop(instance, None)
         self._statistics.workers_lost += 1
+        if unstarted:
+            self._statistics.pending += len(unstarted)
+            for request in unstarted:
+                request.instance = None
+            self._inbox.post(Returned(unstarted))

@@ -5,6 +5,7 @@ Public: authors of schedulers test theirs with them. `Lab` puts them together.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
@@ -105,16 +106,15 @@ class RecordingSink:
 
 
 class FakeInstance:
-    """An instance that keeps its batch until the test says `finish`."""
+    """An instance that keeps its batches until the test says `finish`, one after the other."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.batch: Batch | None = None
+        self.batches: deque[Batch] = deque()
         self.cancelled: list[Request] = []
 
     def execute(self, batch: Batch) -> None:
-        assert self.batch is None, f"{self.name} was given a batch while it has one"
-        self.batch = batch
+        self.batches.append(batch)
 
     def cancel(self, request: Request) -> None:
         self.cancelled.append(request)
@@ -153,13 +153,17 @@ class Lab:
     @property
     def running(self) -> list[list[str]]:
         """Ids of the requests that each busy instance executes."""
-        return [[r.id for r in w.batch.requests] for w in self.workers if w.batch is not None]
+        return [[r.id for r in w.batches[0].requests] for w in self.workers if w.batches]
 
-    def finish(self, worker: int = 0) -> None:
-        """Let an instance answer its batch and become idle."""
+    @property
+    def ahead(self) -> list[list[str]]:
+        """Ids of the requests that instances were given ahead of time, by batch."""
+        return [[r.id for r in batch.requests] for w in self.workers for batch in list(w.batches)[1:]]
+
+    def finish(self, worker: int = 0, *, infer_ns: int = 1_000_000) -> None:
+        """Let an instance answer its batch, which took it `infer_ns` nanoseconds."""
         instance = self.workers[worker]
-        batch, instance.batch = instance.batch, None
-        assert batch is not None, "the instance has nothing to finish"
+        batch = instance.batches.popleft()
         for request in batch.requests:
             request.respond(Response(request.model_name, "1", request.id, outputs=[]))
-        self.instances.executed(instance, ExecutionTimes(1, 1, 1))
+        self.instances.executed(instance, ExecutionTimes(0, infer_ns, 0))

@@ -46,7 +46,13 @@ class UnarySink:
 
     async def wait(self) -> Response:
         """Return the response, which may carry an error; the caller releases it."""
-        return await self._future
+        try:
+            return await self._future
+        except asyncio.CancelledError:
+            # It may have come just before the caller was cancelled: nobody else will release it.
+            if self._future.done() and not self._future.cancelled() and self._future.exception() is None:
+                self._future.result().release()
+            raise
 
 
 async def call(kernel: Kernel, request: Request, sink: UnarySink) -> Response:

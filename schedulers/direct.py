@@ -1,4 +1,4 @@
-"""No batching: each request takes the next idle instance, first come, first served."""
+"""No batching: each request takes the next free instance, first come, first served."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel import errors
-from kernel.events import Cancelled, NoInstanceLeft, Submitted
+from kernel.events import Cancelled, NoInstanceLeft, Returned, Submitted
 
 if TYPE_CHECKING:
     from kernel.clock import Clock
@@ -26,8 +26,10 @@ async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: C
             case Cancelled(request=request) if request in queue:
                 queue.remove(request)
                 request.fail(errors.Cancelled())
+            case Returned(requests=requests):
+                queue.extendleft(reversed(requests))
             case NoInstanceLeft(error=error):
                 while queue:
                     queue.popleft().fail(error)
-        while queue and instances.idle:
+        while queue and instances.open:
             instances.dispatch([queue.popleft()])

@@ -67,6 +67,13 @@ class RequestQueue:
         self._note_expiry(expires_ns)
         return True
 
+    def put_back(self, request: Request, key: Hashable) -> None:
+        """Queue a request that was taken before, in front; limits have let it pass already."""
+        level = self._level_of(request)
+        expires_ns = _expiry(request, level.policy)
+        level.in_time.appendleft(Waiting(request, key, expires_ns))
+        self._note_expiry(expires_ns)
+
     def cancel(self, request: Request) -> bool:
         """Remove a request; False where it is not in the queue."""
         for level in self._levels.values():

@@ -21,7 +21,7 @@ from backends.worker.outputs import OutputWriter
 from backends.worker.request import InputView, WorkerRequest
 from backends.worker.respond import Answers
 from backends.worker.strings_check import check_strings
-from kernel.errors import ErrorCode, InternalError, ServingError
+from kernel.errors import Cancelled, ErrorCode, InternalError, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +184,11 @@ class Worker:
             request.fail(failure)
 
     def _open_inputs(self, request: WorkerRequest) -> bool:
-        """Give the request its inputs; False where it was answered because they are not usable."""
+        """Give the request its inputs; False where it was answered because they are not usable, or
+        because its client had gone."""
+        if self._answers.was_cancelled(request):
+            request.fail(Cancelled())
+            return False
         try:
             for ref in request.ref.inputs:
                 request.inputs.append(self._open_input(ref, request))

@@ -31,6 +31,8 @@ class Answers:
         self._mailbox = mailbox
         self._lock = threading.RLock()
         self._live: dict[int, WorkerRequest] = {}
+        #: The highest number of a request whose batch was opened: numbers grow.
+        self._newest = 0
         self._cancelled: set[int] = set()
         #: Responses that the kernel may still be sent, of requests with more than one.
         self._credit: dict[int, int] = {}
@@ -42,6 +44,7 @@ class Answers:
     def open_batch(self, requests: Sequence[WorkerRequest]) -> None:
         """The requests are about to be executed."""
         with self._lock:
+            self._newest = max(self._newest, *(request.ref.number for request in requests))
             for request in requests:
                 self._live[request.ref.number] = request
                 self._batch[request.ref.number] = None
@@ -60,7 +63,12 @@ class Answers:
             return []
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        self._cancelled.update(number for number in numbers if number in self._live)
+        """The clients of these requests are gone, of which some may still wait for their batch."""
+        self._cancelled.update(number for number in numbers if number in self._live or number > self._newest)
+
+    def was_cancelled(self, request: WorkerRequest) -> bool:
+        """Whether the request was cancelled before it was executed."""
+        return request.ref.number in self._cancelled
 
     def grant(self, number: int, count: int) -> None:
         if number in self._live:

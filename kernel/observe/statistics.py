@@ -79,7 +79,8 @@ class ModelStatistics:
                 continue
             self.inference_count += request.batch_size
             self.success.add(now_ns - request.received_ns)
-            self.queue.add(batch.dispatched_ns - request.queue_start_ns)
+            # Whatever was not computing was waiting, also at a worker that was given it ahead of time.
+            self.queue.add(max(0, now_ns - request.queue_start_ns - times.total_ns))
             self.compute_input.add(times.input_ns)
             self.compute_infer.add(times.infer_ns)
             self.compute_output.add(times.output_ns)
@@ -98,6 +99,10 @@ class ExecutionTimes(msgspec.Struct, frozen=True):
     input_ns: int
     infer_ns: int
     output_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.input_ns + self.infer_ns + self.output_ns
 
 
 def _reason(request: Request, error: ServingError) -> str:

@@ -45,6 +45,11 @@ class DynamicBatcher:
         """Queue a request; False where the queue is full."""
         return self.queue.add(request, self._keys.key(request))
 
+    def put_back(self, requests: list[Request]) -> None:
+        """Queue requests that were taken and could not be started, before all others of their priority."""
+        for request in reversed(requests):
+            self.queue.put_back(request, self._keys.key(request))
+
     def take(self, now_ns: int) -> list[Request]:
         """Remove and return the batch to run now; empty if it is better to wait."""
         batch = self._candidate()

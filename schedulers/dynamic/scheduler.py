@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel import errors
-from kernel.events import Cancelled, NoInstanceLeft, Submitted
+from kernel.events import Cancelled, NoInstanceLeft, Returned, Submitted
 from schedulers.dynamic.batcher import DynamicBatcher
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
                     request.fail(errors.QueueFull(request.id))
             case Cancelled(request=request) if batcher.queue.cancel(request):
                 request.fail(errors.Cancelled())
+            case Returned(requests=requests):
+                batcher.put_back(requests)
             case NoInstanceLeft(error=error):
                 for request in batcher.queue.take(len(batcher.queue)):
                     request.fail(error)

@@ -67,7 +67,7 @@ def responses(of: Request) -> list[Response]:
 def test_a_good_request_reaches_an_instance_and_is_answered_once(bench: Bench) -> None:
     sent = request()
     bench.kernel.submit(sent)
-    assert bench.instance.batch is not None
+    assert len(bench.instance.batches) == 1
     assert bench.kernel.in_flight == 1
     sent.respond(Response("m", "1", "", outputs=[]))
     assert bench.kernel.in_flight == 0
@@ -191,10 +191,10 @@ def test_who_may_register_shared_memory(allowed: str, local: bool, refused: bool
 
 def test_strict_readiness_wants_living_instances(bench: Bench) -> None:
     assert bench.kernel.ready()
-    bench.model.instances.lost(bench.instance)
+    bench.model.instances.lost(bench.instance, [])
     assert not bench.kernel.ready()
     assert not bench.kernel.model_ready("m")
     lenient = Bench(strict_readiness=False)
-    lenient.model.instances.lost(lenient.instance)
+    lenient.model.instances.lost(lenient.instance, [])
     assert lenient.kernel.ready()
     lenient.close()

@@ -103,6 +103,20 @@ def test_a_caller_that_is_cancelled_cancels_the_request_and_a_late_response_is_r
     asyncio.run(main())
 
 
+def test_a_response_that_comes_together_with_the_cancellation_is_released() -> None:
+    async def main() -> None:
+        kernel, sink, released = FakeKernel(), UnarySink(), Released()
+        waiting = asyncio.create_task(call(cast("Kernel", kernel), Request("m", [], sink), sink))
+        await asyncio.sleep(0)
+        sink.send(response(released))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert released.count == 1
+
+    asyncio.run(main())
+
+
 def test_a_stream_gives_responses_in_order_and_releases_those_left_at_its_end() -> None:
     async def main() -> None:
         stream = StreamSink()

@@ -62,8 +62,65 @@ def test_a_lost_instance_takes_nothing_and_a_restarted_one_goes_on_with_the_queu
     case.inbox.post(Submitted(case.request("a")))
     case.inbox.post(Submitted(case.request("b")))
     worker = case.workers[0]
-    case.instances.lost(worker)
-    worker.batch = None
+    case.instances.lost(worker, [])
+    worker.batches.clear()
     assert case.running == []
     case.instances.add(worker)
     assert case.running == [["b"]]
+
+
+def make_fast(case: Lab) -> None:
+    """Let the model show that it is fast enough to be given work ahead of time."""
+    for _ in range(8):
+        case.inbox.post(Submitted(case.request("warm")))
+        case.finish(infer_ns=10_000)
+
+
+def test_a_slow_model_is_given_nothing_ahead_of_time() -> None:
+    case = lab()
+    for id in "abc":
+        case.inbox.post(Submitted(case.request(id)))
+        assert case.running == [["a"]]
+    assert case.ahead == []
+
+
+def test_a_fast_model_is_given_requests_ahead_of_time() -> None:
+    case = lab()
+    make_fast(case)
+    for id in "abc":
+        case.inbox.post(Submitted(case.request(id)))
+    assert (case.running, case.ahead) == ([["a"]], [["b"], ["c"]])
+
+
+def test_one_slow_execution_ends_that() -> None:
+    case = lab()
+    make_fast(case)
+    for id in "ab":
+        case.inbox.post(Submitted(case.request(id)))
+    case.finish(infer_ns=5_000_000)
+    case.inbox.post(Submitted(case.request("c")))
+    assert (case.running, case.ahead) == ([["b"]], [])
+
+
+def test_an_idle_instance_goes_first() -> None:
+    case = lab(instances=2)
+    make_fast(case)
+    for id in "abc":
+        case.inbox.post(Submitted(case.request(id)))
+    assert sorted(case.running) == [["a"], ["b"]]
+    assert case.ahead == [["c"]]
+
+
+def test_requests_that_a_lost_instance_had_not_started_go_on_first_in_their_order() -> None:
+    case = lab()
+    make_fast(case)
+    requests = [case.request(id) for id in "abcd"]
+    for request in requests[:3]:
+        case.inbox.post(Submitted(request))
+    worker = case.workers[0]
+    worker.batches.clear()
+    case.instances.lost(worker, requests[1:3])
+    case.inbox.post(Submitted(requests[3]))
+    case.instances.add(worker)
+    assert case.running + case.ahead == [["b"], ["c"], ["d"]]
+    assert case.statistics.pending == 0

@@ -23,7 +23,7 @@ def test_an_execution_counts_rows_requests_and_durations() -> None:
     statistics.record_execution(Batch([request(2), request(3)], dispatched_ns=1500), TIMES, now_ns=2000, now_ms=7)
     assert (statistics.inference_count, statistics.execution_count, statistics.last_inference_ms) == (5, 1, 7)
     assert (statistics.success.count, statistics.success.ns) == (2, 2000)
-    assert (statistics.queue.count, statistics.queue.ns) == (2, 800)
+    assert (statistics.queue.count, statistics.queue.ns) == (2, 2 * (2000 - 1100 - 111))
     assert (statistics.compute_infer.count, statistics.compute_infer.ns) == (2, 20)
     assert statistics.batches[5].compute_output.ns == 100
 

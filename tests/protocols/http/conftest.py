@@ -157,7 +157,8 @@ async def _exchange(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[No
     await server.start()
     address = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
-        async with aiohttp.ClientSession(address, auto_decompress=False) as session:
+        plain = {"Accept-Encoding": "identity"}
+        async with aiohttp.ClientSession(address, headers=plain, auto_decompress=False) as session:
             await test(session, kernel)
     finally:
         await server.stop(1.0)
@@ -185,3 +186,20 @@ def with_kernel() -> Callable[[Callable[[Kernel], Awaitable[None]]], None]:
         asyncio.run(inner())
 
     return run
+
+
+@pytest.fixture
+def announce_submit() -> Callable[[Model], asyncio.Event]:
+    """Return a function that gives an event for a model: it is set when the model has got a request."""
+
+    def announce(model: Model) -> asyncio.Event:
+        event, submit = asyncio.Event(), model.submit
+
+        def submit_and_tell(request: Request) -> None:
+            submit(request)
+            event.set()
+
+        model.submit = submit_and_tell  # type: ignore[method-assign]
+        return event
+
+    return announce

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+
+from kernel.errors import InvalidArgument
+from protocols.http import body as body_module
+from protocols.http import listener as listener_module
+from protocols.http import routes
+from protocols.http.body import read_json_text
+from protocols.http.routes import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import aiohttp
+
+    from kernel.router import Kernel
+    from protocols.http.call import Call
+
+    Exchange = Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]
+
+
+async def converse(session: aiohttp.ClientSession, sent: bytes) -> bytes:
+    """Send bytes as they are and return everything until the server closes the connection."""
+    url = session._base_url
+    assert url is not None
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        writer.write(sent)
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "content_type", "text"),
+    [
+        ("GET", "/v2/nowhere", 404, "text/plain", "Not Found"),
+        ("PUT", "/v3", 404, "text/plain", "Not Found"),
+        ("POST", "/v2", 405, "application/json", "Method Not Allowed"),
+        ("OPTIONS", "/v2", 405, "application/json", "Method Not Allowed"),
+        ("POST", "/v2/models/echo/config", 405, "application/json", "Method Not Allowed"),
+        ("GET", "/v2/models/echo/infer", 405, "text/plain", "Method Not Allowed"),
+        ("POST", "/v2/health/live", 405, "text/plain", "Method Not Allowed"),
+        ("POST", "/v2/models/echo/ready", 405, "text/plain", "Method Not Allowed"),
+    ],
+)
+def test_wrong_paths_and_methods(
+    exchange: Exchange, method: str, path: str, status: int, content_type: str, text: str
+) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.request(method, path) as reply:
+            assert (reply.status, reply.headers["Content-Type"]) == (status, content_type)
+            assert await reply.json(content_type=None) == {"error": text}
+
+    exchange(test)
+
+
+def test_head_is_refused_without_a_body(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.head("/v2/health/live") as reply:
+            assert (reply.status, await reply.read()) == (405, b"")
+
+    exchange(test)
+
+
+def test_versions_of_software_are_not_told(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get("/v2") as reply:
+            assert reply.headers["Server"].startswith("naiad/")
+
+    exchange(test)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /v2 HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"POST /v2/logging HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"\x16\x03\x01 hello\r\n\r\n",
+        b"GET /v2/models/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_what_is_no_good_http_is_refused_and_the_connection_closed(
+    exchange: Exchange, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        answer = await converse(session, sent)
+        assert b" 400 Bad Request\r\n" in answer
+        assert "error" in json.loads(answer.partition(b"\r\n\r\n")[2])
+
+    with caplog.at_level(logging.INFO, "protocols"):
+        exchange(test)
+    assert not caplog.records
+
+
+def test_broken_chunks_are_refused(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        head = b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        assert b" 400 Bad Request\r\n" in await converse(session, head + b"zz\r\n")
+
+    exchange(test)
+
+
+def test_a_full_url_is_understood(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        sent = b"GET http://anywhere/v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert (await converse(session, sent)).startswith(b"HTTP/1.1 200 OK\r\n")
+
+    exchange(test)
+
+
+def test_a_client_that_asks_before_it_sends_is_told_to(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.post("/v2/logging", data=b"{}", expect100=True) as reply:
+            assert reply.status == 200
+
+    exchange(test)
+
+
+def test_an_announced_size_beyond_all_limits_is_refused_at_once(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        url = session._base_url
+        assert url is not None
+        for extra in (b"", b"Inference-Header-Content-Length: 9\r\n"):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(
+                b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 9223372036854775808\r\n"
+                + extra
+                + b"\r\n"
+            )
+            assert (await reader.readline()) == b"HTTP/1.1 400 Bad Request\r\n"
+            writer.close()
+
+    exchange(test)
+
+
+def test_a_body_that_does_not_go_on_is_given_up(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "INACTIVITY_S", 0.01)
+    monkeypatch.setattr(listener_module, "LINGERING_S", 0.01)
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        answer = await converse(session, b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+    exchange(test)
+
+
+def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[Call], Awaitable[web.StreamResponse]]) -> None:
+    """Let `handler` answer /v2."""
+    monkeypatch.setitem(routes._LITERAL, "/v2", Endpoint({"GET": handler, "POST": handler}))
+
+
+def test_a_bug_is_logged_and_told_by_a_number(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(call: Call) -> web.StreamResponse:
+        raise ZeroDivisionError("the secret of the server")
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get("/v2") as reply:
+            assert reply.status == 500
+            text = (await reply.json())["error"]
+        assert text.startswith("internal error (see ")
+        assert "secret" not in text
+        (record,) = caplog.records
+        assert text.split()[3] in record.getMessage()
+        assert record.exc_info is not None
+
+    handle_with(monkeypatch, handler)
+    exchange(test)
+
+
+def test_texts_that_are_not_utf_8_can_be_told(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(call: Call) -> web.StreamResponse:
+        raise InvalidArgument("bad file \udcff")
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get("/v2") as reply:
+            assert await reply.json() == {"error": "bad file ?"}
+
+    handle_with(monkeypatch, handler)
+    exchange(test)
+
+
+def test_requests_that_run_are_answered_before_the_server_stops(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, go_on = asyncio.Event(), asyncio.Event()
+    answers: list[Any] = []
+
+    async def handler(call: Call) -> web.StreamResponse:
+        text = await read_json_text(call)
+        running.set()
+        await go_on.wait()
+        return web.Response(body=text)
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        async with session.post("/v2", data=b"{}") as reply:
+            answers.append((reply.status, await reply.read()))
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        asking = asyncio.ensure_future(ask(session))
+        await running.wait()
+        asyncio.get_running_loop().call_later(0.02, go_on.set)  # the server is told to stop meanwhile
+        await asyncio.wait([asking])
+
+    handle_with(monkeypatch, handler)
+    exchange(test)
+    assert answers == [(200, b"{}")]
