@@ -97,3 +97,53 @@ def _start(server: ServerProcess) -> None:
 
     with contextlib.suppress(ServerFailed):
         server.start()
+
+
+LEDGER = """
+import os
+PATH = os.path.join(pb_utils.get_model_dir(), "ledger")
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            with open(PATH, "a") as ledger:
+                ledger.write(f"{value[0]}\\n")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
+        return responses
+"""
+
+
+def test_under_load_every_request_that_was_executed_is_answered(write_model: WriteModel) -> None:
+    repository = write_model("ledger", CONFIG, LEDGER)
+    with ServerProcess(repository) as server:
+        outcomes: dict[int, str] = {}
+
+        def call(first: int) -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+            for number in range(first, 10_000_000, 8):
+                tensor = {"name": "IN", "datatype": "INT32", "shape": [1], "data": [number]}
+                try:
+                    connection.request("POST", "/v2/models/ledger/infer", json.dumps({"inputs": [tensor]}))
+                    reply = connection.getresponse()
+                    outcomes[number] = f"{reply.status} {reply.read().decode()}"
+                except (OSError, http.client.HTTPException) as error:
+                    outcomes[number] = type(error).__name__
+                    return  # the server is gone
+
+        threads = [threading.Thread(target=call, args=(first,)) for first in range(8)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(outcomes) > 500)
+        server.terminate()
+        code = server.wait()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+    assert code == 0
+    executed = set(map(int, (repository / "ledger/1/ledger").read_text().split()))
+    answered = {number for number, outcome in outcomes.items() if outcome.startswith("200 ")}
+    assert executed == answered
+    refused = {outcome for outcome in outcomes.values() if outcome[:3].isdigit() and not outcome.startswith("200 ")}
+    assert all(outcome.startswith("503 ") for outcome in refused), refused

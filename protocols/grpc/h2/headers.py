@@ -1,0 +1,210 @@
+"""Header blocks: those of requests to what the server needs of them, and those of responses. Pure.
+
+gRPC clients repeat a request's block byte by byte: as long as the HPACK table stands still, the same
+bytes mean the same headers, and are decoded once. Responses add nothing to the client's table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from grpclib.metadata import decode_bin_value, decode_timeout, encode_grpc_message
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+
+from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+from protocols.grpc.h2.limits import MAX_HEADER_LIST_BYTE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Fields = list[tuple[str, str]]
+
+#: What is remembered of one connection: how many blocks, and how large each may be.
+_REMEMBERED_BLOCKS = 64
+_REMEMBERED_BYTE_SIZE = 1024
+
+#: Fields that HTTP/2 does not have (RFC 9113, 8.2.2).
+_CONNECTION_FIELDS = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
+_PSEUDO_FIELDS = {":method", ":scheme", ":path", ":authority"}
+_SINGLE_FIELDS = {"host", "content-length", "content-type", "te"}
+_NAME_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
+
+#: A time-out has at most eight digits (gRPC over HTTP/2).
+_TIMEOUT_LENGTH = 9
+
+
+class RequestHead(msgspec.Struct, frozen=True):
+    """The headers of a request."""
+
+    fields: Fields
+    #: What makes it no request of HTTP/2; empty for one that is well-formed.
+    fault: str = ""
+    path: str = ""
+    #: Whether it is a gRPC call that carries protobuf messages.
+    is_grpc: bool = False
+    #: How messages with the compressed flag are compressed.
+    encoding: str = "identity"
+    #: None for a call without a deadline.
+    timeout_s: float | None = None
+    timeout_valid: bool = True
+    content_length: int | None = None
+
+
+class HeaderDecoder:
+    """The header blocks of one connection, which must be handed in as they come, all of them."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(max_header_list_size=MAX_HEADER_LIST_BYTE_SIZE)
+        self._known: dict[bytes, RequestHead] = {}
+
+    def decode(self, block: bytes) -> RequestHead:
+        """Return the headers that `block` stands for. Raises `ConnectionFailure`."""
+        found = self._known.get(block)
+        return found if found is not None else self._decode(block)
+
+    def _decode(self, block: bytes) -> RequestHead:
+        table = self._decoder.header_table
+        before = (table.maxsize, tuple(table.dynamic_entries))
+        try:
+            decoded = self._decoder.decode(block, raw=True)
+        except OversizedHeaderListError:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from None
+        except HPACKError as error:
+            raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        head = request_head([(_text(name), _text(value)) for name, value in decoded])
+        if before != (table.maxsize, tuple(table.dynamic_entries)):
+            self._known.clear()
+        elif len(block) <= _REMEMBERED_BYTE_SIZE:
+            if len(self._known) >= _REMEMBERED_BLOCKS:
+                self._known.clear()
+            self._known[block] = head
+        return head
+
+
+def _text(octets: bytes | str) -> str:
+    return octets if isinstance(octets, str) else octets.decode("latin-1")
+
+
+def request_head(fields: Fields) -> RequestHead:
+    """Return what the fields of a request say."""
+    values = dict(fields)
+    if fault := _fault(fields, values):
+        return RequestHead(fields, fault)
+    timeout_s, timeout_valid = _timeout(fields)
+    length = values.get("content-length")
+    return RequestHead(
+        fields,
+        path=values[":path"],
+        is_grpc=_is_grpc(values),
+        encoding=values.get("grpc-encoding", "identity"),
+        timeout_s=timeout_s,
+        timeout_valid=timeout_valid,
+        content_length=None if length is None else int(length),
+    )
+
+
+def _fault(fields: Fields, values: dict[str, str]) -> str:
+    """Return what makes a request malformed (RFC 9113, 8.2 and 8.3), or an empty text."""
+    seen: set[str] = set()
+    regular = False
+    for name, value in fields:
+        if name.startswith(":"):
+            if regular:
+                return "a pseudo field after a regular one"
+            if name not in _PSEUDO_FIELDS or name in seen:
+                return "an unknown or repeated pseudo field"
+        else:
+            regular = True
+            if fault := _field_fault(name, value):
+                return fault
+            if name in _SINGLE_FIELDS and name in seen:
+                return f"more than one {name}"
+        if not _carries(value):
+            return "a field value with characters that it cannot have"
+        seen.add(name)
+    if not {":method", ":scheme", ":path"} <= seen or not values[":path"]:
+        return "a pseudo field is missing"
+    return ""
+
+
+def _field_fault(name: str, value: str) -> str:
+    if not name or not _NAME_CHARACTERS.issuperset(name):
+        return "a field name with characters that it cannot have"
+    if name in _CONNECTION_FIELDS or (name == "te" and value != "trailers"):
+        return f"{name} is not for HTTP/2"
+    if name == "content-length" and not (value.isascii() and value.isdigit() and len(value) <= 19):
+        return "content-length is no number"
+    if name.endswith("-bin"):
+        try:
+            decode_bin_value(value.encode("ascii"))
+        except ValueError:
+            return f"{name} is not base64"
+    return ""
+
+
+def _carries(value: str) -> bool:
+    return not (value and (value[0] in " \t" or value[-1] in " \t")) and not any(c in value for c in "\0\r\n")
+
+
+def _is_grpc(values: dict[str, str]) -> bool:
+    """Whether grpclib takes the call for one; it refuses others with a text for each reason."""
+    content_type, _, kind = values.get("content-type", "").partition("+")
+    is_protobuf = content_type == "application/grpc" and kind in ("", "proto")
+    return is_protobuf and values[":method"] == "POST" and values.get("te") == "trailers"
+
+
+def _timeout(fields: Fields) -> tuple[float | None, bool]:
+    """Return the shortest time-out that the call asks for, and whether all of them are time-outs."""
+    texts = [value for name, value in fields if name == "grpc-timeout"]
+    try:
+        if any(len(text) > _TIMEOUT_LENGTH for text in texts):
+            return None, False
+        return min(map(decode_timeout, texts), default=None), True
+    except ValueError:
+        return None, False
+
+
+# ---- responses ------------------------------------------------------------------------------
+
+
+def encode_block(fields: Iterable[tuple[str, str]]) -> bytes:
+    """Return a header block that neither uses nor changes the client's table (RFC 7541, 6.2.2)."""
+    block = bytearray()
+    for name, value in fields:
+        block += b"\x00"
+        for text in (name, value):
+            octets = text.encode("latin-1")
+            block += _length(len(octets))
+            block += octets
+    return bytes(block)
+
+
+def _length(number: int) -> bytes:
+    """Return a string's length in seven bits and as many more bytes as it takes (RFC 7541, 5.1)."""
+    if number < 0x7F:
+        return bytes([number])
+    octets = bytearray([0x7F])
+    number -= 0x7F
+    while number >= 0x80:
+        octets.append(number & 0x7F | 0x80)
+        number >>= 7
+    octets.append(number)
+    return bytes(octets)
+
+
+_RESPONSE_FIELDS = [(":status", "200"), ("content-type", "application/grpc+proto")]
+
+#: Headers of an answer with a message, and its trailers. `0x88` is `:status: 200` of the static table.
+RESPONSE_BLOCK = b"\x88" + encode_block(_RESPONSE_FIELDS[1:])
+OK_TRAILERS_BLOCK = encode_block([("grpc-status", "0")])
+
+
+def status_block(status: int, text: str | None, more: Sequence[tuple[str, str]] = ()) -> bytes:
+    """Return headers that are trailers as well: an answer without a message. `text` is percent-encoded here."""
+    fields = [("grpc-status", str(status))]
+    if text is not None:
+        fields.append(("grpc-message", encode_grpc_message(text)))
+    return RESPONSE_BLOCK + encode_block([*fields, *more])
+
+

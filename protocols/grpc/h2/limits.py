@@ -1,0 +1,93 @@
+"""How much of what costs the server work and the peer nothing a connection may do. Pure: time is handed in.
+
+A peer that does more is told ENHANCE_YOUR_CALM and loses its connection; other connections do not wait.
+"""
+
+from __future__ import annotations
+
+from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+
+#: Calls at once on one connection. One channel of a Triton client carries all of its calls.
+MAX_CONCURRENT_STREAMS = 1024
+
+#: A frame of 1 MiB saves work with large tensors; its bytes are passed on as they come, never gathered.
+MAX_FRAME_BYTE_SIZE = 2**20
+
+#: The headers of a request, as bytes on the wire and as the list they stand for.
+MAX_HEADER_BLOCK_BYTE_SIZE = 16 * 2**10
+MAX_HEADER_LIST_BYTE_SIZE = 16 * 2**10
+MAX_CONTINUATION_FRAMES = 8
+
+MAX_SETTINGS_ENTRIES = 32
+
+#: Flow-control windows: a tensor of 16 MiB comes without a pause, and several of them on one connection.
+CONNECTION_WINDOW_BYTE_SIZE = 64 * 2**20
+STREAM_WINDOW_BYTE_SIZE = 32 * 2**20
+
+#: DATA frames in a row that carry nothing and end nothing.
+MAX_EMPTY_DATA_FRAMES = 100
+
+#: Frames that are worked on before other connections get their turn.
+FRAMES_PER_TURN = 64
+
+#: How long the preface, a header block, and any progress of output may take.
+HANDSHAKE_TIMEOUT_S = 10
+PROGRESS_TIMEOUT_S = 60
+
+
+class Bucket:
+    """Lets a burst happen at once, and so many a second in the long run."""
+
+    __slots__ = ("_burst", "_left", "_per_ns", "_seen_ns")
+
+    def __init__(self, burst: int, per_second: float) -> None:
+        self._burst = float(burst)
+        self._left = self._burst
+        self._per_ns = per_second / 1e9
+        self._seen_ns: int | None = None
+
+    def take(self, now_ns: int) -> bool:
+        """Count one; returns whether it may still happen."""
+        if self._seen_ns is not None:
+            self._left = min(self._burst, self._left + (now_ns - self._seen_ns) * self._per_ns)
+        self._seen_ns = now_ns
+        self._left -= 1
+        return self._left >= 0
+
+
+class FloodCounters:
+    """What one connection has done; every method raises `ConnectionFailure` when it was too much."""
+
+    def __init__(self) -> None:
+        self._resets = Bucket(1000, 33)
+        self._settings = Bucket(100, 10)
+        self._pings = Bucket(100, 100)
+        self._idle_frames = Bucket(1000, 100)
+        self._empty_data = 0
+
+    def stream_reset(self, now_ns: int) -> None:
+        """A stream ended before its answer: by the peer's RST_STREAM, or by ours for what the peer did."""
+        if not self._resets.take(now_ns):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
+
+    def settings(self, now_ns: int) -> None:
+        if not self._settings.take(now_ns):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
+
+    def ping(self, now_ns: int) -> None:
+        if not self._pings.take(now_ns):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+
+    def idle_frame(self, now_ns: int) -> None:
+        """A frame that changes nothing: PRIORITY, or one of an unknown type."""
+        if not self._idle_frames.take(now_ns):
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without a use")
+
+    def data(self, byte_size: int) -> None:
+        """A DATA frame that does not end its stream."""
+        if byte_size:
+            self._empty_data = 0
+            return
+        self._empty_data += 1
+        if self._empty_data > MAX_EMPTY_DATA_FRAMES:
+            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many empty DATA frames")
