@@ -164,6 +164,9 @@ class WorkerHandle:
             del self._requests[number]
             del self._number_of[request]
             self._owed_credit.pop(number, None)
+        if request.finished:  # the server gave the request up, and answered it, when it had to exit
+            response.release()
+            return
         request.respond(response)
 
     def _response(self, request: Request, ref: wire.ResponseRef | None, final: bool) -> Response:

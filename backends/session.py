@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 #: A worker that has not said hello by then will not: a clean interpreter needs 0.2 s.
 HELLO_TIMEOUT_S = 30.0
 
+#: A killed process ends as soon as the system gets to it.
+_KILL_GRACE_S = 10.0
+
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
 _model_logger = logging.getLogger("model")
 
@@ -85,12 +88,16 @@ class WorkerSession:
         return self._channel.take_fd()
 
     async def stop(self, grace_s: float) -> None:
-        """Have the model finalized and wait until the worker has ended; kill it after `grace_s` seconds."""
+        """Have the model finalized and wait until the worker has ended; kill it after `grace_s` seconds,
+        or at once where that is 0."""
         if self._launched is None or self._lost_cause is not None:
             return
         self.on_lost = None
-        self.send(wire.Stop())
-        await self._launched.stop(grace_s)
+        if grace_s:
+            self.send(wire.Stop())
+        else:
+            self.kill()
+        await self._launched.stop(grace_s or _KILL_GRACE_S)
 
     def kill(self) -> None:
         if self._launched is not None:

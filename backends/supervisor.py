@@ -41,6 +41,7 @@ class InstanceSupervisor:
         self._model: Model | None = None
         self._backoff = Backoff()
         self._restart: asyncio.Task[None] | None = None
+        self._loaded = False
         self._stopped = False
 
     async def start(self, title: str) -> None:
@@ -63,21 +64,26 @@ class InstanceSupervisor:
         if self._session is None:
             await self.start(plan.name)
         assert self._session is not None
-        return await self._session.load(self._load)
+        load_ns = await self._session.load(self._load)
+        self._loaded = True
+        return load_ns
 
     def join(self, model: Model) -> None:
         """Let the instance execute requests of `model`, and keep it alive from now on."""
         self._model = model
         self._serve()
 
-    async def stop(self) -> None:
-        """Finalize the model and end the worker. Requests must be drained before."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Finalize the model and end the worker; `at_once`, or without a model yet, only end it.
+
+        Requests must be drained before.
+        """
         self._stopped = True
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.wait([self._restart])
         if self._session is not None:
-            await self._session.stop(FINALIZE_GRACE_S)
+            await self._session.stop(FINALIZE_GRACE_S if self._loaded and not at_once else 0)
         if self._handle is not None:
             self._handle.stopped()
 

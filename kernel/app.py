@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
+_ANSWER_GRACE_S = 2
+
+
 class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
@@ -145,7 +149,7 @@ class Server:
                     code = await self._stop(doors)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._lifecycle.close()
+                    await self._lifecycle.close(at_once=bool(code))
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:
@@ -199,17 +203,19 @@ class Server:
         return doors
 
     async def _stop(self, doors: list[FrontDoor]) -> int:
-        """Drain and close; a second signal or the exit time-out ends the wait. Returns the exit code."""
+        """Drain and close; returns the exit code. A second signal ends the wait."""
         grace_s = self._options.exit_timeout_s
         logger.info("Stopping: %d requests in flight get %d s (--exit-timeout-secs)", self._kernel.in_flight, grace_s)
-        try:
-            async with asyncio.timeout(grace_s), asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._kernel.drain())
-                for door in doors:
-                    tasks.create_task(door.stop(grace_s))
-        except TimeoutError:
-            logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
-            return 1
+        async with asyncio.TaskGroup() as tasks:
+            for door in doors:
+                tasks.create_task(door.stop(grace_s + _ANSWER_GRACE_S))
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._kernel.drain()
+            except TimeoutError:
+                logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
+                self._kernel.abandon()
+                return 1
         logger.info("Stopped: every accepted request was answered")
         return 0
 

@@ -110,11 +110,15 @@ class Model:
         """Wait until every accepted request has its final response."""
         await self._drained.wait()
 
-    def close(self, error: ServingError) -> None:
+    def abandon(self, error: ServingError) -> None:
         """End the scheduler and answer whatever is still unanswered with `error`."""
         self.inbox.close()
         for request in list(self._live):
             request.fail(error)
+
+    def close(self, error: ServingError) -> None:
+        """Abandon what is unanswered and give the model's memory back."""
+        self.abandon(error)
         if self.input_arena is not None:
             self.input_arena.close()
 

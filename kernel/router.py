@@ -160,6 +160,12 @@ class Kernel:
         await asyncio.gather(*(model.drain() for model in self.catalog.ready_models()))
 
 
+    def abandon(self) -> None:
+        """Answer what is still unanswered with an error: the exit time-out has expired."""
+        for model in self.catalog.ready_models():
+            model.abandon(Unavailable("Server exiting: the request took longer than the exit timeout"))
+
+
 class KernelSettings(msgspec.Struct, frozen=True):
     """How the kernel behaves, from the command line."""
 

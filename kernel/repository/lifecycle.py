@@ -102,8 +102,9 @@ class Lifecycle:
                 tasks.create_task(load(name))
         return sorted(set(failed))
 
-    async def close(self) -> None:
-        """End every worker. What is still unanswered is answered with an error."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End every worker, `at_once` without finalizing models. What is still unanswered is answered
+        with an error."""
         versions = [loaded for versions in self._loaded.values() for loaded in versions.values()]
         self._loaded.clear()
         for loaded in versions:
@@ -111,7 +112,7 @@ class Lifecycle:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await asyncio.gather(*(keeper.stop() for loaded in versions for keeper in loaded.keepers))
+        await asyncio.gather(*(keeper.stop(at_once=at_once) for loaded in versions for keeper in loaded.keepers))
 
     # ---- RepositoryControl -------------------------------------------------------------------
 

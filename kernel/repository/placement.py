@@ -36,8 +36,8 @@ class InstanceKeeper(Protocol):
     def join(self, model: Model) -> None:
         """Let the instance execute requests of `model`, and keep it alive from now on."""
 
-    async def stop(self) -> None:
-        """Finalize the model and end the worker."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Finalize the model and end the worker; `at_once` only ends it."""
 
 
 def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[InstancePlan]:

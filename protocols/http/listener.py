@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ KEEPALIVE_S = 75.0
 #: How long a body that nobody wants is read on before its connection is closed.
 LINGERING_S = 10.0
 
+#: How often connections are looked at while the server waits for them to become idle.
+_DRAIN_INTERVAL_S = 0.02
+
+#: How long connections get to close that were not idle when their time was over.
+_CLOSE_S = 1.0
+
 #: Connections that the system keeps for us until we accept them.
 BACKLOG = 1024
 
@@ -30,6 +37,11 @@ class Connection(web.RequestHandler):
     """A connection that answers what is no HTTP with our errors, and logs it where nobody is alarmed."""
 
     __slots__ = ()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being received or answered."""
+        return self._current_request is None and not self._messages
 
     def handle_error(
         self,
@@ -71,26 +83,48 @@ class Listener:
         """`service` is what the title calls it. The listener owns `sock` from `start` on."""
         self._sock = sock
         self._handler = handler
+        self._draining = False
         self.title = f"{service} at {_address_text(sock)}"
         self._connections: _Server | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen."""
-        self._connections = _Server(self._handler, handler_cancellation=True)
+        self._connections = _Server(self._handle, handler_cancellation=True)
         self._server = await asyncio.get_running_loop().create_server(
             self._connections, sock=self._sock, backlog=BACKLOG
         )
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more connections, close idle ones, give requests that run `grace_s` seconds, and close."""
+        """Accept no more connections, close idle ones, give requests that run `grace_s` seconds, and close.
+
+        aiohttp's own shutdown drops the body of a request whose headers have come already, so idle
+        connections are closed one by one as they become so.
+        """
         if self._server is None or self._connections is None:
             return
         server, self._server = self._server, None
         server.close()
-        await asyncio.sleep(0)  # requests that have come already are begun
-        self._connections.pre_shutdown()
-        await self._connections.shutdown(grace_s)
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._close_idle(self._connections):
+                    await asyncio.sleep(_DRAIN_INTERVAL_S)
+        await self._connections.shutdown(_CLOSE_S)
+
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        reply = await self._handler(http)
+        if self._draining:
+            reply.force_close()
+        return reply
+
+    def _close_idle(self, server: _Server) -> bool:
+        """Close connections without a request; whether there are others."""
+        connections = [each for each in server.connections if isinstance(each, Connection)]
+        for connection in connections:
+            if connection.idle:
+                connection.close()
+        return any(not connection.idle for connection in connections)
 
 
 def _address_text(sock: socket.socket) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -71,6 +72,9 @@ def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_e
         connection.request("POST", "/v2/models/slow/infer", BODY)
         wait_for(lambda: "executing" in server.log)
         server.terminate()
+        reply = connection.getresponse()
+        assert reply.status == 503
+        assert "took longer than the exit timeout" in reply.read().decode()
         code = server.wait()
         log = server.log
         connection.close()
@@ -122,7 +126,7 @@ def test_under_load_every_request_that_was_executed_is_answered(write_model: Wri
 
         def call(first: int) -> None:
             connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
-            for number in range(first, 10_000_000, 8):
+            for number in itertools.count(first, 8):
                 tensor = {"name": "IN", "datatype": "INT32", "shape": [1], "data": [number]}
                 try:
                     connection.request("POST", "/v2/models/ledger/infer", json.dumps({"inputs": [tensor]}))
@@ -130,7 +134,8 @@ def test_under_load_every_request_that_was_executed_is_answered(write_model: Wri
                     outcomes[number] = f"{reply.status} {reply.read().decode()}"
                 except (OSError, http.client.HTTPException) as error:
                     outcomes[number] = type(error).__name__
-                    return  # the server is gone
+                    break  # the server is gone
+            connection.close()
 
         threads = [threading.Thread(target=call, args=(first,)) for first in range(8)]
         for thread in threads:

@@ -51,7 +51,7 @@ class FakeKeeper:
         assert self.plan is not None
         model.instances.add(FakeInstance(self.plan.name))
 
-    async def stop(self) -> None:
+    async def stop(self, *, at_once: bool = False) -> None:
         self.stopped = True
 
 
