@@ -1,44 +1,38 @@
-"""`python -m bench`: what a server costs before its first request."""
+"""`python -m bench [rows | start | micro]`."""
 
 from __future__ import annotations
 
-import os
-import platform
-import statistics
-import time
+import argparse
+import sys
+from pathlib import Path
 
-from bench.server import ServerProcess, rss_bytes
-
-ROUNDS = 5
-MIB = 1 << 20
+from bench import compare, micro, start
 
 
-def main() -> None:
-    """Start the demo server several times, and print medians with their spread."""
-    seconds: list[float] = []
-    kernel: list[float] = []
-    workers: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        with ServerProcess(None) as server:
-            seconds.append(time.perf_counter() - started)
-            kernel.append(rss_bytes(server.pid) / MIB)
-            for pid, name in server.workers().items():
-                workers.setdefault(name, []).append(rss_bytes(pid) / MIB)
-    cores = len(os.sched_getaffinity(0))
-    print(
-        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores, {ROUNDS} starts"
-    )
-    print(f"{'ready after':32} {show(seconds)} s")
-    print(f"{'resident memory, kernel':32} {show(kernel)} MiB")
-    for name, sizes in sorted(workers.items()):
-        print(f"{'resident memory, worker ' + name:32} {show(sizes)} MiB")
-
-
-def show(values: list[float]) -> str:
-    """Return the median, and the smallest and largest value."""
-    return f"{statistics.median(values):8.2f}  ({min(values):.2f} to {max(values):.2f})"
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure the server. Use a quiet machine.")
+    commands = parser.add_subparsers(dest="command", metavar="rows | start | micro")
+    rows = commands.add_parser("rows", help="our server and a real Triton under NVIDIA's perf_analyzer (the default)")
+    for each in (parser, rows):
+        each.add_argument("--only", default="", help="only rows whose name contains this")
+        each.add_argument("--rounds", type=int, default=3, help="rounds per row and server")
+        each.add_argument("--seconds", type=float, default=1.0, help="length of a window; a round has three")
+        each.add_argument("--output", type=Path, help="write figures and settings to this JSON file")
+        each.add_argument("--without-triton", action="store_true", help="measure our server alone")
+    commands.add_parser("start", help="time and memory of a start")
+    commands.add_parser("micro", help="the parts of a request, one by one")
+    arguments = parser.parse_args()
+    if arguments.command == "start":
+        start.run()
+    elif arguments.command == "micro":
+        micro.run()
+    else:
+        return compare.run(
+            arguments.only, arguments.rounds, arguments.seconds, arguments.output,
+            with_triton=not arguments.without_triton,
+        )  # fmt: skip
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""`python -m bench rows`: our server and, where it can be had, a real Triton under the same loads, in turn.
+
+Every row is measured in rounds, ours and Triton's in turn, so that a drift of the machine hits both;
+figures are medians of the rounds. Beside rate and latency stands what a thousand requests cost in CPU
+seconds, server and workers together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.progress import Progress
+
+from bench.models import write_onnx_model, write_python_models
+from bench.rows import Analyzer, Figures, Row, all_rows
+from bench.server import ServerProcess, free_ports
+from bench.triton import NotAvailable, perf_analyzer, triton
+
+
+class Measured(msgspec.Struct):
+    """The rounds of one row on one server."""
+
+    figures: list[Figures] = []
+    cpu_s: list[float] = []
+    failure: str = ""
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(f.rate for f in self.figures)
+
+    @property
+    def p99_us(self) -> float:
+        return statistics.median(f.p99_us for f in self.figures)
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        return statistics.median(self.cpu_s)
+
+
+class Server(msgspec.Struct):
+    """A server under load: its ports by protocol, and its process."""
+
+    name: str
+    ports: dict[str, int]
+    pid: int
+
+
+def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_triton: bool) -> int:
+    """Measure, print a table, write JSON; returns the number of rows that failed on our server."""
+    binary, environment = perf_analyzer()
+    analyzer = Analyzer(binary, environment, window_s)
+    rows = [row for row in all_rows() if only in row.name]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="naiad-bench-")))
+        write_python_models(folder / "python")
+        write_python_models(folder / "ours")
+        write_onnx_model(folder / "ours")
+        ours = stack.enter_context(ServerProcess(folder / "ours"))
+        servers = [Server("ours", {"http": ours.http_port, "grpc": ours.grpc_port}, ours.pid)]
+        if with_triton:
+            try:
+                http_port, grpc_port, metrics_port = free_ports(3)
+                pid = stack.enter_context(triton(folder / "python", http_port, grpc_port, metrics_port))
+                servers.append(Server("triton", {"http": http_port, "grpc": grpc_port}, pid))
+            except NotAvailable as error:
+                print(f"no Triton to compare with: {error}", file=sys.stderr)
+        found = _measure_all(analyzer, rows, servers, rounds)
+    report = [_reported(row, found[row.name]) for row in rows]
+    _print_table(report)
+    if output is not None:
+        output.write_text(json.dumps({"settings": settings(rounds, window_s), "rows": report}, indent=1) + "\n")
+    return sum("failed" in line["ours"] for line in report)
+
+
+def _measure_all(
+    analyzer: Analyzer, rows: list[Row], servers: list[Server], rounds: int
+) -> dict[str, dict[str, Measured]]:
+    found: dict[str, dict[str, Measured]] = {}
+    with Progress() as progress:
+        bar = progress.add_task("measuring", total=len(rows) * rounds * len(servers))
+        for row in rows:
+            measured = found[row.name] = {server.name: Measured() for server in servers}
+            for _ in range(rounds):
+                for server in servers:
+                    progress.update(bar, description=f"{row.name}, {server.name}")
+                    _measure(analyzer, row, server, measured[server.name])
+                    progress.advance(bar)
+    return found
+
+
+def _measure(analyzer: Analyzer, row: Row, server: Server, measured: Measured) -> None:
+    model = row.triton_model if server.name == "triton" and row.triton_model else row.model
+    before = cpu_seconds(server.pid)
+    figures = analyzer.measure(row, model, server.ports[row.protocol])
+    if isinstance(figures, str):
+        measured.failure = figures
+        return
+    measured.figures.append(figures)
+    # perf_analyzer measures three windows after a warm-up of its own, all under the same load.
+    requests = figures.rate * analyzer.window_s * 3
+    measured.cpu_s.append((cpu_seconds(server.pid) - before) / requests * 1000)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds that a process and its descendants have used so far."""
+    total = 0.0
+    pending = [pid]
+    while pending:
+        each = pending.pop()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            for task in Path(f"/proc/{each}/task").iterdir():
+                pending += map(int, (task / "children").read_text().split())
+    return total
+
+
+def _reported(row: Row, measured: dict[str, Measured]) -> dict[str, Any]:
+    line: dict[str, Any] = {"row": row.name}
+    for name, each in measured.items():
+        if each.failure or not each.figures:
+            line[name] = {"failed": each.failure or "no figures"}
+            continue
+        line[name] = {
+            "rate": each.rate, "p99_us": each.p99_us, "cpu_s_per_1000": each.cpu_s_per_1000,
+            "rates": [f.rate for f in each.figures],
+        }  # fmt: skip
+    ours, theirs = line["ours"], line.get("triton", {"failed": ""})
+    if "failed" not in ours and "failed" not in theirs:
+        line["rate_ratio"] = ours["rate"] / theirs["rate"]
+        line["p99_ratio"] = ours["p99_us"] / theirs["p99_us"]
+    return line
+
+
+def _print_table(report: list[dict[str, Any]]) -> None:
+    print(
+        f"{'row':26} {'ours/s':>8} {'triton/s':>8} {'ratio':>6}  {'p99 us':>8} {'triton':>8} {'ratio':>6}  "
+        f"{'cpu s/1000':>10} {'triton':>7}"
+    )
+    none = {"rate": float("nan"), "p99_us": float("nan"), "cpu_s_per_1000": float("nan")}
+    for line in report:
+        ours, theirs = line["ours"], line.get("triton", none)
+        if "failed" in ours:
+            print(f"{line['row']:26} failed: {ours['failed']}")
+            continue
+        theirs = none if "failed" in theirs else theirs
+        print(
+            f"{line['row']:26} {ours['rate']:8.0f} {theirs['rate']:8.0f} {line.get('rate_ratio', float('nan')):6.2f}  "
+            f"{ours['p99_us']:8.0f} {theirs['p99_us']:8.0f} {line.get('p99_ratio', float('nan')):6.2f}  "
+            f"{ours['cpu_s_per_1000']:10.3f} {theirs['cpu_s_per_1000']:7.3f}"
+        )
+    ratios = [line["rate_ratio"] for line in report if "rate_ratio" in line]
+    if ratios:
+        print(f"{len(ratios)} rows compared, geometric mean of the ratios {statistics.geometric_mean(ratios):.2f}")
+
+
+def settings(rounds: int, window_s: float) -> dict[str, Any]:
+    """Return what somebody needs to repeat the measurement."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    packages = ("aiohttp", "grpclib", "msgspec", "numpy", "onnxruntime", "protobuf", "uvloop")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "triton": "2.51.0, Python backend",
+        "load": f"perf_analyzer 2.41, {rounds} rounds of three windows of {window_s} s, medians",
+    }

@@ -1,0 +1,67 @@
+"""`python -m bench micro`: what the parts of a request cost, one by one, in one process."""
+
+from __future__ import annotations
+
+import timeit
+from typing import TYPE_CHECKING
+
+from backends import wire
+from backends.framing import FrameReader, frame
+from kernel.config.spec import DynamicBatching
+from kernel.events import Submitted
+from kernel.request import InputTensor, Request
+from kernel.testing import Lab, RecordingSink, model_spec
+from kernel.validate import validate
+from schedulers.direct import direct
+from schedulers.dynamic.scheduler import dynamic
+from shm.blocks import BlockAllocator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPEATS = 5
+
+
+def run() -> None:
+    """Print microseconds per operation: the best of several repeats, as `timeit` advises."""
+    for name, operation in operations().items():
+        timer = timeit.Timer(operation)
+        count, _ = timer.autorange()
+        best = min(timer.repeat(REPEATS, count)) / count
+        print(f"{name:44} {best * 1e6:8.2f} us")
+
+
+def operations() -> dict[str, Callable[[], object]]:
+    """Return what is measured, by name."""
+    execute = wire.Execute(2, [wire.RequestRef(1, [wire.TensorRef("IN", "FP32", [16], bytes(64))] * 2)])
+    executed = wire.Executed(2, [wire.ResponseRef([wire.TensorRef("OUT", "FP32", [16], bytes(64))] * 2)])
+    encoded, answered = wire.encoder.encode(execute), wire.encoder.encode(executed)
+    reader, framed = FrameReader(), frame(encoded)
+    allocator = BlockAllocator(1 << 34)
+    return {
+        "worker message: encode Execute": lambda: wire.encoder.encode(execute),
+        "worker message: decode Execute": lambda: wire.to_worker_decoder.decode(encoded),
+        "worker message: decode Executed": lambda: wire.to_kernel_decoder.decode(answered),
+        "framing: one frame": lambda: reader.feed(framed),
+        "arena: take and give 1 MiB": lambda: allocator.give(allocator.take(1 << 20) or 0),
+        "request: check against the configuration": _validation(),
+        "scheduler: direct, submit to answer": _scheduling(direct, 0),
+        "scheduler: dynamic, submit to answer": _scheduling(dynamic, 8),
+    }
+
+
+def _validation() -> Callable[[], object]:
+    spec = model_spec(dims=(16,))
+    request = Request("model", [InputTensor("IN", "FP32", [16], bytes(64))], RecordingSink())
+    return lambda: validate(request, spec)
+
+
+def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:
+    batching = DynamicBatching() if max_batch_size else None
+    lab = Lab(model_spec(max_batch_size=max_batch_size, dynamic_batching=batching), schedule)  # type: ignore[arg-type]
+
+    def once() -> None:
+        lab.inbox.post(Submitted(lab.request("")))
+        lab.finish()
+
+    return once

@@ -1,0 +1,100 @@
+"""The models that are measured: Python models that a real Triton runs as well, and an ONNX one of ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
+
+ADD_SUB = """class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            a = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            b = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            responses.append(pb_utils.InferenceResponse([
+                pb_utils.Tensor("OUTPUT0", a + b), pb_utils.Tensor("OUTPUT1", a - b)]))
+        return responses
+"""
+
+IDENTITY = """class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([
+            pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(r, "INPUT0").as_numpy())]) for r in requests]
+"""
+
+# perf_analyzer sends what it likes: the number of responses cannot come from the input.
+REPEAT = """ROWS = [np.array([i], np.int32) for i in range(16)]
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for row in ROWS:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", row)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+ONE_CPU = "instance_group [{ kind: KIND_CPU count: 1 }]\n"
+FOUR_TENSORS = "".join(
+    f'{kind} [{{ name: "{name}{number}" data_type: TYPE_FP32 dims: [16] }}]\n'
+    for kind, name in (("input", "INPUT"), ("output", "OUTPUT"))
+    for number in (0, 1)
+)
+
+
+def one_tensor(kind: str, name: str, data_type: str, dims: str) -> str:
+    return f'{kind} [{{ name: "{name}" data_type: {data_type} dims: {dims} }}]\n'
+
+
+PYTHON_MODELS = {
+    "add_sub": ("max_batch_size: 0\n" + FOUR_TENSORS, ADD_SUB),
+    "identity": (
+        "max_batch_size: 64\ndynamic_batching { }\n"
+        + one_tensor("input", "INPUT0", "TYPE_FP32", "[-1]")
+        + one_tensor("output", "OUTPUT0", "TYPE_FP32", "[-1]"),
+        IDENTITY,
+    ),
+    "repeat": (
+        "max_batch_size: 0\nmodel_transaction_policy { decoupled: true }\n"
+        + one_tensor("input", "IN", "TYPE_INT32", "[1]")
+        + one_tensor("output", "OUT", "TYPE_INT32", "[1]"),
+        REPEAT,
+    ),
+}
+
+
+def write_python_models(root: Path) -> None:
+    """Write the models that both servers run into the repository `root`."""
+    for name, (config, source) in PYTHON_MODELS.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(f'backend: "python"\n{ONE_CPU}{config}')
+        (root / name / "1" / "model.py").write_text(HEAD + source)
+
+
+def write_onnx_model(root: Path) -> None:
+    """Write `add_sub_onnx`, the same sums in ONNX Runtime on one thread, into `root`. Needs `onnx`."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    def value(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [16])
+
+    nodes = [
+        helper.make_node(kind, ["INPUT0", "INPUT1"], [output])
+        for kind, output in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))
+    ]
+    graph = helper.make_graph(
+        nodes, "add_sub", [value("INPUT0"), value("INPUT1")], [value("OUTPUT0"), value("OUTPUT1")]
+    )
+    folder = root / "add_sub_onnx"
+    (folder / "1").mkdir(parents=True)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "1" / "model.onnx"
+    )
+    threads = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{ONE_CPU}{threads}max_batch_size: 0\n{FOUR_TENSORS}')

@@ -1,0 +1,83 @@
+"""What is measured: rows of load, and the run of one row with perf_analyzer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A load of `concurrency` requests that are always under way. The models may differ by server."""
+
+    name: str
+    model: str
+    protocol: str
+    concurrency: int
+    extra: tuple[str, ...] = ()
+    #: What Triton runs in this row, where it is not the same model.
+    triton_model: str = ""
+
+
+def all_rows() -> list[Row]:
+    """Return every row in the order of the report."""
+    table: list[Row] = []
+    for protocol in ("http", "grpc"):
+        table += [Row(f"small {protocol} c={c}", "add_sub", protocol, c) for c in (1, 8, 32)]
+        table += [Row(f"batched {protocol} c={c}", "identity", protocol, c, ("--shape", "INPUT0:16")) for c in (8, 32)]
+        for size, label in ((MIB, "1M"), (16 * MIB, "16M")):
+            shape = ("--shape", f"INPUT0:{size // 4}")
+            shm = ("--shared-memory", "system", "--output-shared-memory-size", str(size))
+            table += [Row(f"{label} body {protocol} c={c}", "identity", protocol, c, shape) for c in (1, 4)]
+            table += [Row(f"{label} shm {protocol} c={c}", "identity", protocol, c, shape + shm) for c in (1, 4)]
+        table += [Row(f"onnx {protocol} c={c}", "add_sub_onnx", protocol, c, triton_model="add_sub") for c in (1, 8)]
+    table.append(Row("small grpc stream c=8", "add_sub", "grpc", 8, ("--streaming",)))
+    table.append(Row("decoupled grpc stream c=4", "repeat", "grpc", 4, ("--streaming",)))
+    return table
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One measurement."""
+
+    rate: float
+    p99_us: float
+
+
+class Analyzer(msgspec.Struct, frozen=True):
+    """perf_analyzer and how long it measures: three windows of `window_s` seconds."""
+
+    binary: Path
+    environment: dict[str, str]
+    window_s: float = 1.0
+
+    def measure(self, row: Row, model: str, port: int) -> Figures | str:
+        """Return the figures of a row against the server at `port`, or why there are none."""
+        command = [
+            str(self.binary), "-m", model, "-i", row.protocol, "-u", f"127.0.0.1:{port}",
+            "--concurrency-range", str(row.concurrency), "-p", str(int(self.window_s * 1000)), "-s", "999", "-r", "3",
+            *row.extra,
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                command,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=self.window_s * 20 + 60,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "perf_analyzer did not end"
+        rate = re.search(r"Throughput: ([\d.]+) infer/sec", done.stdout)
+        p99 = re.search(r"p99 latency: (\d+) usec", done.stdout)
+        if not rate or not p99:
+            said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            return said[-1] if said else f"perf_analyzer ended with {done.returncode}"
+        return Figures(float(rate[1]), float(p99[1]))
