@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from backends.wire import Message
 
-_READ_SIZE = 1 << 18
+_READ_SIZE = 1 << 16
 _MAX_FDS = 4
 
 #: How long a worker waits awake for its next message while they come in quick succession. To fall
