@@ -159,7 +159,6 @@ class Kernel:
         self.stopping = True
         await asyncio.gather(*(model.drain() for model in self.catalog.ready_models()))
 
-
     def abandon(self) -> None:
         """Answer what is still unanswered with an error: the exit time-out has expired."""
         for model in self.catalog.ready_models():

@@ -11,23 +11,18 @@ from typing import TYPE_CHECKING
 from kernel.errors import InternalError, InvalidArgument
 from kernel.request import InputTensor, Request, RequestedOutput, SharedMemoryRef
 from protocols.grpc.contents import pack_contents
+from protocols.grpc.framing import MAX_MESSAGE_BYTE_SIZE
+from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+from protocols.grpc.raw import split_raw_contents, varint
 from protocols.grpc.text import clean
 from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from kernel.request import ParameterValue
+    from kernel.request import Buffer, ParameterValue
     from kernel.response import OutputTensor, Response, Sink
-    from protocols.grpc.generated.grpc_service_pb2 import (
-        InferParameter,
-        ModelInferRequest,
-        ModelInferResponse,
-        ModelStreamInferResponse,
-    )
-
-#: The largest message of gRPC's own limit (INT32_MAX).
-MAX_MESSAGE_BYTE_SIZE = 2**31 - 1
+    from protocols.grpc.generated.grpc_service_pb2 import InferParameter, ModelStreamInferResponse
 
 FINAL_RESPONSE = "triton_final_response"
 _EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -44,7 +39,26 @@ _FIELD_TYPES = {
 }
 
 
+#: From here on the tensors of a message stay where they were received; below, taking them out costs more.
+_LARGE_BYTE_SIZE = 16 * 2**10
+
+#: The tag of `ModelInferResponse.raw_output_contents`: field 6, with a length.
+_RAW_OUTPUT_TAG = b"\x32"
+
+
 # ---- requests -------------------------------------------------------------------------------
+
+
+def parse_request(message: Buffer) -> tuple[ModelInferRequest, Sequence[Buffer]]:
+    """Return a request message and its raw contents, which for large messages are views of `message`.
+
+    Raises protobuf's `DecodeError`.
+    """
+    if len(message) >= _LARGE_BYTE_SIZE and (split := split_raw_contents(message)) is not None:
+        rest, raw_contents = split
+        return ModelInferRequest.FromString(rest), raw_contents
+    parsed = ModelInferRequest.FromString(bytes(message))
+    return parsed, parsed.raw_input_contents
 
 
 def start_request(message: ModelInferRequest, sink: Sink, *, streaming: bool) -> Request:
@@ -59,9 +73,10 @@ def start_request(message: ModelInferRequest, sink: Sink, *, streaming: bool) ->
     )
 
 
-def decode_request(message: ModelInferRequest, request: Request) -> bool:
+def decode_request(message: ModelInferRequest, request: Request, raw_contents: Sequence[Buffer] | None = None) -> bool:
     """Fill `request` from `message`. Raises `InvalidArgument`.
 
+    `raw_contents` are those that `parse_request` took out of the message.
     Returns whether the client asked for an empty final response of a decoupled model.
     """
     wants_empty_final = False
@@ -79,7 +94,7 @@ def decode_request(message: ModelInferRequest, request: Request) -> bool:
             )
         else:
             request.parameters[key] = _custom_value(key, parameter)
-    request.inputs = _decode_inputs(message)
+    request.inputs = _decode_inputs(message, message.raw_input_contents if raw_contents is None else raw_contents)
     request.outputs = [_decode_output(output) for output in message.outputs]
     return wants_empty_final
 
@@ -124,11 +139,11 @@ def _custom_value(key: str, parameter: InferParameter) -> ParameterValue:
     )
 
 
-def _decode_inputs(message: ModelInferRequest) -> list[InputTensor]:
+def _decode_inputs(message: ModelInferRequest, raw: Sequence[Buffer]) -> list[InputTensor]:
     """Return the inputs; raw contents belong to those with neither shared memory nor typed contents."""
     model = message.model_name
-    raw_contents = iter(message.raw_input_contents)
-    has_raw = len(message.raw_input_contents) > 0
+    raw_contents = iter(raw)
+    has_raw = len(raw) > 0
     inputs: list[InputTensor] = []
     for tensor in message.inputs:
         name = tensor.name
@@ -175,6 +190,8 @@ def _decode_output(output: ModelInferRequest.InferRequestedOutputTensor) -> Requ
 
 def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> SharedMemoryRef | None:
     """Return the byte range that a tensor's parameters name, None where they name none."""
+    if not parameters:  # usual
+        return None
     has_region = "shared_memory_region" in parameters
     if has_region and not parameters["shared_memory_region"].HasField("string_param"):
         raise InvalidArgument(
@@ -213,6 +230,27 @@ def encode_response(response: Response, message: ModelInferResponse) -> None:
     Outputs always travel as raw contents, one entry each, an empty one where the tensor is in the
     client's region. Raises `ServingError` for what gRPC cannot carry; `message` is of no use then.
     """
+    _encode_head(response, message)
+    for output in response.outputs or ():
+        message.raw_output_contents.append(b"" if output.data is None else bytes(output.data))
+
+
+def response_parts(response: Response) -> list[Buffer]:
+    """Return the encoded `ModelInferResponse` in parts, the outputs as they are, not copied.
+
+    The caller releases the response when it is done with the parts. Raises as `encode_response`.
+    """
+    message = ModelInferResponse()
+    _encode_head(response, message)
+    parts: list[Buffer] = [message.SerializeToString()]
+    for output in response.outputs or ():
+        data = b"" if output.data is None else output.data
+        parts += (_RAW_OUTPUT_TAG + varint(len(data)), data)
+    return parts
+
+
+def _encode_head(response: Response, message: ModelInferResponse) -> None:
+    """Write everything but the raw contents into `message`."""
     outputs = response.outputs or ()
     byte_size = sum(_data_byte_size(output) for output in outputs)
     if byte_size > MAX_MESSAGE_BYTE_SIZE:
@@ -226,7 +264,6 @@ def encode_response(response: Response, message: ModelInferResponse) -> None:
         _encode_parameter(key, value, message.parameters[key])
     for output in outputs:
         message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        message.raw_output_contents.append(b"" if output.data is None else bytes(output.data))
 
 
 def encode_stream_response(response: Response, message: ModelStreamInferResponse) -> None:

@@ -63,10 +63,16 @@ class MessageReader:
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the call."""
         size = len(data)
-        if self._length < 0 and not self._gathered and size >= _PREFIX_BYTE_SIZE and not data[0]:
-            if PREFIX.unpack_from(data)[1] == size - _PREFIX_BYTE_SIZE < LARGE_BYTE_SIZE:
-                self.messages.append(bytes(data[_PREFIX_BYTE_SIZE:]))  # usual: a whole message
-                return
+        if (
+            self._length < 0
+            and not self._gathered
+            and size >= _PREFIX_BYTE_SIZE
+            and PREFIX.unpack_from(data) == (0, size - _PREFIX_BYTE_SIZE)
+            and size < LARGE_BYTE_SIZE
+            and self.fault is None
+        ):
+            self.messages.append(bytes(data[_PREFIX_BYTE_SIZE:]))  # usual: a whole message
+            return
         position = 0
         while self.fault is None and position < size:
             if self._length < 0:
@@ -160,6 +166,4 @@ class MessageReader:
         return inflated
 
     def _refuse_size(self, length: int, limit: int) -> None:
-        self.fault = MessageFault(
-            Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {limit})"
-        )
+        self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {limit})")

@@ -1,105 +1,90 @@
-"""grpclib's server with what it lacks: it stops in steps, and its HTTP/2 settings fit large tensors.
-
-The only module that goes below grpclib's public interface, by subclassing.
-"""
+"""The gRPC listener: accepts connections, gives their calls to who answers them, and stops in steps."""
 
 from __future__ import annotations
 
 import asyncio
-import struct
-from typing import TYPE_CHECKING, cast
+import time
+from typing import TYPE_CHECKING
 
-from grpclib.config import Configuration
 from grpclib.const import Status
-from grpclib.exceptions import GRPCError
-from grpclib.protocol import H2Protocol
-from grpclib.server import Server
-from h2.settings import SettingCodes
+
+from protocols.grpc.framing import ACCEPTED_ENCODINGS
+from protocols.grpc.h2.headers import status_block
+from protocols.grpc.h2.transport import ServerConnection
+from protocols.grpc.service import MODEL_INFER
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    import socket
 
-    from grpclib._typing import IServable
-    from grpclib.protocol import AbstractHandler
-    from h2.config import H2Configuration
+    from protocols.grpc.h2.streams import Call, Stream
+    from protocols.grpc.handlers import Handlers
+    from protocols.grpc.infer import Inference
 
-#: Flow-control windows: a tensor of 16 MiB comes without a pause, and several of them on one connection.
-CONNECTION_WINDOW_BYTE_SIZE = 64 * 2**20
-STREAM_WINDOW_BYTE_SIZE = 32 * 2**20
+#: Connections that the system keeps for us until we accept them.
+BACKLOG = 1024
 
-#: h2 works on every frame: with 16 KiB ones a request of 16 MiB takes a fifth longer.
-MAX_FRAME_BYTE_SIZE = 2**20
-
-#: Calls at once on one connection; h2 alone allows 100, and a client with more streams would hang.
-MAX_CONCURRENT_STREAMS = 1000
+#: How often connections are looked at for what waits too long.
+CHECK_INTERVAL_S = 5.0
 
 #: How long the status of a call that is cut off may take to be written.
 LAST_WORD_TIMEOUT_S = 1.0
 
-#: GOAWAY without an error that refuses no stream (RFC 9113, 6.8: graceful shutdown): length, type, flags,
-#: stream 0, the highest stream number there is, no error.
-_GRACEFUL_GOAWAY = struct.pack(">BHBBIII", 0, 8, 0x07, 0, 0, 2**31 - 1, 0)
 
+class Listener:
+    """Ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
 
-class Connection(H2Protocol):
-    """A connection that its listener knows while it is open."""
+    def __init__(self, sock: socket.socket, inference: Inference, handlers: Handlers) -> None:
+        """The listener owns `sock` from `start` on."""
+        self._sock = sock
+        self._inference = inference
+        self._handlers = handlers
+        self._connections: set[ServerConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._check: asyncio.TimerHandle | None = None
+        #: Set whenever a connection may have become idle while the listener waits for that.
+        self._quiet: asyncio.Event | None = None
 
-    def __init__(
-        self,
-        handler: AbstractHandler,
-        config: Configuration,
-        h2_config: H2Configuration,
-        open_connections: set[Connection],
-    ) -> None:
-        super().__init__(handler, config, h2_config)
-        self._open_connections = open_connections
-        self._transport: asyncio.Transport
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerConnection(self), sock=self._sock, backlog=BACKLOG)
+        self._check = loop.call_later(CHECK_INTERVAL_S, self._check_progress)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._transport = cast("asyncio.Transport", transport)
-        self.connection._connection.update_settings(
-            {
-                SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_BYTE_SIZE,
-                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_CONCURRENT_STREAMS,
-            }
-        )
-        self.connection.flush()
-        self._open_connections.add(self)
+    # ---- protocols.grpc.h2.transport.Owner ----------------------------------------------------
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._open_connections.discard(self)
-        super().connection_lost(exc)
+    def opened(self, connection: ServerConnection) -> None:
+        self._connections.add(connection)
 
-    def go_away(self) -> None:
-        """Tell the client to start no more calls here; those that run go on."""
-        # h2's own GOAWAY would end the connection for us as well.
-        self._transport.write(_GRACEFUL_GOAWAY)
+    def closed(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        self.quiet()
 
-    def cancel_calls(self) -> None:
-        """End the calls that run; their clients are told so."""
-        for stream in tuple(self.processor.streams.values()):
-            if stream.wrapper is not None:
-                stream.wrapper.cancel(GRPCError(Status.UNAVAILABLE, "Server exiting: the call took too long"))
+    def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+        head = stream.head
+        if head.is_grpc:
+            if head.encoding not in ACCEPTED_ENCODINGS:
+                more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
+                text = f"unknown grpc-encoding {head.encoding!r}"
+                connection.machine.send_trailers(stream, status_block(Status.UNIMPLEMENTED.value, text, more))
+                return None
+            if not head.timeout_valid:
+                block = status_block(Status.UNKNOWN.value, "Invalid grpc-timeout header")
+                connection.machine.send_trailers(stream, block)
+                return None
+            if head.path == MODEL_INFER:
+                return self._inference.begin(connection, stream)
+        return self._handlers.begin(connection, stream)
 
-    def close(self) -> None:
-        """Close the connection when what was written has been sent. Calls end without a word."""
-        self.processor.close("Server stopped")
+    def quiet(self) -> None:
+        if self._quiet is not None:
+            self._quiet.set()
 
+    def _check_progress(self) -> None:
+        now_ns = time.monotonic_ns()
+        for connection in tuple(self._connections):
+            connection.check_progress(now_ns)
+        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
 
-class Listener(Server):
-    """A grpclib server that ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
-
-    def __init__(self, services: Collection[IServable]) -> None:
-        """Must be called in the running loop."""
-        super().__init__(
-            services,
-            config=Configuration(
-                http2_connection_window_size=CONNECTION_WINDOW_BYTE_SIZE,
-                http2_stream_window_size=STREAM_WINDOW_BYTE_SIZE,
-            ),
-        )
-        self._connections: set[Connection] = set()
+    # ---- the end -----------------------------------------------------------------------------
 
     def refuse_connections(self) -> None:
         """Accept no connection any more, and have the clients of those that exist start no call."""
@@ -110,23 +95,24 @@ class Listener(Server):
 
     async def wait_idle(self) -> None:
         """Wait until no call runs; the status of the last one has been written then."""
-        while tasks := self._tasks():
-            await asyncio.wait(tasks)
+        self._quiet = asyncio.Event()
+        while not all(connection.idle for connection in self._connections):
+            self._quiet.clear()
+            await self._quiet.wait()
+        await self._wait_for_handlers()
 
     async def close_connections(self) -> None:
-        """Cancel the calls that still run and close all connections."""
+        """End the calls that still run and close all connections."""
         for connection in tuple(self._connections):
-            connection.cancel_calls()
-        if tasks := self._tasks():
-            # Only a client that reads nothing keeps its call from ending.
-            await asyncio.wait(tasks, timeout=LAST_WORD_TIMEOUT_S)
+            connection.cut_off_calls()
+        # Only a client that reads nothing keeps a handler from ending.
+        await self._wait_for_handlers(LAST_WORD_TIMEOUT_S)
         for connection in tuple(self._connections):
             connection.close()
-        self.close()
+        if self._check is not None:
+            self._check.cancel()
+        await self._wait_for_handlers(LAST_WORD_TIMEOUT_S)
 
-    def _protocol_factory(self) -> Connection:
-        plain = super()._protocol_factory()
-        return Connection(plain.handler, plain.config, plain.h2_config, self._connections)
-
-    def _tasks(self) -> list[asyncio.Task[None]]:
-        return [task for handler in self._handlers for task in handler._tasks.values() if not task.done()]
+    async def _wait_for_handlers(self, timeout_s: float | None = None) -> None:
+        if self._handlers.running:
+            await asyncio.wait(tuple(self._handlers.running), timeout=timeout_s)

@@ -67,12 +67,21 @@ async def receive(stream: Stream[RequestT, ReplyT]) -> RequestT | None:
     """Return the next message of the client, None where it has sent its last. Raises `GRPCError`."""
     try:
         return await stream.recv_message()
-    except DecodeError:
-        raise GRPCError(Status.INTERNAL, "Unable to parse request") from None
-    except NotImplementedError:  # the message has its compressed flag set, which grpclib does not handle
-        raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not supported") from None
-    except AssertionError:  # grpclib: the client ended the call in the middle of a message
-        raise GRPCError(Status.INTERNAL, "Unable to parse request: the message is incomplete") from None
+    except DecodeError as error:
+        raise grpc_error(error, "") from None
+
+
+def grpc_error(error: Exception, title: str) -> GRPCError:
+    """Return how a client is told of `error`; `title` says in the log what was asked for."""
+    if isinstance(error, GRPCError):
+        return error
+    if isinstance(error, ServingError):
+        return GRPCError(GRPC_STATUS[error.code], status_text(error.message))
+    if isinstance(error, DecodeError):
+        return GRPCError(Status.INTERNAL, "Unable to parse request")
+    number = secrets.token_hex(4)
+    logger.error("%s failed, error number %s", title, number, exc_info=error)
+    return GRPCError(Status.INTERNAL, f"internal error {number}: the server's log says more under this number")
 
 
 @contextlib.contextmanager
@@ -82,15 +91,9 @@ def translated_errors(title: str) -> Iterator[None]:
         yield
     except GRPCError:
         raise
-    except ServingError as error:
-        raise GRPCError(GRPC_STATUS[error.code], status_text(error.message)) from None
     except StreamClosedError:
         # The client reset the call while the answer was on its way: grpclib has cancelled, or is about
         # to, and takes anything but a cancellation for a failure to obey.
         raise asyncio.CancelledError from None
-    except Exception:
-        number = secrets.token_hex(4)
-        logger.exception("%s failed, error number %s", title, number)
-        raise GRPCError(
-            Status.INTERNAL, f"internal error {number}: the server's log says more under this number"
-        ) from None
+    except Exception as error:
+        raise grpc_error(error, title) from None

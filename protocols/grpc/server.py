@@ -7,6 +7,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from protocols.grpc.calls import OpenCalls
+from protocols.grpc.handlers import Handlers
+from protocols.grpc.infer import Inference
 from protocols.grpc.listener import Listener
 from protocols.grpc.service import HealthService, InferenceService
 
@@ -16,9 +18,6 @@ if TYPE_CHECKING:
     from kernel.router import Kernel
 
 logger = logging.getLogger(__name__)
-
-#: Connections that the system keeps for us until we accept them.
-BACKLOG = 1024
 
 
 class GrpcServer:
@@ -38,10 +37,10 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen."""
-        self._listener = Listener(
-            [InferenceService(self._kernel, self._calls), HealthService(self._kernel, self._calls)]
-        )
-        await self._listener.start(sock=self._sock, backlog=BACKLOG)
+        services = (InferenceService(self._kernel, self._calls), HealthService(self._kernel, self._calls))
+        mapping = {path: handler for service in services for path, handler in service.__mapping__().items()}
+        self._listener = Listener(self._sock, Inference(self._kernel, self._calls), Handlers(mapping))
+        await self._listener.start()
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections and no new inference, give calls that run `grace_s` seconds, and close.

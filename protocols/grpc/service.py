@@ -10,7 +10,6 @@ from protocols.grpc.admin import ModelRpcs, RepositoryRpcs, ServerRpcs
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.health import Health, WatchCall
-from protocols.grpc.infer import Inference
 from protocols.grpc.rpc import translated_errors, unary
 from protocols.grpc.settings import SettingsRpcs
 from protocols.grpc.shared_memory import SharedMemoryRpcs
@@ -23,11 +22,14 @@ if TYPE_CHECKING:
     from protocols.grpc.calls import OpenCalls
 
 SERVICE = "inference.GRPCInferenceService"
+#: The one RPC that is no handler of grpclib's, see `protocols.grpc.infer`.
+MODEL_INFER = f"/{SERVICE}/ModelInfer"
+
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
 class InferenceService:
-    """`inference.GRPCInferenceService`."""
+    """`inference.GRPCInferenceService`, but for ModelInfer."""
 
     def __init__(self, kernel: Kernel, calls: OpenCalls) -> None:
         self._kernel = kernel
@@ -44,9 +46,7 @@ class InferenceService:
         return {f"/{SERVICE}/{name}": handler for name, handler in handlers.items()}
 
     def _inference_handlers(self) -> dict[str, Handler]:
-        inference = Inference(self._kernel, self._calls)
         return {
-            "ModelInfer": unary(inference.model_infer, pb.ModelInferRequest, pb.ModelInferResponse),
             "ModelStreamInfer": Handler(
                 self._model_stream_infer,
                 Cardinality.STREAM_STREAM,

@@ -23,6 +23,19 @@ MINIMUM_BYTES_PER_S = 1024
 MAX_BODY_BYTE_SIZE = 2**31 - 1
 
 
+#: Chunks that are not empty which a body may have: every one costs time, however small it is (Triton).
+MAX_CHUNKS = 65536
+
+
+class TooManyChunks(Exception):
+    """The body is cut into too many chunks; the message is what the client reads."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
+        )
+
+
 class BodyTooSlow(Exception):
     """The client stopped sending its body."""
 
@@ -31,15 +44,15 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
     """Return the body as it was sent, still compressed.
 
     A body of more than `limit` bytes raises `refuse(byte_size)`, without reading it where its size is
-    told beforehand. Raises also `InvalidArgument` for broken chunks, `BodyTooSlow`, and `ConnectionError`
-    where the client has gone.
+    told beforehand. Raises also `InvalidArgument` for broken chunks, `TooManyChunks`, `BodyTooSlow`, and
+    `ConnectionError` where the client has gone.
     """
     announced = http.content_length
     if announced is not None and announced > limit:
         raise refuse(announced)
     content = http.content
     try:
-        if content.is_eof():  # all of it came with the headers
+        if content.is_eof() and not _is_chunked(http):  # all of it came with the headers
             body = content.read_nowait(-1)
             if len(body) > limit:
                 raise refuse(len(body))
@@ -56,10 +69,16 @@ async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int],
     loop = asyncio.get_running_loop()
     start = loop.time()
     parts: list[bytes] = []
-    byte_size = 0
+    byte_size = chunks = 0
     try:
         async with asyncio.timeout(INACTIVITY_S) as timer:
-            while part := await http.content.readany():
+            while True:
+                part, ends_chunk = await _read_part(http)
+                if not part and not ends_chunk:
+                    break
+                chunks += ends_chunk
+                if chunks > MAX_CHUNKS:
+                    raise TooManyChunks
                 parts.append(part)
                 byte_size += len(part)
                 if byte_size > limit:
@@ -69,6 +88,17 @@ async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int],
     except TimeoutError:
         raise BodyTooSlow from None
     return b"".join(parts)
+
+
+async def _read_part(http: web.BaseRequest) -> tuple[bytes, bool]:
+    """Return the next bytes, and whether a chunk ends with them; nothing and False at the end of the body."""
+    if _is_chunked(http):
+        return await http.content.readchunk()
+    return await http.content.readany(), False
+
+
+def _is_chunked(http: web.BaseRequest) -> bool:
+    return "Transfer-Encoding" in http.headers
 
 
 async def read_json_text(call: Call) -> bytes:

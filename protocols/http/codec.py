@@ -213,9 +213,9 @@ def _decode_input(
 
 
 def _check_single_source(has_data: bool, parameters: dict[str, Any]) -> None:
-    in_parameters = [key for key in ("binary_data_size", "shared_memory_region") if key in parameters]
-    if has_data + len(in_parameters) == 1:
+    if has_data + ("binary_data_size" in parameters) + ("shared_memory_region" in parameters) == 1:
         return
+    in_parameters = [key for key in ("binary_data_size", "shared_memory_region") if key in parameters]
     found = ["data"] * has_data + in_parameters
     shown = "set " + " ".join(f"'{field}'" for field in found) if found else "no field is set"
     raise InvalidArgument(

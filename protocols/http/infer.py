@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 #: Bodies from this size on are inflated and deflated in a thread, so that others do not wait.
-_THREAD_BYTE_SIZE = 64 << 10
+THREAD_BYTE_SIZE = 64 << 10
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]+", re.ASCII)
@@ -51,7 +51,7 @@ async def infer(call: Call) -> web.Response:
     call.plain_errors = False
     sink = UnarySink()
     request = Request(call.names["model"], [], sink, model_version=call.names["version"])
-    form = _decode(body, header_length, request, model, call.max_input_size)
+    form = decode_body(body, header_length, request, model, call.max_input_size)
     # The kernel keeps what it needs: a large body is in its arena as soon as it has accepted the request.
     del body
     response = await _execute(call, request, sink)
@@ -61,9 +61,16 @@ async def infer(call: Call) -> web.Response:
         response.release()
 
 
-def _decode(body: bytes, header_length: int, request: Request, model: Model, max_input_size: int) -> OutputForm:
+def decode_body(
+    body: bytes | bytearray, header_length: int, request: Request, model: Model, max_input_size: int
+) -> OutputForm:
+    """Fill `request` from a body whose first `header_length` bytes are JSON; 0 stands for a raw request.
+
+    Inputs keep parts of `body`. Raises `ServingError`.
+    """
     if header_length:
-        return decode_infer(body[:header_length], memoryview(body)[header_length:], request, max_input_size)
+        view = memoryview(body)
+        return decode_infer(bytes(view[:header_length]), view[header_length:], request, max_input_size)
     request.inputs.append(decode_raw(body, model.spec))
     return OutputForm(binary=True)
 
@@ -138,7 +145,7 @@ async def _receive(call: Call, announced: int | None) -> bytes:
 
 
 async def _inflate(body: bytes, limit: int) -> bytes:
-    if len(body) < _THREAD_BYTE_SIZE:
+    if len(body) < THREAD_BYTE_SIZE:
         return decompress(body, limit)
     return await asyncio.to_thread(decompress, body, limit)
 
@@ -172,7 +179,7 @@ async def _reply(call: Call, response: Response, form: OutputForm) -> web.Respon
     encoding = choose_encoding(",".join(offers)) if offers else IDENTITY
     if encoding != IDENTITY:
         headers["Content-Encoding"] = encoding
-        if len(body) < _THREAD_BYTE_SIZE:
+        if len(body) < THREAD_BYTE_SIZE:
             body = compress(body, encoding)
         else:
             body = await asyncio.to_thread(compress, body, encoding)

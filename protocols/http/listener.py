@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
@@ -29,6 +29,9 @@ _DRAIN_INTERVAL_S = 0.02
 #: How long connections get to close that were not idle when their time was over.
 _CLOSE_S = 1.0
 
+#: Stands for no limit: a guest of the lane is closed by the lane.
+_NEVER_S = 365 * 24 * 3600.0
+
 #: Connections that the system keeps for us until we accept them.
 BACKLOG = 1024
 
@@ -36,7 +39,18 @@ BACKLOG = 1024
 class Connection(web.RequestHandler):
     """A connection that answers what is no HTTP with our errors, and logs it where nobody is alarmed."""
 
-    __slots__ = ()
+    __slots__ = ("answered",)
+
+    #: Called after each response, with whether the connection stays open. None where nobody wants to know.
+    answered: Callable[[bool], None] | None
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        sent, lost = await super().finish_response(request, resp, start_time)
+        if self.answered is not None and not lost:
+            self.answered(bool(sent.keep_alive))
+        return sent, lost
 
     @property
     def idle(self) -> bool:
@@ -61,39 +75,66 @@ class Connection(web.RequestHandler):
         return reply
 
 
-class _Server(web.Server):
+class AiohttpServer(web.Server):
+    """Makes the connections that aiohttp serves."""
+
     def __call__(self) -> Connection:
-        return Connection(
+        return self._connection(KEEPALIVE_S)
+
+    def guest(self, answered: Callable[[bool], None]) -> Connection:
+        """Return a connection for single requests on a transport that is the lane's. See `Connection.answered`."""
+        connection = self._connection(_NEVER_S)
+        connection.answered = answered
+        return connection
+
+    def _connection(self, keepalive_timeout: float) -> Connection:
+        connection = Connection(
             self,
             loop=self._loop,
-            keepalive_timeout=KEEPALIVE_S,
+            keepalive_timeout=keepalive_timeout,
             lingering_time=LINGERING_S,
             logger=logger,
             access_log=None,  # type: ignore[arg-type]  # turns it off, as web.run_app does
             auto_decompress=False,  # bodies are inflated under our own limit
         )
+        connection.answered = None
+        return connection
+
+
+class FirstServer(Protocol):
+    """Gets every connection before aiohttp does, and gives it what it does not want to answer itself."""
+
+    def open(self, aiohttp_server: AiohttpServer) -> Callable[[], asyncio.BaseProtocol]:
+        """Return the factory of its connections."""
+
+    async def close(self, grace_s: float) -> None:
+        """Finish what runs within `grace_s` seconds, and close its connections."""
 
 
 class Listener:
     """Serves one bound socket with one handler of all requests."""
 
     def __init__(
-        self, sock: socket.socket, service: str, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+        self,
+        sock: socket.socket,
+        service: str,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        first: FirstServer | None = None,
     ) -> None:
         """`service` is what the title calls it. The listener owns `sock` from `start` on."""
         self._sock = sock
         self._handler = handler
+        self._first = first
         self._draining = False
         self.title = f"{service} at {_address_text(sock)}"
-        self._connections: _Server | None = None
+        self._connections: AiohttpServer | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen."""
-        self._connections = _Server(self._handle, handler_cancellation=True)
-        self._server = await asyncio.get_running_loop().create_server(
-            self._connections, sock=self._sock, backlog=BACKLOG
-        )
+        self._connections = AiohttpServer(self._handle, handler_cancellation=True)
+        connect = self._connections if self._first is None else self._first.open(self._connections)
+        self._server = await asyncio.get_running_loop().create_server(connect, sock=self._sock, backlog=BACKLOG)
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, close idle ones, give requests that run `grace_s` seconds, and close.
@@ -106,11 +147,17 @@ class Listener:
         server, self._server = self._server, None
         server.close()
         self._draining = True
+        async with asyncio.TaskGroup() as tasks:
+            if self._first is not None:
+                tasks.create_task(self._first.close(grace_s))
+            tasks.create_task(self._drain(self._connections, grace_s))
+        await self._connections.shutdown(_CLOSE_S)
+
+    async def _drain(self, server: AiohttpServer, grace_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._close_idle(self._connections):
+                while self._close_idle(server):  # noqa: ASYNC110  # aiohttp has no event for it
                     await asyncio.sleep(_DRAIN_INTERVAL_S)
-        await self._connections.shutdown(_CLOSE_S)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         reply = await self._handler(http)
@@ -118,7 +165,7 @@ class Listener:
             reply.force_close()
         return reply
 
-    def _close_idle(self, server: _Server) -> bool:
+    def _close_idle(self, server: AiohttpServer) -> bool:
         """Close connections without a request; whether there are others."""
         connections = [each for each in server.connections if isinstance(each, Connection)]
         for connection in connections:

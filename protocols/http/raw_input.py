@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PREFIX = request_prefix("")
 
 
-def decode_raw(body: bytes, spec: ModelSpec) -> InputTensor:
+def decode_raw(body: bytes | bytearray, spec: ModelSpec) -> InputTensor:
     """Return `body` as the input of the model. A batch has one row. Raises `InvalidArgument`."""
     if len(spec.inputs) != 1:
         raise InvalidArgument(
@@ -36,7 +36,7 @@ def decode_raw(body: bytes, spec: ModelSpec) -> InputTensor:
             raise InvalidArgument(
                 f"{_PREFIX}For BYTE datatype raw input '{tensor.name}', the model must have input shape [1]"
             )
-        return InputTensor(tensor.name, tensor.datatype, shape, encode_strings([body]))
+        return InputTensor(tensor.name, tensor.datatype, shape, encode_strings([bytes(body)]))
     row_byte_size = DATATYPES[tensor.datatype].byte_size * element_count(d for d in shape if d != -1)
     for place in variable:
         shape[place] = len(body) // row_byte_size

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 from typing import TYPE_CHECKING
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from kernel.errors import ServingError
-from protocols.http.body import BodyTooSlow
+from protocols.http.body import BodyTooSlow, TooManyChunks
+from protocols.http.bugs import log_bug
 from protocols.http.call import Call
+from protocols.http.lane.lane import Lane
 from protocols.http.listener import Listener
 from protocols.http.replies import error_reply
 from protocols.http.routes import find_endpoint, request_path
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from kernel.router import Kernel
 
-logger = logging.getLogger(__name__)
-
 #: Triton's default of --http-max-input-size.
 DEFAULT_MAX_INPUT_SIZE = 64 << 20
 
@@ -30,11 +28,21 @@ DEFAULT_MAX_INPUT_SIZE = 64 << 20
 class HttpServer:
     """Serves Triton's HTTP API on a bound socket. A `protocols.frontend.FrontDoor`."""
 
-    def __init__(self, kernel: Kernel, sock: socket.socket, *, max_input_size: int = DEFAULT_MAX_INPUT_SIZE) -> None:
-        """The server owns `sock` from `start` on. `max_input_size` is in bytes, see `Call`."""
+    def __init__(
+        self,
+        kernel: Kernel,
+        sock: socket.socket,
+        *,
+        max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
+        lane: bool = True,
+    ) -> None:
+        """The server owns `sock` from `start` on. `max_input_size` is in bytes, see `Call`.
+
+        Without `lane` aiohttp answers inference requests, too, only slower.
+        """
         self._kernel = kernel
         self._max_input_size = max_input_size
-        self._listener = Listener(sock, "HTTPService", self._answer)
+        self._listener = Listener(sock, "HTTPService", self._answer, Lane(kernel, max_input_size) if lane else None)
 
     @property
     def title(self) -> str:
@@ -65,6 +73,8 @@ class HttpServer:
             )
         except BodyTooSlow:
             return _closing(error_reply(408, "Request Timeout", plain=True))
+        except TooManyChunks as error:
+            return _closing(error_reply(400, str(error), plain=call.plain_errors))
         except ConnectionError:
             raise  # the client has gone, aiohttp cleans up
         except Exception:
@@ -72,12 +82,11 @@ class HttpServer:
 
 
 def _bug(http: web.BaseRequest) -> web.StreamResponse:
-    """Log the exception that is being handled, and tell the client where to find it."""
-    number = secrets.token_hex(4)
-    logger.exception("internal error %s in %s %s", number, http.method, http.raw_path)
+    """Answer for the exception that is being handled."""
+    text = log_bug(f"{http.method} {http.raw_path}")
     if http.writer.output_size > 0:
         raise ConnectionError("the response has been begun, an error cannot be sent any more")
-    return error_reply(500, f"internal error (see {number} in the server's log)")
+    return error_reply(500, text)
 
 
 def _well_framed(http: web.BaseRequest) -> bool:

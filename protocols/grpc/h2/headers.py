@@ -206,5 +206,3 @@ def status_block(status: int, text: str | None, more: Sequence[tuple[str, str]] 
     if text is not None:
         fields.append(("grpc-message", encode_grpc_message(text)))
     return RESPONSE_BLOCK + encode_block([*fields, *more])
-
-

@@ -150,10 +150,10 @@ def bound_socket() -> socket.socket:
     return sock
 
 
-async def _exchange(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]) -> None:
+async def _exchange(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]], *, lane: bool) -> None:
     kernel = build_kernel()
     sock = bound_socket()
-    server = HttpServer(kernel, sock, max_input_size=MAX_INPUT_SIZE)
+    server = HttpServer(kernel, sock, max_input_size=MAX_INPUT_SIZE, lane=lane)
     await server.start()
     address = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
@@ -165,10 +165,15 @@ async def _exchange(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[No
         close_kernel(kernel)
 
 
-@pytest.fixture
-def exchange() -> Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
-    """Return a function that runs a coroutine function with a client and the kernel behind its server."""
-    return lambda test: asyncio.run(_exchange(test))
+@pytest.fixture(params=[True, False], ids=["lane", "aiohttp"])
+def exchange(
+    request: pytest.FixtureRequest,
+) -> Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
+    """Return a function that runs a coroutine function with a client and the kernel behind its server.
+
+    Each test runs with the lane and without it: what clients see is the same.
+    """
+    return lambda test: asyncio.run(_exchange(test, lane=request.param))
 
 
 @pytest.fixture

@@ -153,6 +153,27 @@ def test_a_body_that_does_not_go_on_is_given_up(exchange: Exchange, monkeypatch:
     exchange(test)
 
 
+@pytest.mark.parametrize("path", ["/v2/logging", "/v2/models/echo/infer"])
+def test_a_body_may_not_be_cut_into_too_many_chunks(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(body_module, "MAX_CHUNKS", 100)
+    monkeypatch.setattr(listener_module, "LINGERING_S", 0.01)
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        spaces = b"1\r\n \r\n" * 98
+        end = b"2\r\n{}\r\n0\r\n\r\nGET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        answer = await converse(session, head + spaces + b"1\r\n \r\n" + end)
+        assert answer.count(b"HTTP/1.1 ") == 2
+        answer = await converse(session, head + spaces + b"1\r\n \r\n" * 3)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"Chunked request body exceeds maximum of 100 non-empty chunks." in answer
+        assert b"\r\nConnection: close\r\n" in answer
+
+    exchange(test)
+
+
 def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[Call], Awaitable[web.StreamResponse]]) -> None:
     """Let `handler` answer /v2."""
     monkeypatch.setitem(routes._LITERAL, "/v2", Endpoint({"GET": handler, "POST": handler}))

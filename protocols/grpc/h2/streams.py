@@ -1,0 +1,88 @@
+"""One stream of a connection: a call with its headers, its messages and its answer so far."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Protocol
+
+from protocols.grpc.framing import MessageReader
+from protocols.grpc.h2.flow import Output, ReceiveWindow
+from protocols.grpc.h2.limits import STREAM_WINDOW_BYTE_SIZE
+
+if TYPE_CHECKING:
+    from protocols.grpc.h2.headers import RequestHead
+
+
+class Event(enum.Enum):
+    """What happened to a stream."""
+
+    #: Its headers have come.
+    OPENED = enum.auto()
+    #: Messages, a fault in them, or the client's end have come.
+    READABLE = enum.auto()
+    #: All that was to be sent so far was sent.
+    SENT = enum.auto()
+    #: It ended before its answer: nothing can be sent any more.
+    CLOSED = enum.auto()
+
+
+class Call(Protocol):
+    """What answers a stream. None of the methods may raise."""
+
+    def readable(self) -> None: ...
+
+    def sent(self) -> None: ...
+
+    def closed(self) -> None: ...
+
+    def cut_off(self) -> None:
+        """End the call now: the server stops and its patience is over. The client is told so."""
+
+
+class Stream:
+    """A stream that is open in at least one direction; all state of it that is not the connection's."""
+
+    __slots__ = (
+        "_window",
+        "call",
+        "head",
+        "headers_sent",
+        "held",
+        "number",
+        "open",
+        "output",
+        "reader",
+        "received",
+        "remote_closed",
+        "send_window",
+    )
+
+    def __init__(self, number: int, head: RequestHead, send_window: int) -> None:
+        self.number = number
+        self.head = head
+        self.reader = MessageReader(head.encoding)
+        self.send_window = send_window
+        #: Bytes of DATA, without padding.
+        self.received = 0
+        #: Bytes, with padding, that the client has not got back for its windows.
+        self.held = 0
+        #: Whether the client has sent its last frame.
+        self.remote_closed = False
+        #: Whether the connection still knows the stream.
+        self.open = True
+        self.headers_sent = False
+        self.call: Call | None = None
+        self.output: Output | None = None
+        self._window: ReceiveWindow | None = None
+
+    @property
+    def window(self) -> ReceiveWindow:
+        """What the client may send; made when it is first needed, which small calls spare."""
+        if self._window is None:
+            self._window = ReceiveWindow(STREAM_WINDOW_BYTE_SIZE)
+        return self._window
+
+    def ended_early(self) -> bool:
+        """Whether the client announced another length by content-length than it sent."""
+        announced = self.head.content_length
+        return announced is not None and announced != self.received

@@ -1,0 +1,136 @@
+"""One inference request of the lane: from its body to the bytes of its answer, without a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kernel.errors import InternalError, ServingError, request_prefix
+from kernel.request import Request
+from protocols.http.bugs import log_bug
+from protocols.http.codec import encode_infer
+from protocols.http.compression import IDENTITY, compress
+from protocols.http.infer import HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
+from protocols.http.lane.reply import error_bytes, join_reply, reply_head
+from protocols.http.replies import JSON
+from protocols.status import HTTP_STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.model import Model
+    from kernel.response import Response
+    from kernel.router import Kernel
+    from protocols.http.codec import OutputForm
+    from protocols.http.lane.head import InferHead
+
+_BINARY = "application/octet-stream"
+_HEADER_LENGTH = HEADER_LENGTH.encode() + b": %d\r\n"
+
+
+class LaneCall:
+    """The sink of its request. Tells its connection by `answered` when `reply` is there."""
+
+    __slots__ = ("_answered", "_count", "_form", "_head", "_request", "_response", "reply")
+
+    def __init__(self, head: InferHead, answered: Callable[[], None]) -> None:
+        #: The bytes of the answer, as soon as there is one.
+        self.reply: bytes | None = None
+        self._head = head
+        self._answered = answered
+        self._request: Request | None = None
+        self._form: OutputForm | None = None
+        self._response: Response | None = None
+        self._count = 0
+
+    def start(self, kernel: Kernel, model: Model, body: bytes | bytearray, max_input_size: int) -> None:
+        """Submit the request in `body`, or answer why not."""
+        head = self._head
+        request = Request(head.model, [], self, model_version=head.version)
+        try:
+            self._form = decode_body(body, head.header_length, request, model, max_input_size)
+            self._request = request
+            kernel.submit(request)
+        except ServingError as error:
+            self.finish(_told(error, plain=False))
+        except Exception:
+            self.finish(self._bug())
+
+    def cancel(self, kernel: Kernel) -> None:
+        """Nobody waits for the answer any more."""
+        self._answered = _nobody
+        if self._request is not None and self.reply is None:
+            kernel.cancel(self._request)
+
+    def finish(self, reply: bytes) -> None:
+        """Answer with `reply`, a whole HTTP response."""
+        self.reply = reply
+        self._answered()
+
+    def send(self, response: Response) -> None:
+        if not response.empty:
+            self._count += 1
+            if self._response is not None:
+                self._response.release()
+            self._response = response
+        if not response.final:
+            return
+        found, self._response = self._response, None
+        if self._answered is not _nobody:
+            reply = self._reply(found)
+            if reply is not None:
+                self.finish(reply)
+        if found is not None:
+            found.release()
+
+    def _reply(self, response: Response | None) -> bytes | None:
+        """Return the answer, None where it comes later. It does not refer to the outputs of `response`."""
+        if response is None or self._count != 1:
+            return _told(InternalError(f"expected a single response, got {self._count}"), plain=False)
+        if response.error is not None:
+            # Triton makes all checks that name the request before it queues it; here some come late.
+            late = response.error.message.startswith(request_prefix(response.id))
+            return _told(response.error, plain=not late)
+        try:
+            return self._encode(response)
+        except ServingError as error:
+            return _told(error, plain=True)
+        except Exception:
+            return self._bug()
+
+    def _encode(self, response: Response) -> bytes | None:
+        assert self._form is not None, "the request was never decoded"
+        encoded = encode_infer(response, self._form)
+        content_type, more = JSON, b""
+        if encoded.has_binary:
+            content_type, more = _BINARY, _HEADER_LENGTH % len(encoded.header)
+        if self._head.encoding != IDENTITY:
+            return self._compress(encoded.join(), content_type, more)
+        byte_size = len(encoded.header) + sum(map(len, encoded.binary))
+        return join_reply(reply_head(200, content_type, byte_size, more), [encoded.header, *encoded.binary])
+
+    def _compress(self, body: bytes, content_type: str, more: bytes) -> bytes | None:
+        encoding = self._head.encoding
+        more += b"Content-Encoding: %b\r\n" % encoding.encode()
+
+        def reply_with(packed: bytes) -> bytes:
+            return join_reply(reply_head(200, content_type, len(packed), more), [packed])
+
+        if len(body) < THREAD_BYTE_SIZE:
+            return reply_with(compress(body, encoding))
+        packing = asyncio.get_running_loop().run_in_executor(None, compress, body, encoding)
+        packing.add_done_callback(lambda packed: self.finish(reply_with(packed.result())))
+        return None
+
+    def _bug(self) -> bytes:
+        """Return the answer for the exception that is being handled."""
+        version = f"/versions/{self._head.version}" if self._head.version else ""
+        return error_bytes(500, log_bug(f"POST /v2/models/{self._head.model}{version}/infer"), plain=False)
+
+
+def _told(error: ServingError, *, plain: bool) -> bytes:
+    return error_bytes(HTTP_STATUS[error.code], error.message, plain=plain)
+
+
+def _nobody() -> None:
+    """Stands where the connection was."""

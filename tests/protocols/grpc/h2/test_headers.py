@@ -1,0 +1,80 @@
+"""Header blocks: what a request says, what is remembered of it, and blocks that clients understand."""
+
+import pytest
+from hpack import Decoder, Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+from protocols.grpc.h2.headers import HeaderDecoder, encode_block, request_head, status_block
+
+FIELDS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/a/b"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
+
+
+def test_a_grpc_call_is_known_by_its_headers() -> None:
+    head = request_head([*FIELDS, ("grpc-encoding", "gzip"), ("grpc-timeout", "10m"), ("content-length", "7")])
+    assert (head.fault, head.path, head.is_grpc, head.encoding) == ("", "/a/b", True, "gzip")
+    assert head.timeout_s == pytest.approx(0.01)
+    assert head.content_length == 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [(":method", "GET"), ("content-type", "application/json"), ("content-type", "application/grpc+json")],
+)
+def test_what_is_no_grpc_call_is_known_too(change: tuple[str, str]) -> None:
+    head = request_head([change if field[0] == change[0] else field for field in FIELDS])
+    assert head.fault == ""
+    assert not head.is_grpc
+
+
+@pytest.mark.parametrize("text", ["", "1", "m", "1x", "-1S", "123456789S", "9" * 5000 + "S"])
+def test_a_timeout_that_is_none_is_told(text: str) -> None:
+    assert not request_head([*FIELDS, ("grpc-timeout", text)]).timeout_valid
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.text("xyz", max_size=3)), max_size=3)))
+def test_what_is_remembered_means_what_a_plain_decoder_says(requests: list[list[tuple[str, str]]]) -> None:
+    encoder, plain, remembering = Encoder(), Decoder(), HeaderDecoder()
+    encoder.header_table_size = 80  # so that entries are evicted
+    plain.max_allowed_table_size = 4096
+    for more in requests:
+        for _ in range(3):
+            block = encoder.encode([*FIELDS, *more])
+            expected = [(str(name), str(value)) for name, value in plain.decode(block)]
+            assert remembering.decode(block).fields == expected
+
+
+def test_a_repeated_block_is_decoded_once() -> None:
+    encoder, decoder = Encoder(), HeaderDecoder()
+    decoder.decode(encoder.encode(FIELDS))  # fills the table
+    block = encoder.encode(FIELDS)
+    assert decoder.decode(block) is decoder.decode(block)
+
+
+def test_blocks_that_are_no_hpack_end_the_connection() -> None:
+    with pytest.raises(ConnectionFailure) as caught:
+        HeaderDecoder().decode(b"\xff\xff\xff\xff\x0f")
+    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+
+
+@given(st.lists(st.tuples(st.text("abc-", min_size=1), st.text(st.characters(max_codepoint=255), max_size=400))))
+def test_encoded_blocks_are_understood_and_leave_the_table_alone(fields: list[tuple[str, str]]) -> None:
+    decoder = Decoder()
+    decoded = decoder.decode(encode_block(fields), raw=True)
+    assert [(bytes(n).decode("latin-1"), bytes(v).decode("latin-1")) for n, v in decoded] == fields
+    assert not decoder.header_table.dynamic_entries
+
+
+def test_a_status_without_a_text_has_no_message() -> None:
+    assert [(str(name), str(value)) for name, value in Decoder().decode(status_block(4, None))] == [
+        (":status", "200"),
+        ("content-type", "application/grpc+proto"),
+        ("grpc-status", "4"),
+    ]

@@ -1,0 +1,265 @@
+"""A connection on a transport that does what the test says: turns, back pressure, and the end."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from protocols.grpc.h2 import frames, limits, transport
+from protocols.grpc.h2.frames import ErrorCode, Setting
+from protocols.grpc.h2.headers import encode_block, status_block
+from protocols.grpc.h2.streams import Call, Stream
+from protocols.grpc.h2.transport import ServerConnection
+
+SECOND = 10**9
+GREETING = frames.PREFACE + frames.settings([])
+BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("te", "trailers")])
+PING = frames.head(8, frames.PING, 0, 0) + bytes(8)
+
+
+def request(number: int, content: bytes = b"") -> bytes:
+    message = bytes([0]) + len(content).to_bytes(4, "big") + content
+    return (
+        frames.head(len(BLOCK), frames.HEADERS, frames.END_HEADERS, number)
+        + BLOCK
+        + frames.head(len(message), frames.DATA, frames.END_STREAM, number)
+        + message
+    )
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.reading = True
+        self.ended = self.aborted = self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.written.append(b"".join(list_of_data))
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    @property
+    def output(self) -> bytes:
+        return b"".join(self.written)
+
+
+class RefusedCall:
+    """A call that is answered with a status as soon as its request is there."""
+
+    def __init__(self, connection: ServerConnection, stream: Stream) -> None:
+        self._connection = connection
+        self._stream = stream
+        self.ends: list[str] = []
+
+    def readable(self) -> None:
+        self._connection.machine.send_trailers(self._stream, status_block(5, "no"))
+        self._connection.wake()
+
+    def sent(self) -> None:
+        self.ends.append("sent")
+
+    def closed(self) -> None:
+        self.ends.append("closed")
+
+    def cut_off(self) -> None:
+        self.ends.append("cut off")
+
+
+class HeldCall(RefusedCall):
+    """A call that is not answered."""
+
+    def readable(self) -> None:
+        pass
+
+
+class Owner:
+    def __init__(self, kind: type[RefusedCall]) -> None:
+        self.kind = kind
+        self.open: set[ServerConnection] = set()
+        self.calls: list[RefusedCall] = []
+
+    def opened(self, connection: ServerConnection) -> None:
+        self.open.add(connection)
+
+    def closed(self, connection: ServerConnection) -> None:
+        self.open.discard(connection)
+
+    def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+        self.calls.append(self.kind(connection, stream))
+        return self.calls[-1]
+
+    def quiet(self) -> None:
+        pass
+
+
+Conversation = Callable[[ServerConnection, Wire, Owner], Coroutine[Any, Any, None]]
+
+
+def converse(conversation: Conversation, kind: type[RefusedCall] = RefusedCall) -> None:
+    async def main() -> None:
+        owner, wire = Owner(kind), Wire()
+        connection = ServerConnection(owner)
+        connection.connection_made(wire)
+        receive(connection, GREETING)
+        wire.written.clear()
+        await conversation(connection, wire, owner)
+
+    asyncio.run(main())
+
+
+def receive(connection: ServerConnection, octets: bytes) -> None:
+    """Give bytes to the connection as a socket does that has them all."""
+    while octets:
+        buffer = connection.get_buffer(-1)
+        size = min(len(buffer), len(octets))
+        buffer[:size] = octets[:size]
+        connection.buffer_updated(size)
+        octets = octets[size:]
+
+
+async def some_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_answers_of_what_came_together_leave_together() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        receive(connection, request(1) + request(3) + PING)
+        assert len(wire.written) == 1
+        assert wire.output.count(b"grpc-status") == 2
+
+    converse(conversation)
+
+
+def test_a_turn_works_on_so_many_frames_and_reads_no_more_until_the_rest_is_done() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        receive(connection, PING * limits.FRAMES_PER_TURN + request(1))
+        assert not wire.reading
+        assert not owner.calls
+        await asyncio.sleep(0)
+        assert len(owner.calls) == 1
+        assert wire.reading
+
+    converse(conversation)
+
+
+def test_a_client_that_reads_nothing_is_read_no_further() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        connection.pause_writing()
+        number = 1
+        while wire.reading and number < 10_000:
+            receive(connection, request(number))
+            number += 2
+            await asyncio.sleep(0)
+        assert not wire.reading
+        assert not wire.written
+        assert connection.machine.outbox_byte_size < 2 * transport.MAX_BACKLOG_BYTE_SIZE
+        connection.resume_writing()
+        await asyncio.sleep(0)
+        assert wire.reading
+        assert wire.output.count(b"grpc-status") == len(owner.calls)
+
+    converse(conversation)
+
+
+def test_a_socket_that_takes_nothing_for_too_long_is_cut() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        connection.pause_writing()
+        connection.check_progress(0)
+        connection.check_progress(transport.WRITE_TIMEOUT_S * SECOND - 1)
+        assert not wire.aborted
+        connection.check_progress(transport.WRITE_TIMEOUT_S * SECOND)
+        assert wire.aborted
+
+    converse(conversation)
+
+
+def test_a_large_answer_leaves_in_pieces_while_the_socket_takes_them() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        windows = frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**30)]) + frames.window_update(0, 2**30)
+        receive(connection, windows + request(1))
+        released: list[bool] = []
+        stream = connection.machine.streams[1]
+        connection.machine.respond(stream, [bytes(3 * 2**20)], lambda: released.append(True))
+        connection.wake()
+        await asyncio.sleep(0)
+        connection.pause_writing()
+        taken = len(wire.output)
+        await asyncio.sleep(0)
+        assert len(wire.output) == taken < 2 * transport.WRITE_BYTE_SIZE
+        assert not released
+        connection.resume_writing()
+        await some_turns()
+        assert released == [True]
+        assert len(wire.output) > 3 * 2**20
+
+    converse(conversation, HeldCall)
+
+
+def test_the_body_of_a_large_request_is_received_where_it_belongs() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        content = bytes(range(256)) * 2**11
+        receive(connection, request(1, content))
+        assert bytes(connection.machine.streams[1].reader.messages[0]) == content
+
+    converse(conversation, HeldCall)
+
+
+@pytest.mark.parametrize("octets", [PING * 101, frames.head(0, frames.SETTINGS, 0, 1)])
+def test_a_connection_that_failed_says_why_and_drops_what_still_comes(octets: bytes) -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        receive(connection, request(1))
+        receive(connection, octets)
+        await some_turns()
+        assert wire.ended
+        end = wire.output
+        assert bytes([frames.GOAWAY, 0, 0, 0, 0, 0, 0, 0, 0, 1]) in end
+        assert owner.calls[0].ends == ["closed"]
+        for _ in range(100):
+            receive(connection, PING * 1000)
+        assert wire.output == end
+        assert wire.reading
+
+    converse(conversation, HeldCall)
+
+
+def test_calls_learn_that_their_connection_is_lost() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        receive(connection, request(1))
+        connection.connection_lost(None)
+        assert owner.calls[0].ends == ["closed"]
+        assert owner.open == set()
+
+    converse(conversation, HeldCall)
+
+
+def test_a_connection_that_is_closed_says_goodbye() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        receive(connection, request(1))
+        connection.cut_off_calls()
+        connection.close()
+        assert owner.calls[0].ends == ["cut off", "closed"]
+        assert wire.output.endswith(frames.goaway(1, ErrorCode.NO_ERROR))
+        assert wire.closed
+
+    converse(conversation, HeldCall)

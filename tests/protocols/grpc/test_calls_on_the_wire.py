@@ -1,0 +1,191 @@
+"""What no client library of gRPC sends, over a socket: h2 as the client of a running server."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+
+from kernel.config.spec import ModelSpec, TensorSpec
+from kernel.request import Request
+from kernel.response import OutputTensor, Response
+from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.grpc.h2 import frames
+from protocols.grpc.server import GrpcServer
+from protocols.testing import FrontDoorLab, listening
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+READY = "/inference.GRPCInferenceService/ServerReady"
+Answer = dict[str, str]
+
+
+def echo(request: Request) -> None:
+    tensor = request.inputs[0]
+    outputs = [OutputTensor("X", tensor.datatype, tensor.shape, data=bytes(tensor.data or b""))]
+    request.respond(Response(request.model_name, "1", request.id, outputs=outputs))
+
+
+@pytest.fixture
+def lab() -> FrontDoorLab:
+    lab = FrontDoorLab()
+    tensor = TensorSpec("X", "UINT8", (-1,), (-1,))
+    lab.add_model(ModelSpec("echo", "", "test", 0, {"X": tensor}, {"X": tensor}), echo)
+    return lab
+
+
+def run(lab: FrontDoorLab, conversation: Callable[[int], Any]) -> Any:
+    async def main() -> Any:
+        async with listening(lambda sock: GrpcServer(lab.kernel, sock)) as port:
+            return await asyncio.to_thread(conversation, port)
+
+    return asyncio.run(main())
+
+
+def fields(path: str, **more: str) -> list[tuple[str, str]]:
+    named = {name.replace("_", "-"): value for name, value in more.items()}
+    plain = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "a"}
+    plain |= {"content-type": "application/grpc", "te": "trailers"}
+    return list((plain | named).items())
+
+
+def ask(lab: FrontDoorLab, headers: list[tuple[str, str]], content: bytes | None, *, end: bool = True) -> Answer:
+    """Make one call and return the headers and trailers of its answer, and `reset` where it was reset."""
+
+    def conversation(port: int) -> Answer:
+        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        client.initiate_connection()
+        client.send_headers(1, headers, end_stream=content is None)
+        if content is not None:
+            client.send_data(1, content, end_stream=end)
+        answer: Answer = {}
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            sock.sendall(client.data_to_send())
+            while octets := sock.recv(2**16):
+                for event in client.receive_data(octets):
+                    if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+                        answer |= {str(name): str(value) for name, value in event.headers or ()}
+                    elif isinstance(event, h2.events.StreamReset):
+                        answer["reset"] = str(int(event.error_code or 0))
+                        return answer
+                    elif isinstance(event, h2.events.StreamEnded) and end:
+                        return answer
+                sock.sendall(client.data_to_send())
+        return answer
+
+    found = run(lab, conversation)
+    assert isinstance(found, dict)
+    return found
+
+
+def message(content: bytes, flag: int = 0) -> bytes:
+    return bytes([flag]) + len(content).to_bytes(4, "big") + content
+
+
+def infer(raw: bytes = b"abc") -> bytes:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="X", datatype="UINT8", shape=[len(raw)])
+    return pb.ModelInferRequest(model_name="echo", inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
+
+
+def test_a_well_formed_call_is_answered(lab: FrontDoorLab) -> None:
+    assert ask(lab, fields(INFER), message(infer()))["grpc-status"] == "0"
+
+
+@pytest.mark.parametrize("path", [INFER, READY, STREAM_INFER])
+@pytest.mark.parametrize(
+    ("content", "encoding", "status"),
+    [
+        (message(infer())[:-1], "identity", grpc.StatusCode.INTERNAL),
+        (b"\0\0", "identity", grpc.StatusCode.INTERNAL),
+        (b"\0\xff\xff\xff\xff", "identity", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (message(infer(), 7), "gzip", grpc.StatusCode.INTERNAL),
+        (message(infer(), 1), "identity", grpc.StatusCode.INTERNAL),
+        (message(b"no gzip", 1), "gzip", grpc.StatusCode.INTERNAL),
+        (message(b"\xff\xff"), "identity", grpc.StatusCode.INTERNAL),
+    ],
+)
+def test_a_faulty_message_has_the_status_of_its_fault(
+    lab: FrontDoorLab, path: str, content: bytes, encoding: str, status: grpc.StatusCode
+) -> None:
+    assert ask(lab, fields(path, grpc_encoding=encoding), content)["grpc-status"] == str(status.value[0])
+
+
+def test_an_unknown_encoding_is_refused_with_those_that_are_known(lab: FrontDoorLab) -> None:
+    answer = ask(lab, fields(INFER, grpc_encoding="snappy"), message(infer(), 1))
+    assert answer["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+    assert answer["grpc-accept-encoding"] == "identity,deflate,gzip"
+
+
+def test_a_call_without_a_message_is_unimplemented(lab: FrontDoorLab) -> None:
+    assert ask(lab, fields(INFER), None)["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+
+
+def test_two_messages_in_a_unary_call_are_a_fault(lab: FrontDoorLab) -> None:
+    answer = ask(lab, fields(INFER), message(infer()) * 2, end=False)
+    assert answer["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
+    assert answer["reset"] == str(int(frames.ErrorCode.NO_ERROR))
+
+
+@pytest.mark.parametrize("timeout", ["x", "123456789S"])
+def test_a_timeout_that_is_none_is_told(lab: FrontDoorLab, timeout: str) -> None:
+    answer = ask(lab, fields(INFER, grpc_timeout=timeout), message(infer()))
+    assert answer["grpc-message"] == "Invalid grpc-timeout header"
+
+
+def test_a_deadline_also_ends_a_call_whose_message_does_not_come(lab: FrontDoorLab) -> None:
+    answer = ask(lab, fields(INFER, grpc_timeout="10m"), message(infer())[:-1], end=False)
+    assert answer["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+    assert "grpc-message" not in answer
+
+
+@pytest.mark.parametrize(("change", "status"), [({"content_type": "text/html"}, "415"), ({"te": ""}, None)])
+def test_what_is_no_grpc_is_refused(lab: FrontDoorLab, change: dict[str, str], status: str | None) -> None:
+    headers = [field for field in fields(INFER, **change) if field[1]]
+    assert ask(lab, headers, message(infer()))[":status"] == (status or "400")
+
+
+@pytest.mark.parametrize("octets", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
+def test_other_protocols_are_sent_away(lab: FrontDoorLab, octets: bytes) -> None:
+    def conversation(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            sock.sendall(octets)
+            received = b""
+            while part := sock.recv(2**16):
+                received += part
+            return received
+
+    assert run(lab, conversation).endswith(b"this port speaks HTTP/2")
+
+
+def test_a_flood_is_ended_while_others_are_served(lab: FrontDoorLab) -> None:
+    ended = threading.Event()
+
+    def flood(port: int) -> None:
+        pings = (frames.head(8, frames.PING, 0, 0) + bytes(8)) * 20_000
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            try:
+                sock.sendall(frames.PREFACE + frames.settings([]) + pings)
+                while sock.recv(2**16):
+                    pass
+            except ConnectionError:
+                pass  # it was cut off while it was still sending
+        ended.set()
+
+    def conversation(port: int) -> bytes:
+        attacker = threading.Thread(target=flood, args=(port,))
+        attacker.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_unary(INFER, response_deserializer=pb.ModelInferResponse.FromString)
+            for _ in range(20):
+                reply = call(infer(), timeout=20)
+        attacker.join(20)
+        assert ended.is_set()
+        return bytes(reply.raw_output_contents[0])
+
+    assert run(lab, conversation) == b"abc"
