@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 
 _READ_SIZE = 1 << 16
 _MAX_FDS = 4
-
-#: How long a worker waits awake for its next message while they come in quick succession. To fall
-#: asleep and be woken costs worker and kernel about 50 µs together on a virtual machine, during which
-#: a lone client waits: awake, it gets 13,000 answers a second instead of 7,900 for the same CPU time.
-_AWAKE_NS = 100_000
 _NO_FDS = array.array("i")
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _DONTWAIT = int(socket.MSG_DONTWAIT)
@@ -197,8 +191,6 @@ class BlockingChannel:
         self._socket = sock
         self._reader = FrameReader()
         self._fds: deque[int] = deque()
-        #: Whether the last message came so soon that the next is worth waiting for awake.
-        self._soon = False
 
     def send(self, message: Message) -> None:
         """Send `message` and wait until the kernel has taken it from us."""
@@ -215,27 +207,13 @@ class BlockingChannel:
         Without `wait` it returns an empty list at once where nothing has come.
         """
         try:
-            data, fds = self._wait() if wait else _receive(self._socket, _DONTWAIT)
+            data, fds = _receive(self._socket, 0 if wait else _DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return []
         except ConnectionResetError:
             return None
         self._fds.extend(fds)
         return self._reader.feed(data) if data else None
-
-    def _wait(self) -> tuple[bytes, array.array[int]]:
-        """Read once, and wait for it: first awake, where that is likely to be worth it, then asleep."""
-        if self._soon:
-            deadline_ns = time.monotonic_ns() + _AWAKE_NS
-            while time.monotonic_ns() < deadline_ns:
-                try:
-                    return _receive(self._socket, _DONTWAIT)
-                except BlockingIOError:
-                    os.sched_yield()
-        started_ns = time.monotonic_ns()
-        found = _receive(self._socket)
-        self._soon = time.monotonic_ns() - started_ns < _AWAKE_NS
-        return found
 
     def take_fd(self) -> int:
         return self._fds.popleft()
