@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import mmap
 import os
@@ -178,9 +179,7 @@ class WorkerHandle:
             return Response(request.model_name, version, request.id, error=error, final=final)
         blocks: list[int] = []
         outputs = [self._output(request, tensor, blocks) for tensor in ref.outputs]
-        release = None
-        if blocks:
-            release = lambda: self._free_blocks(blocks)  # noqa: E731 - a closure is all that is needed
+        release = functools.partial(self._free_blocks, blocks) if blocks else None
         return Response(
             request.model_name, version, request.id,
             outputs=outputs, parameters=ref.parameters, final=final, release=release,

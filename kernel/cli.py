@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +50,9 @@ def parse_switch(text: str | Switch) -> Switch:
     raise typer.BadParameter(f"'{text}' is neither true nor false")
 
 
-def _one_of(*words: str):  # type: ignore[no-untyped-def]
+def _one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser that accepts `words` in upper or lower case."""
+
     def parse(text: str) -> str:
         if text.lower() not in {word.lower() for word in words}:
             raise typer.BadParameter(f"'{text}' is none of {', '.join(words)}")
