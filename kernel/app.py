@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -52,6 +53,10 @@ logger = logging.getLogger(__name__)
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
+
+
+#: Signals within this time of the first are the same wish to stop, not a second one.
+_SAME_SIGNAL_S = 1.0
 
 
 class StartFailed(Exception):
@@ -221,12 +226,17 @@ class Server:
 
 
 async def _wait_for_signals(stop: asyncio.Event) -> None:
+    first_s = 0.0
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for number in received:
             if stop.is_set():
+                # make and other parents pass a signal on that the terminal has sent us as well.
+                if time.monotonic() - first_s < _SAME_SIGNAL_S:
+                    continue
                 logger.warning("Signal (%d) received again: exiting at once", number)
                 os._exit(1)  # workers die with their parent
             logger.info("Signal (%d) received.", number)
+            first_s = time.monotonic()
             stop.set()
 
 
