@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,13 @@ def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Non
     sys.stdout.flush()
 
 
+def _python() -> str:
+    """Return what to type for this interpreter: that of a virtual environment is often not on the path."""
+    if shutil.which("python") == sys.executable:
+        return "python"
+    return min(os.path.relpath(sys.executable), sys.executable, key=len)
+
+
 def print_demo_hint(http_port: int) -> None:
     """Tell somebody who started the server for the first time what to try."""
     body = DEMO_REPOSITORY / "digit.json"
@@ -51,7 +60,7 @@ def print_demo_hint(http_port: int) -> None:
         "\nThese are demo models. In another terminal, have a handwritten digit classified:\n\n"
         f"    curl -s {url}/digits/infer -d @{body}\n\n"
         "or add and subtract, and look at what a model takes:\n\n"
-        f"    python -m kernel infer add_sub INPUT0=[1,2,3,4] INPUT1=[10,20,30,40]\n"
+        f"    {_python()} -m kernel infer add_sub INPUT0=[1,2,3,4] INPUT1=[10,20,30,40]\n"
         f"    curl -s {url}/digits\n\n"
         "Serve your own models with --model-repository FOLDER; Ctrl-C ends the server.\n",
         flush=True,
