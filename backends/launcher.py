@@ -29,8 +29,6 @@ class Launched(Protocol):
 
     #: The kernel's end of the framed connection; owned by the channel that is made of it.
     socket: socket.socket
-    #: Whether descriptors can be passed over `socket`.
-    same_machine: bool
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once with the cause when the worker has ended, however that came."""
@@ -85,8 +83,6 @@ class LocalLauncher:
 
 class LocalProcess:
     """A worker process on this machine, watched through its pidfd."""
-
-    same_machine = True
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, capture: OutputCapture) -> None:
         self.socket = sock

@@ -61,7 +61,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-ON, OFF = Switch(True), Switch(False)
+ON = Switch(True)
 _SWITCH = {"parser": parse_switch, "metavar": "true|false"}
 _REPOSITORY, _HTTP, _GRPC, _METRICS, _LOG, _SERVER = "Models", "HTTP", "gRPC", "Metrics", "Log", "Server"
 

@@ -17,59 +17,68 @@ if TYPE_CHECKING:
     from kernel.router import Kernel
 
 
-class UnarySink:
-    """Waits for the single response of a request."""
+class OnlyResponse:
+    """Collects what a call with one response must get: exactly one, which is final or followed by the flag."""
+
+    __slots__ = ("_count", "_response")
 
     def __init__(self) -> None:
-        self._future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._response: Response | None = None
         self._count = 0
 
-    def send(self, response: Response) -> None:
+    def add(self, response: Response) -> bool:
+        """Take one more response; whether it was the last, after which `take` is due."""
         if not response.empty:
             self._count += 1
             if self._response is not None:
                 self._response.release()
             self._response = response
-        if not response.final:
-            return
+        return response.final
+
+    def take(self) -> Response:
+        """Return the response, which the caller releases. Raises `InternalError` where there was not one."""
         found, self._response = self._response, None
+        if found is not None and self._count == 1:
+            return found
+        if found is not None:
+            found.release()
+        raise InternalError(f"expected a single response, got {self._count}")
+
+
+class UnarySink:
+    """Waits for the single response of a request."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._only = OnlyResponse()
+
+    def send(self, response: Response) -> None:
+        if not self._only.add(response):
+            return
+        try:
+            found = self._only.take()
+        except InternalError as error:
+            if not self._future.done():
+                self._future.set_exception(error)
+            return
         if self._future.done():  # nobody waits any more
-            if found is not None:
-                found.release()
-        elif found is None or self._count != 1:
-            if found is not None:
-                found.release()
-            self._future.set_exception(InternalError(f"expected a single response, got {self._count}"))
+            found.release()
         else:
             self._future.set_result(found)
 
-    async def wait(self) -> Response:
-        """Return the response, which may carry an error; the caller releases it."""
+    async def wait(self, kernel: Kernel, request: Request) -> Response:
+        """Return the response of `request`, which may carry an error; the caller releases it.
+
+        A caller that is cancelled cancels the request.
+        """
         try:
             return await self._future
         except asyncio.CancelledError:
             # It may have come just before the caller was cancelled: nobody else will release it.
             if self._future.done() and not self._future.cancelled() and self._future.exception() is None:
                 self._future.result().release()
+            kernel.cancel(request)
             raise
-
-
-async def call(kernel: Kernel, request: Request, sink: UnarySink) -> Response:
-    """Submit `request`, whose sink is `sink`, and return its one response; the caller releases it.
-
-    Raises `ServingError`, also the one that the response carries. A caller that is cancelled cancels
-    the request.
-    """
-    kernel.submit(request)
-    try:
-        response = await sink.wait()
-    except asyncio.CancelledError:
-        kernel.cancel(request)
-        raise
-    if response.error is not None:
-        raise response.error
-    return response
 
 
 class StreamSink:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kernel.settings import LogSettings
 
-#: Client text in a line is cut to this many characters by whoever logs it.
-MAX_CLIENT_TEXT = 512
+#: A longer message is cut: most of such a text is what a client sent.
+MAX_MESSAGE = 8192
 
 _LETTERS = {
     logging.DEBUG: "I",
@@ -42,6 +42,8 @@ class TritonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
+        if len(text) > MAX_MESSAGE:
+            text = f"{text[:MAX_MESSAGE]}… ({len(text)} characters)"
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)

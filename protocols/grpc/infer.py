@@ -16,6 +16,7 @@ from protocols.grpc.codec import decode_request, parse_request, response_parts, 
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.handlers import CUT_OFF
 from protocols.grpc.rpc import grpc_error
+from protocols.sinks import OnlyResponse
 
 if TYPE_CHECKING:
     from kernel.request import Buffer, Request
@@ -56,16 +57,14 @@ class Inference:
 class InferCall:
     """One call: takes its message from the stream, and its response from the kernel as the request's sink."""
 
-    __slots__ = ("_connection", "_count", "_deadline", "_inference", "_request", "_response", "_stream")
+    __slots__ = ("_connection", "_deadline", "_inference", "_only", "_request", "_stream")
 
     def __init__(self, inference: Inference, connection: ServerConnection, stream: Stream) -> None:
         self._inference = inference
         self._connection = connection
         self._stream = stream
         self._request: Request | None = None
-        #: The response while it is not known to be the only one, and how many there were.
-        self._response: Response | None = None
-        self._count = 0
+        self._only = OnlyResponse()
         self._deadline: asyncio.TimerHandle | None = None
         if stream.head.timeout_s is not None:
             loop = asyncio.get_running_loop()
@@ -124,22 +123,19 @@ class InferCall:
     # ---- kernel.response.Sink ------------------------------------------------------------------
 
     def send(self, response: Response) -> None:
-        if not response.empty:
-            self._count += 1
-            if self._response is not None:
-                self._response.release()
-            self._response = response
-        if not response.final:
+        if not self._only.add(response):
             return
         self._request = None  # which refers to this call as its sink
-        found, self._response = self._response, None
-        if found is not None and self._count == 1 and self._stream.open:
-            self._respond(found)
+        try:
+            found = self._only.take()
+        except InternalError as error:
+            if self._stream.open:
+                self._fail_with(error)
             return
-        if found is not None:
-            found.release()
         if self._stream.open:
-            self._fail_with(InternalError(f"expected a single response, got {self._count}"))
+            self._respond(found)
+        else:
+            found.release()
 
     def _respond(self, response: Response) -> None:
         try:

@@ -78,11 +78,7 @@ def decode_body(
 async def _execute(call: Call, request: Request, sink: UnarySink) -> Response:
     """Return the response of `request`; the caller releases it. Raises the error that it carries."""
     call.kernel.submit(request)
-    try:
-        response = await sink.wait()
-    except asyncio.CancelledError:
-        call.kernel.cancel(request)
-        raise
+    response = await sink.wait(call.kernel, request)
     if response.error is not None:
         # Triton makes all checks that name the request before it queues it; here some come late.
         call.plain_errors = not response.error.message.startswith(request_prefix(request.id))

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 class FakeWorker:
     """The worker's end of a session, played by the test. Launcher and process in one."""
 
-    same_machine = True
-
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
         self.channel = BlockingChannel(theirs)

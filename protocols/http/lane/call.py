@@ -13,6 +13,7 @@ from protocols.http.compression import IDENTITY, compress
 from protocols.http.infer import HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
 from protocols.http.lane.reply import error_bytes, join_reply, reply_head
 from protocols.http.replies import JSON
+from protocols.sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _HEADER_LENGTH = HEADER_LENGTH.encode() + b": %d\r\n"
 class LaneCall:
     """The sink of its request. Tells its connection by `answered` when `reply` is there."""
 
-    __slots__ = ("_answered", "_count", "_form", "_head", "_request", "_response", "reply")
+    __slots__ = ("_answered", "_form", "_head", "_only", "_request", "reply")
 
     def __init__(self, head: InferHead, answered: Callable[[], None]) -> None:
         #: The bytes of the answer, as soon as there is one.
@@ -40,8 +41,7 @@ class LaneCall:
         self._answered = answered
         self._request: Request | None = None
         self._form: OutputForm | None = None
-        self._response: Response | None = None
-        self._count = 0
+        self._only = OnlyResponse()
 
     def start(self, kernel: Kernel, model: Model, body: bytes | bytearray, max_input_size: int) -> None:
         """Submit the request in `body`, or answer why not."""
@@ -68,25 +68,22 @@ class LaneCall:
         self._answered()
 
     def send(self, response: Response) -> None:
-        if not response.empty:
-            self._count += 1
-            if self._response is not None:
-                self._response.release()
-            self._response = response
-        if not response.final:
+        if not self._only.add(response):
             return
-        found, self._response = self._response, None
+        try:
+            found = self._only.take()
+        except InternalError as error:
+            if self._answered is not _nobody:
+                self.finish(_told(error, plain=False))
+            return
         if self._answered is not _nobody:
             reply = self._reply(found)
             if reply is not None:
                 self.finish(reply)
-        if found is not None:
-            found.release()
+        found.release()
 
-    def _reply(self, response: Response | None) -> bytes | None:
+    def _reply(self, response: Response) -> bytes | None:
         """Return the answer, None where it comes later. It does not refer to the outputs of `response`."""
-        if response is None or self._count != 1:
-            return _told(InternalError(f"expected a single response, got {self._count}"), plain=False)
         if response.error is not None:
             # Triton makes all checks that name the request before it queues it; here some come late.
             late = response.error.message.startswith(request_prefix(response.id))

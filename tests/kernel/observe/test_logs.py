@@ -76,6 +76,12 @@ def test_a_client_cannot_forge_a_line(settings: LogSettings, capsys: pytest.Capt
     assert len(out.splitlines()) == 1
 
 
+def test_a_very_long_text_is_cut(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(settings)
+    logger.info("model '%s'", "x" * 10_000_000)
+    assert len(capsys.readouterr().out) < 10_000
+
+
 def test_a_traceback_stays_on_its_line(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(settings)
     try:
