@@ -72,7 +72,7 @@ def serve(options: ServerOptions) -> int:
             backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )
     except StartFailed as error:
-        print(f"error: creating server: {error}", file=sys.stderr)  # noqa: T201
+        print(f"error: creating server: {error}", file=sys.stderr)
         return 1
 
 

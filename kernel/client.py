@@ -34,7 +34,7 @@ def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> in
     try:
         _infer_and_print(url.rstrip("/"), model, inputs, classes)
     except ClientError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -214,4 +214,4 @@ def _open(url: str, body: dict[str, Any] | None) -> Any:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201
+    print(line, flush=True)

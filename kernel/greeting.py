@@ -56,7 +56,7 @@ def print_demo_hint(http_port: int) -> None:
     """Tell somebody who started the server for the first time what to try."""
     body = DEMO_REPOSITORY / "digit.json"
     url = f"http://localhost:{http_port}/v2/models"
-    print(  # noqa: T201
+    print(
         "\nThese are demo models. In another terminal, have a handwritten digit classified:\n\n"
         f"    curl -s {url}/digits/infer -d @{body}\n\n"
         "or add and subtract, and look at what a model takes:\n\n"

@@ -53,6 +53,7 @@ def numpy_to_triton_type(data_type: object) -> int | None:
     if data_type is None:  # numpy reads None as float64
         return None
     try:
+        # Anything may come: what numpy does not know is answered with None.
         dtype = np.dtype(data_type)  # type: ignore[call-overload]
     except TypeError:
         return None

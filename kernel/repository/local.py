@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError
-from kernel.repository.layout import Entry, ModelFolder, check_model_name, model_folder
+from kernel.repository.layout import Entry
 
 #: Written by Python next to a model's code, and not part of the model.
 _IGNORED = frozenset({"__pycache__"})
@@ -31,13 +31,6 @@ def list_repository(path: str) -> tuple[Entry, ...]:
     if entry is None or not entry.is_folder:
         raise InternalError(f"failed to read model repository '{path}': no such directory")
     return entry.children
-
-
-def find_model(repository: str, name: str) -> ModelFolder | None:
-    """Return one model of a repository, or None. Raises `InvalidArgument` for names that are no folder's."""
-    check_model_name(name)
-    entry = _read(os.path.join(repository, name))
-    return model_folder(repository, entry) if entry is not None and entry.is_folder else None
 
 
 def read_config(path: str) -> bytes:

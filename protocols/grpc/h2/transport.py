@@ -12,7 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
-from protocols.grpc.h2.connection import Connection
+from protocols.grpc.h2.connection import MAX_HELD_BYTE_SIZE, Connection
 from protocols.grpc.h2.frames import ErrorCode
 from protocols.grpc.h2.streams import Event
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.streams import Call, Stream
 
 #: What is received at once, and must hold any frame but DATA.
-RECEIVE_BYTE_SIZE = 64 * 2**10
+RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_HELD_BYTE_SIZE)
 
 #: How much output is given to the socket at once, and how much may wait for it before nothing more is read.
 WRITE_BYTE_SIZE = 2**20

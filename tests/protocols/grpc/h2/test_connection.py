@@ -1,4 +1,7 @@
-"""The state machine with h2 as its client, and frame by frame where h2 would not send such a thing."""
+"""The state machine with h2 as its client, and frame by frame where h2 would not send such a thing.
+
+One file for one machine: its tests share the makers of frames and the client below.
+"""
 
 from collections.abc import Callable
 from typing import Any
