@@ -91,11 +91,11 @@ class Server:
         self._options = options
         self._log = LogSettings(
             LogValues(
-                log_info=options.log_info,
-                log_warning=options.log_warning,
-                log_error=options.log_error,
-                log_verbose_level=options.log_verbose,
-                log_format=options.log_format,
+                log_info=options.log.info,
+                log_warning=options.log.warning,
+                log_error=options.log.error,
+                log_verbose_level=options.log.verbose,
+                log_format=options.log.format,
             )
         )
 
@@ -106,9 +106,9 @@ class Server:
             sockets = {
                 name: stack.enter_context(_bind(title, listener))
                 for name, title, listener in (
-                    ("http", "HTTP", self._options.http),
-                    ("grpc", "GRPC", self._options.grpc),
-                    ("metrics", "metrics", self._options.metrics),
+                    ("http", "HTTP", self._options.http_listener),
+                    ("grpc", "GRPC", self._options.grpc_listener),
+                    ("metrics", "metrics", self._options.metrics_listener),
                 )
                 if listener.allow
             }
@@ -131,11 +131,11 @@ class Server:
             catalog,
             clock,
             choose_scheduler,
-            lambda: InstanceSupervisor(launcher, arena_byte_size=options.arena_byte_size, verbose=options.log_verbose),
+            lambda: InstanceSupervisor(launcher, arena_byte_size=options.arena_byte_size, verbose=options.log.verbose),
             LifecycleSettings(
-                repositories=options.model_repositories,
-                explicit=options.model_control_mode == "explicit",
-                auto_complete=not options.disable_auto_complete_config,
+                repositories=options.repository.paths,
+                explicit=options.repository.control_mode == "explicit",
+                auto_complete=options.repository.auto_complete_config,
             ),
         )
         self._kernel.repository = self._lifecycle
@@ -178,11 +178,11 @@ class Server:
     async def _load(self) -> str:
         """Load the models of the start and show what became of them."""
         try:
-            failed = await self._lifecycle.start(self._options.load_models)
+            failed = await self._lifecycle.start(self._options.repository.load_models)
         except ServingError as error:
             return f"{error.code.title} - {error.message}"
         print_models_table(self._kernel.catalog)
-        if failed and self._options.exit_on_error:
+        if failed and self._options.repository.exit_on_error:
             return (
                 f"Internal - failed to load all models: {', '.join(failed)} (see the table above; "
                 "--exit-on-error=false starts without them)"
@@ -194,7 +194,7 @@ class Server:
         if "grpc" in sockets:
             doors.append(GrpcServer(self._kernel, sockets["grpc"]))
         if "http" in sockets:
-            doors.append(HttpServer(self._kernel, sockets["http"], max_input_size=self._options.http_max_input_size))
+            doors.append(HttpServer(self._kernel, sockets["http"], max_input_size=self._options.http.max_input_size))
         if "metrics" in sockets:
             doors.append(MetricsServer(self._kernel, sockets["metrics"]))
         for door in doors:

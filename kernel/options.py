@@ -21,52 +21,143 @@ class Listener(msgspec.Struct, frozen=True):
     allow: bool
     address: str
     port: int
+    #: Whether other processes may listen at the same port (SO_REUSEPORT).
+    reuse_port: bool = False
+
+
+class TlsOptions(msgspec.Struct, frozen=True):
+    """How a front door encrypts. Paths are of PEM files."""
+
+    certificate: Path
+    key: Path
+    #: Certificate authorities of clients; only read where `mutual` is set.
+    client_ca: Path | None = None
+    #: Whether clients must show a certificate that `client_ca` has signed.
+    mutual: bool = False
+
+
+class HttpOptions(msgspec.Struct, frozen=True):
+    """What the HTTP front door is told."""
+
+    #: Largest JSON, raw or inflated request body in bytes.
+    max_input_size: int = 64 << 20
+    #: Request headers whose whole name matches this expression become request parameters; "" for none.
+    header_forward_pattern: str = ""
+    #: Values of --http-restricted-api as given: "category,category:key=value".
+    restricted_api: tuple[str, ...] = ()
+    #: Origins that browsers may call from, or "*"; none for no CORS headers.
+    cors_origins: tuple[str, ...] = ()
+    tls: TlsOptions | None = None
+
+
+class GrpcOptions(msgspec.Struct, frozen=True):
+    """What the gRPC front door is told. Names and defaults are gRPC's and tritonserver's."""
+
+    header_forward_pattern: str = ""
+    #: Values of --grpc-restricted-protocol as given: "category,category:key=value".
+    restricted_protocol: tuple[str, ...] = ()
+    #: none, low, medium or high: how inference responses are compressed.
+    infer_response_compression_level: str = "none"
+    #: Responses of a stream that may wait for a slow reader before its requests wait, too.
+    max_response_pool_size: int = (1 << 31) - 1
+    keepalive_time_ms: int = 7_200_000
+    keepalive_timeout_ms: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    http2_max_pings_without_data: int = 2
+    http2_min_recv_ping_interval_without_data_ms: int = 300_000
+    http2_max_ping_strikes: int = 2
+    #: Milliseconds; 0 for no end.
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+    tls: TlsOptions | None = None
+
+
+class MetricsOptions(msgspec.Struct, frozen=True):
+    """What the metrics port shows."""
+
+    #: Values of --metrics-config as given: "name=value".
+    config: tuple[str, ...] = ()
+    allow_cpu_metrics: bool = True
+    interval_ms: int = 2000
+
+
+class LogOptions(msgspec.Struct, frozen=True):
+    """What is logged, where, in which form."""
+
+    verbose: int = 0
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    #: default, ISO8601 or json.
+    format: str = "default"
+    #: Empty for standard output and standard error.
+    file: str = ""
+    #: Whether every request gets a line.
+    access: bool = False
+
+
+class RepositoryOptions(msgspec.Struct, frozen=True):
+    """How models are found and loaded."""
+
+    paths: tuple[Path, ...]
+    #: none or explicit.
+    control_mode: str = "none"
+    load_models: tuple[str, ...] = ()
+    exit_on_error: bool = True
+    auto_complete_config: bool = True
+    #: Name of an alternative configuration: MODEL/configs/NAME.pbtxt; "" for config.pbtxt.
+    config_name: str = ""
+    namespacing: bool = False
+    load_thread_count: int = 4
+    load_retry_count: int = 0
+    #: Values of --backend-config as given: "backend,key=value" or "key=value".
+    backend_config: tuple[str, ...] = ()
+    #: Values of --host-policy as given: "name,key=value".
+    host_policy: tuple[str, ...] = ()
 
 
 class ServerOptions(msgspec.Struct, frozen=True):
     """Everything that the command line decides. Names and defaults are tritonserver's."""
 
-    model_repositories: tuple[Path, ...]
-    http: Listener = Listener(True, "0.0.0.0", 8000)
-    grpc: Listener = Listener(True, "0.0.0.0", 8001)
-    metrics: Listener = Listener(True, "0.0.0.0", 8002)
+    repository: RepositoryOptions
+    http_listener: Listener = Listener(True, "0.0.0.0", 8000)
+    grpc_listener: Listener = Listener(True, "0.0.0.0", 8001)
+    metrics_listener: Listener = Listener(True, "0.0.0.0", 8002)
+    http: HttpOptions = HttpOptions()
+    grpc: GrpcOptions = GrpcOptions()
+    metrics: MetricsOptions = MetricsOptions()
+    log: LogOptions = LogOptions()
     server_id: str = "triton"
-    model_control_mode: str = "none"
-    load_models: tuple[str, ...] = ()
-    exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_s: int = 30
-    disable_auto_complete_config: bool = False
-    http_max_input_size: int = 64 << 20
     allow_client_shm: str = "local"
-    log_verbose: int = 0
-    log_info: bool = True
-    log_warning: bool = True
-    log_error: bool = True
-    log_format: str = "default"
     event_loop: str = "uvloop"
     arena_byte_size: int = 1 << 34
 
     @property
     def demo(self) -> bool:
         """Whether the package's own models are served."""
-        return self.model_repositories == (DEMO_REPOSITORY,)
+        return self.repository.paths == (DEMO_REPOSITORY,)
 
 
 def check_options(options: ServerOptions) -> None:
     """Raise `BadOption` where options contradict each other or the machine."""
-    for folder in options.model_repositories:
+    for folder in options.repository.paths:
         if not folder.is_dir():
             raise BadOption(
                 f"model repository '{folder}' is not a folder. Give an existing one with --model-repository, or none "
                 "at all to try the demo models"
             )
-    if options.load_models and options.model_control_mode != "explicit":
+    if options.repository.load_models and options.repository.control_mode != "explicit":
         raise BadOption("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
-    if "*" in options.load_models and len(options.load_models) > 1:
+    if "*" in options.repository.load_models and len(options.repository.load_models) > 1:
         raise BadOption("'--load-model=*' loads all models: it cannot be given together with names")
     taken: dict[tuple[str, int], str] = {}
-    for title, listener in (("HTTP", options.http), ("GRPC", options.grpc), ("metrics", options.metrics)):
+    for title, listener in (
+        ("HTTP", options.http_listener),
+        ("GRPC", options.grpc_listener),
+        ("metrics", options.metrics_listener),
+    ):
         if not listener.allow:
             continue
         if not 0 <= listener.port <= 65535:
