@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.framing import FrameReader, frame
-from backends.wire import encoder
+from backends.outbox import Outbox, OutboxReader
+from backends.wire import OutboxCreated, encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +64,11 @@ class LoopChannel:
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._fds: deque[int] = deque()
         self._closed = False
+        #: What the other side keeps, and how many bytes of its stream have arrived and have been taken: more
+        #: where they were read out of its outbox.
+        self._kept: OutboxReader | None = None
+        self._arrived = 0
+        self._taken = 0
         self._loop.add_reader(sock.fileno(), self._readable)
 
     # ---- sending -----------------------------------------------------------------------------
@@ -159,6 +165,22 @@ class LoopChannel:
         if not data:
             self._end("it closed its connection")
             return False
+        known = self._taken - self._arrived
+        self._arrived += len(data)
+        return self._take(data[known:] if known else data)
+
+    def attach_outbox(self, fd: int) -> None:
+        """Know where the other side keeps what it has not sent. Raises ValueError where `fd` is no such memory."""
+        self._kept = OutboxReader(fd)
+
+    def take_unsent(self) -> None:
+        """Handle what the other side has said and not sent: it is busy, or dead."""
+        if self._kept is not None and not self._closed and (data := self._kept.unsent(self._taken)):
+            self._take(data)
+
+    def _take(self, data: bytes) -> bool:
+        """Hand on the messages in the next bytes of the stream; False where they are none."""
+        self._taken += len(data)
         try:
             self._on_messages(self._reader.feed(data))
         except (ValueError, msgspec.DecodeError) as error:
@@ -184,22 +206,56 @@ class LoopChannel:
 
 
 class BlockingChannel:
-    """The worker's end. `send` may be called from any thread under the caller's lock."""
+    """The worker's end. What sends may be called from any thread under the caller's lock."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._socket = sock
         self._reader = FrameReader()
         self._fds: deque[int] = deque()
+        self._sent = 0
+        self._outbox: Outbox | None = None
+
+    def share_outbox(self) -> None:
+        """Let the kernel see what `keep` keeps, from now on."""
+        outbox = Outbox()
+        self.send_with_fd(OutboxCreated(), outbox.fd)
+        outbox.sent(self._sent)
+        self._outbox = outbox
+
+    def keep(self, message: Message) -> None:
+        """Send `message` with what is sent next; at once where there is no outbox, or no room in it."""
+        data = frame(encoder.encode(message))
+        if self._outbox is None or not self._outbox.keep(data):
+            self.flush()
+            self._send(data)
 
     def send(self, message: Message) -> None:
-        """Send `message` and wait until the kernel has taken it from us."""
-        self._socket.sendall(frame(encoder.encode(message)))
+        """Send what is kept and `message`, and wait until the kernel has taken it from us."""
+        self.keep(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is kept."""
+        if self._outbox is not None and (unsent := self._outbox.unsent):
+            self._socket.sendall(unsent)
+            self._outbox.sent(len(unsent))
+
+    def _send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+        self._passed(len(data))
+
+    def _passed(self, byte_size: int) -> None:
+        self._sent += byte_size
+        if self._outbox is not None:
+            self._outbox.sent(byte_size)
 
     def send_with_fd(self, message: Message, fd: int) -> None:
+        self.flush()
         data = frame(encoder.encode(message))
         sent = socket.send_fds(self._socket, [data], [fd])
         self._socket.sendall(data[sent:])
+        self._passed(len(data))
 
     def receive(self, *, wait: bool = True) -> list[bytes] | None:
         """Return the messages of one read, which can be none, or None at the end of the connection.

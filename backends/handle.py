@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from kernel.request import InputTensor, Request, RequestedOutput
     from shm.region import Region, Span
 
+#: How long a worker that was given several batches may be silent until the kernel looks for answers that it keeps.
+_SILENCE_S = 0.002
+
 #: Credit is given back in portions, so that a stream does not cost a message per response.
 _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 
@@ -48,6 +51,8 @@ class WorkerHandle:
         self._freed: list[int] = []
         self._owed_credit: dict[int, int] = {}
         self._lost = False
+        #: The first batch when the timer that looks for kept answers was set; 0 where it is not set.
+        self._watched_batch = 0
         #: Whether the worker has completed a batch since it was started.
         self.has_executed = False
         session.on_message = self._on_message
@@ -60,6 +65,21 @@ class WorkerHandle:
         batch_number = next(self._numbers)
         self._batches[batch_number] = numbers
         self._session.send(wire.Execute(batch_number, refs))
+        if len(self._batches) > 1 and not self._watched_batch:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look later whether the worker keeps an answer while it is busy with the next batch."""
+        self._watched_batch = next(iter(self._batches))
+        asyncio.get_running_loop().call_later(_SILENCE_S, self._look)
+
+    def _look(self) -> None:
+        first = next(iter(self._batches), 0)
+        if first == self._watched_batch and not self._lost:
+            self._session.take_unsent()
+        self._watched_batch = 0
+        if len(self._batches) > 1:
+            self._watch()
 
     def cancel(self, request: Request) -> None:
         number = self._number_of.get(request)

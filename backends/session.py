@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from backends import wire
@@ -87,6 +88,11 @@ class WorkerSession:
         assert self._channel is not None
         return self._channel.take_fd()
 
+    def take_unsent(self) -> None:
+        """Handle what the worker has said and not sent, because it is busy."""
+        assert self._channel is not None
+        self._channel.take_unsent()
+
     async def stop(self, grace_s: float) -> None:
         """Have the model finalized and wait until the worker has ended; kill it after `grace_s` seconds,
         or at once where that is 0."""
@@ -121,6 +127,8 @@ class WorkerSession:
             match message:
                 case wire.Responded() | wire.Executed() | wire.ArenaCreated():
                     self.on_message(message)
+                case wire.OutboxCreated():
+                    self._attach_outbox()
                 case wire.Log(level=level, text=text):
                     _model_logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self._title, text)
                 case _:
@@ -128,6 +136,14 @@ class WorkerSession:
                         self._unexpected(message)
                     else:
                         self._reply.set_result(message)
+
+    def _attach_outbox(self) -> None:
+        assert self._channel is not None
+        fd = self._channel.take_fd()
+        try:
+            self._channel.attach_outbox(fd)
+        finally:
+            os.close(fd)
 
     def _unexpected(self, message: wire.ToKernel) -> None:
         raise ValueError(f"unexpected message {type(message).__name__}")
@@ -140,6 +156,7 @@ class WorkerSession:
     def _process_lost(self, cause: str) -> None:
         assert self._channel is not None
         self._channel.read_rest()
+        self._channel.take_unsent()
         self._channel.close()
         if self._protocol_error and not self._protocol_error.startswith("it closed"):
             cause = f"{cause}; {self._protocol_error}"

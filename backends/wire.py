@@ -4,14 +4,15 @@ A message is msgpack, an array whose first element is the tag; `backends/framing
 in front. Kernel and worker are of the same version, so there is no negotiation beyond `Hello`.
 
     kernel → worker   Complete, Load, Execute, Cancel, Credit, FreeBlocks, Stop        Attach*, Detach*
-    worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log   ArenaCreated*
+    worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log   ArenaCreated*, OutboxCreated*
 
-Messages with * work only on one machine: `Attach` and `ArenaCreated` travel together with a file
-descriptor. Without them tensors go inline, so that a worker on another host can speak the rest.
+Messages with * work only on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` travel together with a
+file descriptor. Without them tensors go inline, so that a worker on another host can speak the rest.
 
 Order: a worker answers `Execute` messages in the order it got them, with any number of `Responded`
-and one `Executed`, and starts no batch before the `Executed` of the one before is on its way. So the
-kernel knows what a worker that dies had not started. A decoupled model may respond after `Executed`.
+and one `Executed`, and starts no batch before the `Executed` of the one before is on its way, or in
+its outbox (`backends/outbox.py`). So the kernel knows what a worker that dies had not started. A
+decoupled model may respond after `Executed`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import msgspec
 
 #: Raised when either side changes; a worker of another number is refused.
-PROTOCOL = 1
+PROTOCOL = 2
 
 #: The number by which a worker and the kernel name the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -190,6 +191,10 @@ class ArenaCreated(Message):
     byte_size: int
 
 
+class OutboxCreated(Message):
+    """The memory of what the worker has said and not sent; its file descriptor comes along. Sent after `Hello`."""
+
+
 class Responded(Message):
     """A response of one request. None with `final` only says that no more will come."""
 
@@ -220,7 +225,7 @@ class Log(Message):
 
 
 ToWorker = Complete | Load | Attach | Detach | Execute | Cancel | Credit | FreeBlocks | Stop
-ToKernel = Hello | Completed | Loaded | LoadFailed | ArenaCreated | Responded | Executed | Log
+ToKernel = Hello | Completed | Loaded | LoadFailed | ArenaCreated | OutboxCreated | Responded | Executed | Log
 
 encoder = msgspec.msgpack.Encoder()
 to_worker_decoder = msgspec.msgpack.Decoder(ToWorker)

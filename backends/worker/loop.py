@@ -13,6 +13,7 @@ import msgspec
 
 from backends import wire
 from backends.base import ModelArguments, Timings
+from backends.outbox import SHARES_MEMORY
 from backends.registry import backend_class
 from backends.worker.classification import read_labels
 from backends.worker.mailbox import KernelGone, Mailbox
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How long an answer may wait for others that leave with it, in nanoseconds.
+KEEP_NS = 300_000
+
 
 class Worker:
     """One model instance behind one channel. Implements `backends.base.Host`."""
@@ -39,6 +43,8 @@ class Worker:
     def __init__(self, channel: BlockingChannel) -> None:
         self._channel = channel
         self._send_lock = threading.Lock()
+        #: When the oldest answer was kept back, 0 for none.
+        self._kept_since_ns = 0
         self._regions = AttachedRegions()
         self._outputs = OutputWriter(self._regions, self._arena_created)
         self._mailbox = Mailbox(channel, self._urgent)
@@ -57,13 +63,21 @@ class Worker:
     def run(self) -> None:
         """Serve until the kernel says stop or is gone."""
         self._send(wire.Hello(wire.PROTOCOL, os.getpid()))
+        if SHARES_MEMORY:
+            self._channel.share_outbox()
         try:
-            while not isinstance(message := self._mailbox.next(), wire.Stop):
+            while not isinstance(message := self._next(), wire.Stop):
                 self._handlers[type(message)](message)
         except (KernelGone, BrokenPipeError, ConnectionResetError):
             return
         if self._backend is not None:
             self._backend.finalize()
+
+    def _next(self) -> wire.ToWorker:
+        """Wait for the next message, having sent what was kept for as long as there were others."""
+        if self._kept_since_ns and not self._mailbox.has_next:
+            self._flush()
+        return self._mailbox.next()
 
     # ---- Host --------------------------------------------------------------------------------
 
@@ -77,6 +91,20 @@ class Worker:
     def _send(self, message: wire.ToKernel) -> None:
         with self._send_lock:
             self._channel.send(message)
+
+    def _keep(self, message: wire.ToKernel, now_ns: int) -> None:
+        """Send `message` when there is nothing left to do, or when what is kept has become old."""
+        with self._send_lock:
+            self._channel.keep(message)
+        if not self._kept_since_ns:
+            self._kept_since_ns = now_ns
+        elif now_ns - self._kept_since_ns > KEEP_NS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._kept_since_ns = 0
+        with self._send_lock:
+            self._channel.flush()
 
     def _arena_created(self, arena: Arena) -> None:
         with self._send_lock:
@@ -155,15 +183,14 @@ class Worker:
             self._run_backend(ready, timings)
         finals = self._answers.close_batch([ref.number for ref in message.requests])
         done_ns = time.monotonic_ns()
-        self._send(
-            wire.Executed(
-                message.batch,
-                finals,
-                timings.inputs_ready_ns - timings.start_ns,
-                timings.inferred_ns - timings.inputs_ready_ns,
-                done_ns - timings.inferred_ns,
-            )
+        executed = wire.Executed(
+            message.batch,
+            finals,
+            timings.inputs_ready_ns - timings.start_ns,
+            timings.inferred_ns - timings.inputs_ready_ns,
+            done_ns - timings.inferred_ns,
         )
+        self._keep(executed, done_ns)
 
     def _run_backend(self, requests: list[WorkerRequest], timings: Timings) -> None:
         assert self._backend is not None, "Execute before Load"

@@ -36,6 +36,11 @@ class Mailbox:
         self._reading = False
         self._changed = threading.Condition()
 
+    @property
+    def has_next(self) -> bool:
+        """Whether `next` returns at once."""
+        return bool(self._queue)
+
     def next(self) -> wire.ToWorker:
         """Wait for the next message for the main thread. Raises `KernelGone`."""
         if not self._queue:
