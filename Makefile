@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test lint format bench proto demo clean
+.PHONY: run test lint format bench oracle clients proto demo clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -23,6 +23,18 @@ format: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m bench $(ARGS)
+
+# Our answers to the conformance cases beside those of a real Triton; ARGS=--record keeps Triton's for the tests.
+oracle: $(VENV)/installed-dev
+	$(BIN)/python -m bench.oracle $(ARGS)
+
+# The tests of tritonclient once more, with its version 2.41 (which needs the pkg_resources of an older setuptools).
+clients: $(VENV)/tritonclient-2.41
+	PYTHONPATH=$< $(BIN)/python -m pytest $(wildcard tests/end_to_end/test_clients_t*.py tests/conformance/test_*client*.py) $(ARGS)
+
+$(VENV)/tritonclient-2.41: $(VENV)/installed-dev
+	$(BIN)/pip install -q --no-deps --upgrade --target $@ tritonclient==2.41.0 'setuptools<81'
+	touch $@
 
 # Writes the protobuf code again; only after a change of a .proto file.
 proto: $(VENV)/installed-dev

@@ -31,6 +31,8 @@ class ModelArguments(msgspec.Struct, frozen=True):
     instance_name: str = ""
     kind: str = "CPU"
     device_id: int = 0
+    #: What the command line says of the backend (--backend-config), by setting.
+    backend_config: dict[str, str] = {}
 
     @property
     def model_name(self) -> str:

@@ -174,8 +174,8 @@ class LoopChannel:
         self._kept = OutboxReader(fd)
 
     def take_unsent(self) -> None:
-        """Handle what the other side has said and not sent: it is busy, or dead."""
-        if self._kept is not None and not self._closed and (data := self._kept.unsent(self._taken)):
+        """Handle what the other side has said and not sent: it is busy, or dead. Works also after the channel's end."""
+        if self._kept is not None and (data := self._kept.unsent(self._taken)):
             self._take(data)
 
     def _take(self, data: bytes) -> bool:
@@ -184,13 +184,15 @@ class LoopChannel:
         try:
             self._on_messages(self._reader.feed(data))
         except (ValueError, msgspec.DecodeError) as error:
+            self._kept = None
             self._end(f"it sent what is no message: {error}")
             return False
         return True
 
     def _end(self, cause: str) -> None:
-        self.close()
-        self._on_closed(cause)
+        if not self._closed:
+            self.close()
+            self._on_closed(cause)
 
     def close(self) -> None:
         """Close the socket; nothing is sent or received any more."""

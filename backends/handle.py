@@ -184,7 +184,8 @@ class WorkerHandle:
         if final:
             del self._requests[number]
             del self._number_of[request]
-            self._owed_credit.pop(number, None)
+            if self._owed_credit:
+                self._owed_credit.pop(number, None)
         if request.finished:  # the server gave the request up, and answered it, when it had to exit
             response.release()
             return
@@ -198,16 +199,19 @@ class WorkerHandle:
             error = error_of(ErrorCode(ref.error_code), ref.error_text)
             return Response(request.model_name, version, request.id, error=error, final=final)
         blocks: list[int] = []
-        outputs = [self._output(request, tensor, blocks) for tensor in ref.outputs]
+        outputs = []
+        for tensor in ref.outputs:
+            inline = tensor.data is not None
+            outputs.append(
+                OutputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+                if inline
+                else self._output(request, tensor, blocks)
+            )
         release = functools.partial(self._free_blocks, blocks) if blocks else None
-        return Response(
-            request.model_name, version, request.id,
-            outputs=outputs, parameters=ref.parameters, final=final, release=release,
-        )  # fmt: skip
+        return Response(request.model_name, version, request.id, outputs, ref.parameters, None, final, release)
 
     def _output(self, request: Request, ref: wire.TensorRef, blocks: list[int]) -> OutputTensor:
-        if ref.data is not None:
-            return OutputTensor(ref.name, ref.datatype, ref.shape, ref.data)
+        """Return an output that lies in memory, and add its block of the worker's arena to `blocks`."""
         if ref.region != wire.OUTPUT_ARENA:
             asked = next(output for output in request.outputs if output.name == ref.name)
             return OutputTensor(ref.name, ref.datatype, ref.shape, None, asked.shared_memory)

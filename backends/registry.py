@@ -7,6 +7,7 @@ model configurations use. Classes are imported in the worker, when a model asks 
 from __future__ import annotations
 
 import importlib
+import logging
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from backends.base import Backend
+
+logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "naiad.backends"
 
@@ -25,7 +28,10 @@ BUILT_IN = {
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Return the class of the backend called `name`. Raises `InvalidArgument` for unknown names."""
+    """Return the class of the backend called `name`.
+
+    Raises `InvalidArgument` for unknown names, with Triton's text; what would help here is in the log.
+    """
     target = BUILT_IN.get(name)
     if target is not None:
         module, _, attribute = target.partition(":")
@@ -34,8 +40,10 @@ def backend_class(name: str) -> type[Backend]:
     for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         loaded: type[Backend] = entry_point.load()
         return loaded
-    known = ", ".join(sorted(BUILT_IN))
+    logger.error(
+        "there is no backend '%s'. Built in are %s; packages add others by entry points of the group '%s'",
+        name, ", ".join(sorted(BUILT_IN)), ENTRY_POINT_GROUP,
+    )  # fmt: skip
     raise InvalidArgument(
-        f"unable to find backend '{name}'. Built in are {known}; packages add others by entry points of the "
-        f"group '{ENTRY_POINT_GROUP}'"
+        f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     )

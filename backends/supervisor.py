@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from backends import wire
 from backends.backoff import Backoff
 from backends.handle import WorkerHandle
 from backends.session import WorkerSession
-from kernel.errors import ServingError, Unavailable
+from kernel.errors import InternalError, ServingError, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from backends.launcher import Launcher
     from kernel.model import Model
     from kernel.repository.placement import InstancePlan
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: How long a worker may take to finalize its model before it is killed.
 FINALIZE_GRACE_S = 5.0
@@ -30,8 +34,10 @@ FINALIZE_GRACE_S = 5.0
 class InstanceSupervisor:
     """One instance, over any number of worker processes."""
 
-    def __init__(self, launcher: Launcher, *, arena_byte_size: int, verbose: int) -> None:
+    def __init__(self, launcher: Launcher, *, arena_byte_size: int, verbose: int, load_timeout_s: float = 0) -> None:
+        """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit."""
         self._launcher = launcher
+        self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
         self._session: WorkerSession | None = None
@@ -49,24 +55,39 @@ class InstanceSupervisor:
         self._session = WorkerSession(title)
         await self._session.start(self._launcher)
 
-    async def complete(self, config: str, model_dir: str, version: int) -> str:
+    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """Return the configuration as the model file completes it, in JSON. Raises `ServingError`."""
         assert self._session is not None
-        return await self._session.complete(wire.Complete(config, model_dir, version))
+        message = wire.Complete(config, model_dir, version, backend_config)
+        return await self._in_time(self._session, self._session.complete(message), "completing its configuration")
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model into the worker; returns the nanoseconds that it took. Raises `ServingError`."""
         self._plan = plan
         self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
-            self._arena_byte_size, self._verbose,
+            self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus,
         )  # fmt: skip
         if self._session is None:
             await self.start(plan.name)
         assert self._session is not None
-        load_ns = await self._session.load(self._load)
+        load_ns = await self._load_into(self._session, self._load)
         self._loaded = True
         return load_ns
+
+    async def _load_into(self, session: WorkerSession, message: wire.Load) -> int:
+        return await self._in_time(session, session.load(message), "loading")
+
+    async def _in_time(self, session: WorkerSession, work: Awaitable[_T], doing: str) -> _T:
+        """Return what `work` returns. Raises `InternalError`, and kills the worker, where it takes too long."""
+        try:
+            async with asyncio.timeout(self._load_timeout_s or None):
+                return await work
+        except TimeoutError:
+            session.kill()
+            raise InternalError(
+                f"the model was still {doing} after {self._load_timeout_s:g} s, and its worker was killed"
+            ) from None
 
     def join(self, model: Model) -> None:
         """Let the instance execute requests of `model`, and keep it alive from now on."""
@@ -123,7 +144,7 @@ class InstanceSupervisor:
             try:
                 self._session = session
                 await session.start(self._launcher)
-                load_ns = await session.load(self._load)
+                load_ns = await self._load_into(session, self._load)
             except ServingError as error:
                 self._session = None
                 session.kill()

@@ -96,6 +96,8 @@ class Complete(Message):
     #: The model's folder in the repository, and the version folder in it.
     model_dir: str
     version: int
+    #: Settings of the backend from the command line.
+    backend_config: dict[str, str] = {}
 
 
 class Load(Message):
@@ -112,6 +114,9 @@ class Load(Message):
     #: Largest number of bytes that the worker's output arena may take.
     arena_byte_size: int = 1 << 34
     verbose: int = 0
+    backend_config: dict[str, str] = {}
+    #: The CPUs that the worker may use; none for all.
+    cpus: tuple[int, ...] = ()
 
 
 class Attach(Message):

@@ -1,38 +1,134 @@
-"""`python -m bench [rows | start | micro]`."""
+"""`python -m bench [rows | curve | growth | start | micro | draw]`: the command line of the measurements."""
 
 from __future__ import annotations
 
-import argparse
+import signal
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
-from bench import compare, micro, start
+import typer
+
+from bench import compare, curve, growth, machine, start, store
+from bench.triton import NotAvailable
+
+cli = typer.Typer(
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=(
+        "Measure the server, and where it can be had a real Triton beside it. Without a command: [bold]rows[/bold].\n\n"
+        "Triton and NVIDIA's perf_analyzer are fetched once into ~/.cache/naiad-bench (Debian or Ubuntu). Use a machine"
+        " that does nothing else: every figure is a median of rounds in turn, but noise is noise. An interrupted run"
+        " stops its servers and writes nothing."
+    ),
+    epilog=(
+        "Begin with [bold]python -m bench curve --quick[/bold] (2 minutes, pictures in build/bench/). Everything that"
+        " the README shows is measured and drawn again by [bold]python -m bench curve && python -m bench growth[/bold]."
+    ),
+)
+
+Only = Annotated[str, typer.Option(help="only rows whose name contains this: 'small', 'grpc', 'c=8'")]
+Rounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; figures are medians")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="length of a window; a round has three")]
+Output = Annotated[Path | None, typer.Option(help="write figures and settings to this JSON file", dir_okay=False)]
+WithoutTriton = Annotated[bool, typer.Option("--without-triton", help="measure our server alone")]
+Quick = Annotated[bool, typer.Option("--quick", help="one round, fewer points; written to build/bench/")]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure the server. Use a quiet machine.")
-    commands = parser.add_subparsers(dest="command", metavar="rows | start | micro")
-    rows = commands.add_parser("rows", help="our server and a real Triton under NVIDIA's perf_analyzer (the default)")
-    for each in (parser, rows):
-        each.add_argument("--only", default="", help="only rows whose name contains this")
-        each.add_argument("--rounds", type=int, default=3, help="rounds per row and server")
-        each.add_argument("--seconds", type=float, default=1.0, help="length of a window; a round has three")
-        each.add_argument("--output", type=Path, help="write figures and settings to this JSON file")
-        each.add_argument("--without-triton", action="store_true", help="measure our server alone")
-    commands.add_parser("start", help="time and memory of a start")
-    commands.add_parser("micro", help="the parts of a request, one by one")
-    arguments = parser.parse_args()
-    if arguments.command == "start":
-        start.run()
-    elif arguments.command == "micro":
-        micro.run()
-    else:
-        return compare.run(
-            arguments.only, arguments.rounds, arguments.seconds, arguments.output,
-            with_triton=not arguments.without_triton,
-        )  # fmt: skip
-    return 0
+@cli.command()
+def rows(
+    only: Only = "",
+    rounds: Rounds = 3,
+    seconds: Seconds = 1.0,
+    output: Output = None,
+    without_triton: WithoutTriton = False,
+) -> None:
+    """32 rows of load: requests/s, p99, CPU seconds per 1,000 requests, and the ratios. 13 minutes."""
+    _warn_if_busy()
+    raise typer.Exit(compare.run(only, rounds, seconds, output, with_triton=not without_triton))
+
+
+@cli.command("curve")
+def curve_command(quick: Quick = False, without_triton: WithoutTriton = False) -> None:
+    """Latency and throughput against tensor size, 1 KiB to 64 MiB, by transport; a picture. 8 minutes."""
+    _warn_if_busy()
+    measured = curve.measure(quick=quick, with_triton=not without_triton)
+    curve.print_table(measured)
+    _publish("curve", measured, quick=quick)
+
+
+@cli.command("growth")
+def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) -> None:
+    """What a request costs with 1 to 256 connections, 1 to 64 models, 1 to 4 instances; a picture. 9 minutes."""
+    _warn_if_busy()
+    measured = growth.measure(quick=quick, with_triton=not without_triton)
+    growth.print_table(measured)
+    _publish("growth", measured, quick=quick)
+
+
+@cli.command("start")
+def start_command() -> None:
+    """Time from the command until every port listens, and resident memory. 10 seconds."""
+    start.run()
+
+
+@cli.command("micro")
+def micro_command() -> None:
+    """The parts of a request, one by one, in one process: messages, framing, blocks, checks. 20 seconds."""
+    from bench import micro  # imports the server into this process, which no other measurement wants
+
+    micro.run()
+
+
+@cli.command()
+def draw(quick: Quick = False) -> None:
+    """Draw the pictures again from the JSON files of the last runs, without measuring."""
+    for name, kind in (("curve", curve.Curve), ("growth", growth.Growth)):
+        path = store.stem(name, quick=quick).with_suffix(".json")
+        if path.exists():
+            _draw(name, store.read_json(path, kind), quick=quick)
+
+
+def _publish(name: str, measured: Any, *, quick: bool) -> None:
+    path = store.stem(name, quick=quick).with_suffix(".json")
+    store.write_json(path, measured)
+    print(f"wrote {path}")
+    _draw(name, measured, quick=quick)
+
+
+def _draw(name: str, measured: Any, *, quick: bool) -> None:
+    # matplotlib takes half a second to import, and only pictures need it
+    from bench.pictures import draw_curve, draw_growth, save
+
+    figure = draw_curve(measured) if name == "curve" else draw_growth(measured)
+    for path in save(figure, store.stem(name, quick=quick)):
+        print(f"wrote {path}")
+
+
+def _warn_if_busy() -> None:
+    load = machine.this_machine().load
+    if load > machine.BUSY:
+        print(f"this machine is busy (load average {load}): figures will be worse than they are", file=sys.stderr)
+
+
+def _terminated(number: int, _: object) -> None:
+    """Let `with` blocks stop the servers, as after an interrupt."""
+    sys.exit(128 + number)
+
+
+def main() -> None:
+    """Run a command; `rows` where none is named."""
+    signal.signal(signal.SIGTERM, _terminated)
+    arguments = sys.argv[1:]
+    if not arguments or (arguments[0].startswith("-") and arguments[0] != "--help"):
+        arguments = ["rows", *arguments]
+    try:
+        cli(args=arguments, prog_name="python -m bench")
+    except NotAvailable as error:
+        sys.exit(f"cannot measure: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

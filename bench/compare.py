@@ -7,26 +7,20 @@ seconds, server and workers together.
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.progress import Progress
 
+from bench.contenders import Server, contenders
+from bench.machine import PERF_ANALYZER, TRITON, cpu_seconds, this_machine
 from bench.models import write_onnx_model, write_python_models
+from bench.progress import progress
 from bench.rows import Analyzer, Figures, Row, all_rows
-from bench.server import ServerProcess, free_ports
-from bench.triton import NotAvailable, perf_analyzer, triton
+from bench.store import write_json
+from bench.triton import perf_analyzer
 
 
 class Measured(msgspec.Struct):
@@ -49,38 +43,25 @@ class Measured(msgspec.Struct):
         return statistics.median(self.cpu_s)
 
 
-class Server(msgspec.Struct):
-    """A server under load: its ports by protocol, and its process."""
-
-    name: str
-    ports: dict[str, int]
-    pid: int
-
-
 def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_triton: bool) -> int:
     """Measure, print a table, write JSON; returns the number of rows that failed on our server."""
     binary, environment = perf_analyzer()
     analyzer = Analyzer(binary, environment, window_s)
     rows = [row for row in all_rows() if only in row.name]
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="naiad-bench-")))
+    machine = this_machine()
+    with tempfile.TemporaryDirectory(prefix="naiad-bench-") as temporary:
+        folder = Path(temporary)
         write_python_models(folder / "python")
         write_python_models(folder / "ours")
         write_onnx_model(folder / "ours")
-        ours = stack.enter_context(ServerProcess(folder / "ours"))
-        servers = [Server("ours", {"http": ours.http_port, "grpc": ours.grpc_port}, ours.pid)]
-        if with_triton:
-            try:
-                http_port, grpc_port, metrics_port = free_ports(3)
-                pid = stack.enter_context(triton(folder / "python", http_port, grpc_port, metrics_port))
-                servers.append(Server("triton", {"http": http_port, "grpc": grpc_port}, pid))
-            except NotAvailable as error:
-                print(f"no Triton to compare with: {error}", file=sys.stderr)
-        found = _measure_all(analyzer, rows, servers, rounds)
+        with contenders(folder / "ours", folder / "python" if with_triton else None) as servers:
+            found = _measure_all(analyzer, rows, servers, rounds)
     report = [_reported(row, found[row.name]) for row in rows]
     _print_table(report)
     if output is not None:
-        output.write_text(json.dumps({"settings": settings(rounds, window_s), "rows": report}, indent=1) + "\n")
+        load = f"perf_analyzer {PERF_ANALYZER}, {rounds} rounds of three windows of {window_s} s, medians"
+        settings = {"machine": machine, "triton": f"{TRITON}, Python backend", "load": load}
+        write_json(output, {"settings": settings, "rows": report})
     return sum("failed" in line["ours"] for line in report)
 
 
@@ -88,15 +69,15 @@ def _measure_all(
     analyzer: Analyzer, rows: list[Row], servers: list[Server], rounds: int
 ) -> dict[str, dict[str, Measured]]:
     found: dict[str, dict[str, Measured]] = {}
-    with Progress() as progress:
-        bar = progress.add_task("measuring", total=len(rows) * rounds * len(servers))
+    with progress() as shown:
+        bar = shown.add_task("measuring", total=len(rows) * rounds * len(servers))
         for row in rows:
             measured = found[row.name] = {server.name: Measured() for server in servers}
             for _ in range(rounds):
                 for server in servers:
-                    progress.update(bar, description=f"{row.name}, {server.name}")
+                    shown.update(bar, description=f"{row.name}, {server.name}")
                     _measure(analyzer, row, server, measured[server.name])
-                    progress.advance(bar)
+                    shown.advance(bar)
     return found
 
 
@@ -108,23 +89,8 @@ def _measure(analyzer: Analyzer, row: Row, server: Server, measured: Measured) -
         measured.failure = figures
         return
     measured.figures.append(figures)
-    # perf_analyzer measures three windows after a warm-up of its own, all under the same load.
-    requests = figures.rate * analyzer.window_s * 3
-    measured.cpu_s.append((cpu_seconds(server.pid) - before) / requests * 1000)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds that a process and its descendants have used so far."""
-    total = 0.0
-    pending = [pid]
-    while pending:
-        each = pending.pop()
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            for task in Path(f"/proc/{each}/task").iterdir():
-                pending += map(int, (task / "children").read_text().split())
-    return total
+    # perf_analyzer's windows follow one another from its start to its end: it has counted all but a few.
+    measured.cpu_s.append((cpu_seconds(server.pid) - before) / figures.requests * 1000)
 
 
 def _reported(row: Row, measured: dict[str, Measured]) -> dict[str, Any]:
@@ -164,19 +130,3 @@ def _print_table(report: list[dict[str, Any]]) -> None:
     ratios = [line["rate_ratio"] for line in report if "rate_ratio" in line]
     if ratios:
         print(f"{len(ratios)} rows compared, geometric mean of the ratios {statistics.geometric_mean(ratios):.2f}")
-
-
-def settings(rounds: int, window_s: float) -> dict[str, Any]:
-    """Return what somebody needs to repeat the measurement."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    packages = ("aiohttp", "grpclib", "msgspec", "numpy", "onnxruntime", "protobuf", "uvloop")
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit.stdout.strip(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
-        "triton": "2.51.0, Python backend",
-        "load": f"perf_analyzer 2.41, {rounds} rounds of three windows of {window_s} s, medians",
-    }

@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 
 from backends import wire
 from backends.framing import FrameReader, frame
+from kernel.batch import Batch
+from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
 from kernel.events import Submitted
+from kernel.model import Model
+from kernel.observe.metrics_config import MetricsConfig
+from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.request import InputTensor, Request
-from kernel.testing import Lab, RecordingSink, model_spec
+from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from kernel.validate import validate
+from protocols.http.metric_families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from shm.blocks import BlockAllocator
@@ -45,6 +51,9 @@ def operations() -> dict[str, Callable[[], object]]:
         "framing: one frame": lambda: reader.feed(framed),
         "arena: take and give 1 MiB": lambda: allocator.give(allocator.take(1 << 20) or 0),
         "request: check against the configuration": _validation(),
+        "statistics: record an execution": _recording(MetricsConfig()),
+        "statistics: record it with summaries": _recording(MetricsConfig(True, True, True)),
+        "metrics: a page with 100 models": _scrape(100),
         "scheduler: direct, submit to answer": _scheduling(direct, 0),
         "scheduler: dynamic, submit to answer": _scheduling(dynamic, 8),
     }
@@ -54,6 +63,20 @@ def _validation() -> Callable[[], object]:
     spec = model_spec(dims=(16,))
     request = Request("model", [InputTensor("IN", "FP32", [16], bytes(64))], RecordingSink())
     return lambda: validate(request, spec)
+
+
+def _recording(metrics: MetricsConfig) -> Callable[[], object]:
+    statistics = ModelStatistics()
+    statistics.measure(metrics, ModelConfig())
+    batch = Batch([Request("model", [], RecordingSink())], 0)
+    times = ExecutionTimes(1_000, 100_000, 1_000)
+    return lambda: statistics.record_execution(batch, times, 250_000, 1)
+
+
+def _scrape(count: int) -> Callable[[], object]:
+    spec, config = model_spec(max_batch_size=8), MetricsConfig()
+    models = [Model(spec, ModelConfig(), version, direct, FakeClock()) for version in range(count)]
+    return lambda: "\n".join(render_models(models, config, 0)).encode()
 
 
 def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:

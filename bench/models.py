@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-HEAD = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
+HEAD = "import time\n\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
 
 ADD_SUB = """class TritonPythonModel:
     def execute(self, requests):
@@ -19,6 +20,9 @@ ADD_SUB = """class TritonPythonModel:
                 pb_utils.Tensor("OUTPUT0", a + b), pb_utils.Tensor("OUTPUT1", a - b)]))
         return responses
 """
+
+#: The same sums, 2 ms later: the processor is free meanwhile, as while an accelerator computes.
+WAITING = ADD_SUB.replace("        responses = []", "        time.sleep(0.002 * len(requests))\n        responses = []")
 
 IDENTITY = """class TritonPythonModel:
     def execute(self, requests):
@@ -71,9 +75,34 @@ PYTHON_MODELS = {
 def write_python_models(root: Path) -> None:
     """Write the models that both servers run into the repository `root`."""
     for name, (config, source) in PYTHON_MODELS.items():
-        (root / name / "1").mkdir(parents=True)
-        (root / name / "config.pbtxt").write_text(f'backend: "python"\n{ONE_CPU}{config}')
-        (root / name / "1" / "model.py").write_text(HEAD + source)
+        _write_python_model(root / name, config, source)
+
+
+def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> None:
+    """Write what `bench growth` loads: many copies of one model, and models with more and more instances."""
+    config, source = PYTHON_MODELS["add_sub"]
+    for number in range(models):
+        _write_python_model(root / copy_name(number), config, source)
+    for count in instances:
+        _write_python_model(root / instances_name("add_sub", count), config, source, count)
+        _write_python_model(root / instances_name("waiting", count), config, WAITING, count)
+
+
+def copy_name(number: int) -> str:
+    """Return the name of one of the copies."""
+    return f"add_sub_{number:02}"
+
+
+def instances_name(model: str, count: int) -> str:
+    """Return the name of a model with `count` instances: `add_sub`, or `waiting`, which waits as if for a device."""
+    return f"{model}_x{count}"
+
+
+def _write_python_model(folder: Path, config: str, source: str, instances: int = 1) -> None:
+    (folder / "1").mkdir(parents=True)
+    group = ONE_CPU.replace("count: 1", f"count: {instances}")
+    (folder / "config.pbtxt").write_text(f'backend: "python"\n{group}{config}')
+    (folder / "1" / "model.py").write_text(HEAD + source)
 
 
 def write_onnx_model(root: Path) -> None:

@@ -44,10 +44,33 @@ def all_rows() -> list[Row]:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One measurement."""
+    """One measurement: requests per second, latencies, and how many requests they come from."""
 
     rate: float
+    p50_us: float
     p99_us: float
+    requests: int
+
+
+_REPORT = {
+    "rate": re.compile(r"Throughput: ([\d.]+) infer/sec"),
+    "p50_us": re.compile(r"p50 latency: (\d+) usec"),
+    "p99_us": re.compile(r"p99 latency: (\d+) usec"),
+    "requests": re.compile(r"Request count: (\d+)"),
+}
+
+
+def parse_report(text: str) -> Figures | str:
+    """Return the figures in perf_analyzer's report on one load, or its last line where there are none.
+
+    With `-r 3 -s 999` they cover all three windows.
+    """
+    found = {name: pattern.search(text) for name, pattern in _REPORT.items()}
+    numbers = {name: float(match[1]) for name, match in found.items() if match}
+    if len(numbers) < len(found):
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        return said[-1] if said else "perf_analyzer said nothing"
+    return Figures(numbers["rate"], numbers["p50_us"], numbers["p99_us"], int(numbers["requests"]))
 
 
 class Analyzer(msgspec.Struct, frozen=True):
@@ -75,9 +98,4 @@ class Analyzer(msgspec.Struct, frozen=True):
             )
         except subprocess.TimeoutExpired:
             return "perf_analyzer did not end"
-        rate = re.search(r"Throughput: ([\d.]+) infer/sec", done.stdout)
-        p99 = re.search(r"p99 latency: (\d+) usec", done.stdout)
-        if not rate or not p99:
-            said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            return said[-1] if said else f"perf_analyzer ended with {done.returncode}"
-        return Figures(float(rate[1]), float(p99[1]))
+        return parse_report(done.stdout + done.stderr)

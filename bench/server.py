@@ -75,12 +75,14 @@ class ServerProcess:
                    "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *self._flags]  # fmt: skip
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._ports_found():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                log = self.log
-                self.stop()
-                raise ServerFailed(log)
-            time.sleep(0.02)
+        try:
+            while not self._ports_found():
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise ServerFailed(self.log)
+                time.sleep(0.02)
+        except BaseException:  # also an interrupt: nobody else would stop the process
+            self.stop()
+            raise
 
     def _ports_found(self) -> bool:
         found = dict(_STARTED.findall(self.log))
@@ -97,9 +99,11 @@ class ServerProcess:
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
+            except BaseException as error:  # too slow, or the wait was interrupted
                 process.kill()
                 process.wait()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -85,14 +85,14 @@ def _numpy() -> Path:
 
 
 @contextlib.contextmanager
-def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int) -> Iterator[int]:
+def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *flags: str) -> Iterator[int]:
     """Serve `models` with Triton on loopback while the block runs; gives its process id."""
     root = server_root()
     server = root / "pytriton/tritonserver"
     command = [
         str(server / "bin/tritonserver"), f"--model-repository={models}", f"--backend-directory={server / 'backends'}",
         f"--cache-directory={server / 'caches'}", f"--http-port={http_port}", f"--grpc-port={grpc_port}",
-        f"--metrics-port={metrics_port}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
+        f"--metrics-port={metrics_port}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *flags,
     ]  # fmt: skip
     libraries = f"{root / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
     process = subprocess.Popen(

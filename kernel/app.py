@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -26,9 +25,14 @@ from kernel.clock import LoopClock
 from kernel.errors import ServingError
 from kernel.greeting import print_demo_hint, print_models_table
 from kernel.inputs import InputPlacer
+from kernel.listen import CannotListen, bind
 from kernel.observe.logs import set_up_logging
+from kernel.observe.metrics_config import parse_metrics_config
 from kernel.regions import RegionRegistry
-from kernel.repository.lifecycle import Lifecycle, LifecycleSettings
+from kernel.repository.backend_config import parse_backend_configs
+from kernel.repository.host_policy import parse_host_policies
+from kernel.repository.lifecycle import Lifecycle
+from kernel.repository.settings import LifecycleSettings
 from kernel.router import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from protocols.grpc.server import GrpcServer
@@ -38,14 +42,15 @@ from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    import socket
+    from collections.abc import Coroutine, Sequence
 
     from kernel.clock import Clock
     from kernel.config.spec import ModelSpec
     from kernel.events import Event
     from kernel.inbox import Inbox
     from kernel.instances import InstanceSet
-    from kernel.options import Listener, ServerOptions
+    from kernel.options import ServerOptions
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -63,16 +68,19 @@ class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
 
-def serve(options: ServerOptions) -> int:
-    """Run the server until it is told to stop; returns the exit code."""
+def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
+    """Run the server until it is told to stop; returns the exit code. `notes` are logged as warnings."""
     try:
         return anyio.run(
-            Server(options).run,
+            Server(options, notes).run,
             backend="asyncio",
             backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )
-    except StartFailed as error:
-        print(f"error: creating server: {error}", file=sys.stderr)
+    except (StartFailed, CannotListen) as error:
+        if options.log.format == "json":
+            logger.error("%s", error)
+        else:
+            print(f"error: {error}", file=sys.stderr)
         return 1
 
 
@@ -87,10 +95,12 @@ def choose_scheduler(
 class Server:
     """The whole server of one process."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, notes: Sequence[str] = ()) -> None:
         self._options = options
+        self._notes = notes
         self._log = LogSettings(
             LogValues(
+                log_file=options.log.file,
                 log_info=options.log.info,
                 log_warning=options.log.warning,
                 log_error=options.log.error,
@@ -102,24 +112,33 @@ class Server:
     async def run(self) -> int:
         """Start, serve, stop. Returns the exit code."""
         set_up_logging(self._log)
+        for note in self._notes:
+            logger.warning("%s", note)
         with contextlib.ExitStack() as stack:
             sockets = {
-                name: stack.enter_context(_bind(title, listener))
+                name: stack.enter_context(bind(title, listener))
                 for name, title, listener in (
                     ("http", "HTTP", self._options.http_listener),
                     ("grpc", "GRPC", self._options.grpc_listener),
-                    ("metrics", "metrics", self._options.metrics_listener),
+                    ("metrics", "Metrics", self._options.metrics_listener),
                 )
                 if listener.allow
             }
-            self._build()
-            return await self._run_until_signal(sockets)
+            try:
+                self._build()
+            except ServingError as error:
+                raise StartFailed(_creating_server(error)) from None
+            return await self._run_until_signal(sockets, self._make_doors(sockets))
 
     def _build(self) -> None:
         options = self._options
-        catalog, regions, clock = Catalog(), RegionRegistry(), LoopClock()
+        # Nobody reads what would be measured for a port that is not there.
+        metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
+        repository = options.repository
+        catalog = Catalog(namespacing=repository.namespacing)
+        regions, clock = RegionRegistry(), LoopClock()
         settings = KernelSettings(
-            trace=TraceSettings(),
+            trace=TraceSettings(options.trace),
             log=self._log,
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,
@@ -131,16 +150,30 @@ class Server:
             catalog,
             clock,
             choose_scheduler,
-            lambda: InstanceSupervisor(launcher, arena_byte_size=options.arena_byte_size, verbose=options.log.verbose),
+            lambda: InstanceSupervisor(
+                launcher,
+                arena_byte_size=options.arena_byte_size,
+                verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
+                load_timeout_s=repository.load_timeout_s,
+            ),
             LifecycleSettings(
-                repositories=options.repository.paths,
-                explicit=options.repository.control_mode == "explicit",
-                auto_complete=options.repository.auto_complete_config,
+                repositories=repository.paths,
+                explicit=repository.control_mode == "explicit",
+                poll_s=repository.poll_s if repository.control_mode == "poll" else 0,
+                auto_complete=repository.auto_complete_config,
+                config_name=repository.config_name,
+                namespacing=repository.namespacing,
+                load_thread_count=repository.load_thread_count,
+                load_retry_count=repository.load_retry_count,
+                backend_configs=parse_backend_configs(repository.backend_config),
+                host_policies=parse_host_policies(repository.host_policy),
+                load_timeout_s=repository.load_timeout_s,
+                metrics=metrics,
             ),
         )
         self._kernel.repository = self._lifecycle
 
-    async def _run_until_signal(self, sockets: dict[str, socket.socket]) -> int:
+    async def _run_until_signal(self, sockets: dict[str, socket.socket], doors: list[FrontDoor]) -> int:
         stop = asyncio.Event()
         failure = ""
         code = 0
@@ -149,7 +182,7 @@ class Server:
             try:
                 failure = await self._load_unless(stop)
                 if not failure and not stop.is_set():
-                    doors = await self._open_doors(sockets)
+                    await self._open(doors, sockets)
                     await stop.wait()
                     code = await self._stop(doors)
             finally:
@@ -180,32 +213,45 @@ class Server:
         try:
             failed = await self._lifecycle.start(self._options.repository.load_models)
         except ServingError as error:
-            return f"{error.code.title} - {error.message}"
-        print_models_table(self._kernel.catalog)
+            return _creating_server(error)
+        self._show_models()
         if failed and self._options.repository.exit_on_error:
             return (
-                f"Internal - failed to load all models: {', '.join(failed)} (see the table above; "
+                f"creating server: Internal - failed to load all models: {', '.join(failed)} (see the table above; "
                 "--exit-on-error=false starts without them)"
             )
         return ""
 
-    async def _open_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
+    def _show_models(self) -> None:
+        """Tell what became of each model: people a table, and machines that read JSON a line for each."""
+        if self._options.log.format != "json":
+            print_models_table(self._kernel.catalog)
+            return
+        for item in self._kernel.catalog.index():
+            state = f"{item.state}: {item.reason.strip()}" if item.reason else item.state or "not loaded"
+            logger.info("model '%s': %s", item.name, state, extra={"model": item.name, "version": item.version})
+
+    def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
+        """Return the front doors, before any model is loaded: what is wrong with their options is told at once."""
         doors: list[FrontDoor] = []
+        log_access = self._options.log.access
         if "grpc" in sockets:
-            doors.append(GrpcServer(self._kernel, sockets["grpc"]))
+            doors.append(GrpcServer(self._kernel, sockets["grpc"], self._options.grpc, log_access=log_access))
         if "http" in sockets:
-            doors.append(HttpServer(self._kernel, sockets["http"], max_input_size=self._options.http.max_input_size))
+            doors.append(HttpServer(self._kernel, sockets["http"], self._options.http, log_access=log_access))
         if "metrics" in sockets:
-            doors.append(MetricsServer(self._kernel, sockets["metrics"]))
+            doors.append(MetricsServer(self._kernel, sockets["metrics"], self._options.metrics))
+        return doors
+
+    async def _open(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
         for door in doors:
             await door.start()
             logger.info("Started %s", door.title)
         # What exists now lives as long as the server: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        if self._options.demo and "http" in sockets:
+        if self._options.demo and "http" in sockets and self._options.log.format != "json":
             print_demo_hint(sockets["http"].getsockname()[1])
-        return doors
 
     async def _stop(self, doors: list[FrontDoor]) -> int:
         """Drain and close; returns the exit code. A second signal ends the wait."""
@@ -225,6 +271,11 @@ class Server:
         return 0
 
 
+def _creating_server(error: ServingError) -> str:
+    """Return how tritonserver tells of an error at start."""
+    return f"creating server: {error.code.title} - {error.message}"
+
+
 async def _wait_for_signals(stop: asyncio.Event) -> None:
     first_s = 0.0
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
@@ -238,25 +289,3 @@ async def _wait_for_signals(stop: asyncio.Event) -> None:
             logger.info("Signal (%d) received.", number)
             first_s = time.monotonic()
             stop.set()
-
-
-def _bind(title: str, listener: Listener) -> socket.socket:
-    """Return a bound socket that does not listen yet. Raises `StartFailed`."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            listener.address, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise StartFailed(f"Unavailable - {title} address '{listener.address}': {error.strerror}") from None
-    sock = socket.socket(family, kind, protocol)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setblocking(False)
-    try:
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise StartFailed(
-            f"Unavailable - Socket '{listener.address}:{listener.port}' for {title}: {error.strerror}. "
-            f"Choose another port with --{title.lower()}-port"
-        ) from None
-    return sock

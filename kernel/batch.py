@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from kernel.request import Request
 
 
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Requests bound for one instance. Whoever executes it answers every request exactly once."""
 
-    __slots__ = ("dispatched_ns", "requests", "rows")
+    requests: list[Request]
+    dispatched_ns: int
+    #: Sum of the requests' rows.
+    rows: int = 0
 
-    def __init__(self, requests: list[Request], dispatched_ns: int) -> None:
-        self.requests = requests
-        #: Sum of the requests' rows.
-        self.rows = sum(request.batch_size for request in requests)
-        self.dispatched_ns = dispatched_ns
+    def __post_init__(self) -> None:
+        for request in self.requests:
+            self.rows += request.batch_size

@@ -7,6 +7,8 @@ changes it, front doors and the kernel read it.
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +16,18 @@ import msgspec
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kernel.model import Model
+
+#: The reason of a version that was unloaded on request.
+UNLOADED = "unloaded"
+
+#: The number at the beginning of a version string, as `stol` finds it.
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+
+#: The reason of a model that no repository may claim.
+DUPLICATE_REASON = "model appears in two or more repositories"
 
 
 class ModelState(enum.Enum):
@@ -45,39 +58,78 @@ class IndexItem(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """Versions by model name and number. `known` are models in the repository that were never loaded."""
+    """Versions by model and number.
 
-    def __init__(self) -> None:
+    A model has an identifier, by which the lifecycle knows it, and a name, by which clients do. They are
+    the same unless repositories are namespaces: then one name can stand for several models, and for no
+    client until only one of them is left.
+    """
+
+    def __init__(self, *, namespacing: bool = False) -> None:
+        #: Grows with every change: what was found out before may not hold any more.
+        self.generation = 0
+        self._namespacing = namespacing
         self._models: dict[str, dict[int, VersionEntry]] = {}
-        #: The READY version with the highest number of each model.
+        #: By name, the READY version with the highest number of the one model that has the name.
         self._newest: dict[str, Model] = {}
-        #: Models that cannot be loaded at all, and why (no valid configuration, found twice).
+        #: Models that cannot be loaded at all, and why.
         self._broken: dict[str, str] = {}
-        self._known: set[str] = set()
+        #: Models that are in several repositories.
+        self._duplicates: set[str] = set()
+        #: Names by identifier of the models in the repositories, loaded or not.
+        self._known: dict[str, str] = {}
 
     # ---- changed by the lifecycle ------------------------------------------------------------
 
-    def set_known(self, names: set[str]) -> None:
-        """Tell which models the repository has."""
-        self._known = set(names)
+    def set_known(self, names: Mapping[str, str] | Iterable[str], duplicates: Iterable[str] = ()) -> None:
+        """Tell which models the repositories have: their names, by identifier where these differ.
 
-    def set_broken(self, name: str, reason: str | None) -> None:
+        `duplicates` are in several repositories, so that nobody can say which one is meant.
+        """
+        self.generation += 1
+        self._known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+        self._duplicates = set(duplicates)
+        for identifier in self._models:
+            self._choose_newest(identifier)
+
+    def set_broken(self, identifier: str, reason: str | None) -> None:
         """Remember why no version of a model can be loaded; None forgets it."""
+        self.generation += 1
         if reason is None:
-            self._broken.pop(name, None)
+            self._broken.pop(identifier, None)
         else:
-            self._broken[name] = reason
+            self._broken[identifier] = reason
 
     def set_state(
-        self, name: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
+        self, identifier: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
     ) -> None:
         """Set the state of one version. `model` comes with READY, and stays with UNLOADING."""
-        self._models.setdefault(name, {})[version] = VersionEntry(state, reason, model)
-        ready = [e.model for _, e in sorted(self._models[name].items()) if e.state is ModelState.READY]
-        if ready and ready[-1] is not None:
+        self.generation += 1
+        self._models.setdefault(identifier, {})[version] = VersionEntry(state, reason, model)
+        self._choose_newest(identifier)
+
+    def _choose_newest(self, identifier: str) -> None:
+        name = self._name(identifier)
+        claimants = self._claimants(name) if self._namespacing else [identifier]
+        ready: list[Model] = []
+        if len(claimants) == 1:
+            versions = sorted(self._models[claimants[0]].items())
+            ready = [e.model for _, e in versions if e.state is ModelState.READY and e.model is not None]
+        if ready:
             self._newest[name] = ready[-1]
         else:
             self._newest.pop(name, None)
+
+    def _name(self, identifier: str) -> str:
+        return self._known.get(identifier, identifier)
+
+    def _claimants(self, name: str) -> list[str]:
+        """Return the identifiers of the models called `name` that were loaded, or tried, and not unloaded."""
+        return [
+            identifier
+            for identifier, versions in self._models.items()
+            if self._name(identifier) == name and any(entry.reason != UNLOADED for entry in versions.values())
+        ]
 
     # ---- read by everyone --------------------------------------------------------------------
 
@@ -90,47 +142,70 @@ class Catalog:
             newest = self._newest.get(name)
             if newest is not None:
                 return newest
-            if name in self._models or name in self._broken:
+        number = parse_version(version) if version else None
+        identifier = self._identifier(name)
+        versions = self._models.get(identifier, {})
+        if number is None:
+            if versions or identifier in self._broken:
                 raise NoAvailableVersion(name)
             raise ModelNotFound(name)
-        number = parse_version(version)
-        entry = self._models.get(name, {}).get(number)
+        entry = versions.get(number)
         if entry is None:
-            raise ModelNotFound(name, version) if name in self._models else ModelNotFound(name)
+            raise ModelNotFound(name, str(number)) if versions else ModelNotFound(name)
         if entry.state is not ModelState.READY or entry.model is None:
             raise ModelNotReady(name, number)
         return entry.model
 
-    def entry(self, name: str, version: int) -> VersionEntry | None:
-        return self._models.get(name, {}).get(version)
+    def _identifier(self, name: str) -> str:
+        """Return which model `name` means. Raises `InvalidArgument` where that is not one (Triton)."""
+        if not self._namespacing:
+            return name
+        claimants = self._claimants(name)
+        if not claimants:
+            raise InvalidArgument(f"Request for unknown model: '{name}' is not found")
+        if len(claimants) > 1:
+            raise InvalidArgument(
+                f"There are {len(claimants)} identifiers of model '{name}' in global map, model namespace must be "
+                "provided to resolve ambiguity."
+            )
+        return claimants[0]
 
-    def versions(self, name: str) -> dict[int, VersionEntry]:
+    def entry(self, identifier: str, version: int) -> VersionEntry | None:
+        return self._models.get(identifier, {}).get(version)
+
+    def versions(self, identifier: str) -> dict[int, VersionEntry]:
         """Return all versions of a model that were ever loaded, in the order of their numbers."""
-        return dict(sorted(self._models.get(name, {}).items()))
+        return dict(sorted(self._models.get(identifier, {}).items()))
 
     def ready_models(self, name: str = "") -> list[Model]:
-        """Return the READY versions of all models, or of one, by name and number."""
+        """Return the READY versions of all models, or of those called `name`, by identifier and number."""
         return [
             entry.model
-            for model_name, versions in sorted(self._models.items())
-            if name in ("", model_name)
+            for identifier, versions in sorted(self._models.items())
+            if not name or self._name(identifier) == name
             for _, entry in sorted(versions.items())
             if entry.state is ModelState.READY and entry.model is not None
         ]
 
     def index(self, ready: bool = False) -> list[IndexItem]:
-        """Return the repository index by name and version; with `ready` only what is READY."""
+        """Return the repository index by identifier and version; with `ready` only what is READY.
+
+        Models that are in several repositories are always shown, and never as READY (Triton).
+        """
         items: list[IndexItem] = []
-        for name in sorted(self._known | set(self._models) | set(self._broken)):
-            versions = self._models.get(name, {})
-            if versions:
+        for identifier in sorted({*self._known, *self._models, *self._broken, *self._duplicates}):
+            name = self._name(identifier)
+            versions = self._models.get(identifier, {})
+            if identifier in self._duplicates:
+                items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
+            elif versions:
                 items += [
                     IndexItem(name, str(number), entry.state.value, entry.reason)
                     for number, entry in sorted(versions.items())
                     if not ready or entry.state is ModelState.READY
                 ]
-            elif not ready and name in self._broken:
-                items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[name]))
+            elif not ready and identifier in self._broken:
+                items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier]))
             elif not ready:
                 items.append(IndexItem(name))
         return items
@@ -147,19 +222,23 @@ class Catalog:
                 if entry.state is ModelState.READY:
                     if entry.model is not None and not entry.model.ready:
                         return False
-                elif entry.reason != "unloaded":
+                elif entry.reason != UNLOADED:
                     return False
         return True
 
 
 def parse_version(text: str) -> int:
-    """Return the number of a version string, with Triton's errors for what is none."""
-    if not text.isascii() or not text.lstrip("+-").isdigit() or len(text) > 19:
+    """Return the number of a version string, with Triton's errors for what is none.
+
+    Triton reads it with C++'s `stol`, which takes white space before the number and anything behind it.
+    """
+    found = _NUMBER.match(text)
+    if found is None or len(found[1].lstrip("+-0")) > 19 or not -(2**63) <= int(found[1]) < 2**63:
         raise InvalidArgument(
             f"failed to get model version from specified version string '{text}' (details: stol), "
             "version should be an integral value > 0"
         )
-    number = int(text)
+    number = int(found[1])
     if number < 0:  # no folder is called 0 either, but Triton looks for it
         raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
     return number

@@ -29,8 +29,8 @@ class Alarm(Protocol):
 class LoopClock:
     """The clock of a running asyncio loop."""
 
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
+    #: Asked several times per request: without a frame of Python.
+    now_ns = staticmethod(time.monotonic_ns)
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

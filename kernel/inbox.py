@@ -39,6 +39,8 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._coroutine: Coroutine[int | None, Event, None] | None = None
         self._stepping = False
+        #: What the alarm is set to.
+        self._until_ns: int | None = None
 
     def start(self, scheduler: Coroutine[int | None, Event, None]) -> None:
         """Run `scheduler` up to its first wait."""
@@ -48,6 +50,7 @@ class Inbox:
 
     def close(self) -> None:
         """End the scheduler; events are no longer delivered."""
+        self._until_ns = None
         self._alarm.set(None)
         self._events.clear()
         if self._coroutine is not None:
@@ -64,11 +67,13 @@ class Inbox:
 
     def post(self, event: Event) -> None:
         """Deliver `event`, running the scheduler until it waits again."""
-        self._events.append(event)
-        # A step can raise further events (a dispatch that fails makes its instance idle). They wait
-        # their turn: a coroutine that is already running cannot be entered again.
         if self._stepping:
+            # A step can raise further events (a dispatch that fails makes its instance idle). They wait
+            # their turn: a coroutine that is already running cannot be entered again.
+            self._events.append(event)
             return
+        if self._coroutine is not None:
+            self._step(event)
         while self._events and self._coroutine is not None:
             self._step(self._events.popleft())
 
@@ -84,7 +89,9 @@ class Inbox:
         except Exception as error:
             self._crashed(error)
         else:
-            self._alarm.set(until_ns)
+            if until_ns != self._until_ns:
+                self._until_ns = until_ns
+                self._alarm.set(until_ns)
         finally:
             self._stepping = False
 
@@ -94,4 +101,5 @@ class Inbox:
         self._on_crash(error)
 
     def _deadline_reached(self) -> None:
+        self._until_ns = None
         self.post(DeadlineReached())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.batch import Batch
@@ -44,6 +45,8 @@ FAST_EXECUTION_NS = 100_000
 
 MAX_DEPTH = 16
 
+_IDLE = InstanceIdle()
+
 
 class InstanceSet:
     """Instances of a model version. A lost instance comes back by `add`, when it was restarted.
@@ -58,6 +61,8 @@ class InstanceSet:
         self._clock = clock
         #: Batches that each living instance has not finished, oldest first.
         self._batches: dict[Instance, deque[Batch]] = {}
+        #: The living instance where there is exactly one, the usual case.
+        self._only: Instance | None = None
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
 
@@ -83,9 +88,14 @@ class InstanceSet:
         """How many instances are alive."""
         return len(self._batches)
 
+    @property
+    def waiting(self) -> int:
+        """How many requests instances were given ahead of time and have not started."""
+        return sum(len(batch.requests) for batches in self._batches.values() for batch in islice(batches, 1, None))
+
     def dispatch(self, requests: list[Request]) -> None:
         """Give `requests` to the instance with the least to do; one must be `open`."""
-        instance = self._least_busy()
+        instance = self._only or self._least_busy()
         batch = Batch(requests, self._clock.now_ns())
         self._batches[instance].append(batch)
         self._statistics.pending -= len(requests)
@@ -94,29 +104,34 @@ class InstanceSet:
         instance.execute(batch)
 
     def _least_busy(self) -> Instance:
-        if len(self._batches) == 1:
-            return next(iter(self._batches))
         return min(self._batches, key=lambda each: len(self._batches[each]))
 
     def add(self, instance: Instance) -> None:
         """A new or restarted instance is ready."""
+        if self._statistics.workers_lost > self._statistics.workers_restarted:
+            self._statistics.workers_restarted += 1
         self._batches[instance] = deque()
-        self._inbox.post(InstanceIdle())
+        self._only = instance if len(self._batches) == 1 else None
+        self._inbox.post(_IDLE)
 
     def executed(self, instance: Instance, times: ExecutionTimes) -> None:
         """The instance has done its first batch; responses that were due have been given."""
         batch = self._batches[instance].popleft()
         self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ms())
         # A moving average: one slow execution ends dispatching ahead, some fast ones allow it again.
-        self._execution_ns += (times.total_ns - self._execution_ns) // 8
-        fast = self._execution_ns < FAST_EXECUTION_NS
-        self._depth = min(MAX_DEPTH, 1 + PREFETCH_NS // max(self._execution_ns, 1)) if fast else 1
-        self._inbox.post(InstanceIdle())
+        mean_ns = self._execution_ns = self._execution_ns + (times.total_ns - self._execution_ns) // 8
+        if mean_ns >= FAST_EXECUTION_NS:
+            self._depth = 1
+        else:
+            depth = 1 + PREFETCH_NS // (mean_ns or 1)
+            self._depth = depth if depth < MAX_DEPTH else MAX_DEPTH  # noqa: PLR1730 - a call of min costs more
+        self._inbox.post(_IDLE)
 
     def lost(self, instance: Instance, unstarted: list[Request]) -> None:
         """The instance is gone. It has failed the requests that it was executing; `unstarted` are those
         that it had been given ahead of time, and they go back to the scheduler."""
         self._batches.pop(instance, None)
+        self._only = next(iter(self._batches)) if len(self._batches) == 1 else None
         self._statistics.workers_lost += 1
         if unstarted:
             self._statistics.pending += len(unstarted)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.catalog import DUPLICATE_REASON
 from kernel.errors import ServingError
 from kernel.greeting import print_table
 from kernel.options import BadOption
-from kernel.repository.layout import DUPLICATE_REASON
 from kernel.repository.limits import refuse_unsupported
 from kernel.repository.source import ModelSource, scan
 
@@ -31,6 +31,7 @@ def print_models(repositories: tuple[Path, ...]) -> int:
         try:
             config = source.read()
             versions = ", ".join(map(str, source.versions(config)))
+            source.check_label_files(config)
             refuse_unsupported(config)
         except ServingError as error:
             faults += 1

@@ -42,7 +42,7 @@ class Model:
         self.config = config
         self.version = version
         self.version_text = str(version)
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(decoupled=spec.decoupled)
         self.inbox = Inbox(clock, self._scheduler_failed)
         self.instances = InstanceSet(self.inbox, self.statistics, clock)
         #: Holds large inputs of this model's requests; made when the first one comes.
@@ -75,8 +75,9 @@ class Model:
         """Queue a checked request, which is the model's from now on."""
         request.model = self
         request.queue_start_ns = self._clock.now_ns()
+        if not self._live:
+            self._drained.clear()
         self._live.add(request)
-        self._drained.clear()
         self.statistics.pending += 1
         self.inbox.post(Submitted(request))
 
@@ -95,6 +96,8 @@ class Model:
         if response.error is not None and not request.failed:
             request.failed = True
             self.statistics.record_failure(request, response.error, self._clock.now_ns())
+        if self.statistics.decoupled:
+            self.statistics.record_response(request, response, self._clock.now_ns())
         if response.final:
             if request.instance is None:
                 self.statistics.pending -= 1

@@ -1,4 +1,4 @@
-"""What the server can be told at start, with defaults. `kernel/cli.py` gives every field its flag."""
+"""What the server can be told at start, with defaults. `kernel/flags/known.py` gives every field its flag."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import msgspec
+
+from kernel.errors import ServingError
+from kernel.repository.backend_config import parse_backend_configs
+from kernel.repository.host_policy import parse_host_policies
+from kernel.settings import TraceValues
 
 #: The models that the package carries, served where no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
@@ -41,7 +46,7 @@ class HttpOptions(msgspec.Struct, frozen=True):
 
     #: Largest JSON, raw or inflated request body in bytes.
     max_input_size: int = 64 << 20
-    #: Request headers whose whole name matches this expression become request parameters; "" for none.
+    #: Headers in whose name this expression is found become parameters of inference requests; "" for none.
     header_forward_pattern: str = ""
     #: Values of --http-restricted-api as given: "category,category:key=value".
     restricted_api: tuple[str, ...] = ()
@@ -100,8 +105,10 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     """How models are found and loaded."""
 
     paths: tuple[Path, ...]
-    #: none or explicit.
+    #: none, explicit or poll.
     control_mode: str = "none"
+    #: Seconds between two looks at the repositories, in mode poll.
+    poll_s: int = 15
     load_models: tuple[str, ...] = ()
     exit_on_error: bool = True
     auto_complete_config: bool = True
@@ -110,6 +117,9 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     namespacing: bool = False
     load_thread_count: int = 4
     load_retry_count: int = 0
+    #: Seconds that each step of loading an instance may take: completing the configuration, loading the model
+    #: (`initialize`), one run of its warm-up. 0 for no limit.
+    load_timeout_s: int = 1800
     #: Values of --backend-config as given: "backend,key=value" or "key=value".
     backend_config: tuple[str, ...] = ()
     #: Values of --host-policy as given: "name,key=value".
@@ -127,6 +137,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()
     log: LogOptions = LogOptions()
+    #: Trace settings of the start; clients may change most of them.
+    trace: TraceValues = TraceValues()
     server_id: str = "triton"
     strict_readiness: bool = True
     exit_timeout_s: int = 30
@@ -148,10 +160,18 @@ def check_options(options: ServerOptions) -> None:
                 f"model repository '{folder}' is not a folder. Give an existing one with --model-repository, or none "
                 "at all to try the demo models"
             )
+    try:
+        parse_backend_configs(options.repository.backend_config)
+    except ServingError as error:
+        raise BadOption(error.message) from None
+    try:
+        parse_host_policies(options.repository.host_policy)
+    except ServingError as error:
+        raise BadOption(f"setting host policy: {error.code.title} - {error.message}") from None
     if options.repository.load_models and options.repository.control_mode != "explicit":
         raise BadOption("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in options.repository.load_models and len(options.repository.load_models) > 1:
-        raise BadOption("'--load-model=*' loads all models: it cannot be given together with names")
+        raise BadOption("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     taken: dict[tuple[str, int], str] = {}
     for title, listener in (
         ("HTTP", options.http_listener),
@@ -160,8 +180,6 @@ def check_options(options: ServerOptions) -> None:
     ):
         if not listener.allow:
             continue
-        if not 0 <= listener.port <= 65535:
-            raise BadOption(f"{title} port {listener.port} is not between 0 and 65535")
         place = (listener.address, listener.port)
         if listener.port and place in taken:
             raise BadOption(

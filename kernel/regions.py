@@ -15,10 +15,8 @@ from kernel.errors import (
     NotFound,
     RegionExists,
     RegionNotFound,
-    Unsupported,
 )
 from shm import posix
-from shm.datatypes import MAX_SIZE
 from shm.region import Region, RegionKind, Span
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
 #: Enough for every client that was seen; a bound on descriptors that a client can make us hold.
 MAX_REGIONS = 1024
+_UINT64_MAX = 2**64 - 1
 
 
 class RegionRegistry:
@@ -71,7 +70,7 @@ class RegionRegistry:
 
     def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
         """Refuse: no worker of this server can open device memory."""
-        raise Unsupported(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
     # ---- both --------------------------------------------------------------------------------
 
@@ -102,14 +101,15 @@ class RegionRegistry:
         region = self._regions.get(ref.name)
         if region is None:
             raise RegionNotFound(ref.name)
-        if ref.offset < 0 or ref.byte_size < 0 or ref.offset + ref.byte_size > MAX_SIZE:
+        if ref.offset < 0 or ref.byte_size < 0 or ref.offset + ref.byte_size > _UINT64_MAX:
             raise InvalidArgument(
                 f"Integer overflow detected: byte_size ({ref.byte_size}) + offset ({ref.offset}) exceeds "
-                f"maximum value (18446744073709551615) for region '{ref.name}'"
+                f"maximum value ({_UINT64_MAX}) for region '{ref.name}'"
             )
         if ref.offset >= region.byte_size:
             raise InvalidArgument(f"Invalid offset for shared memory region: '{ref.name}'")
-        if ref.offset + ref.byte_size > region.byte_size:
+        # No bytes at the very beginning end before the region begins (Triton).
+        if not 0 < ref.offset + ref.byte_size <= region.byte_size:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{ref.name}'")
         # Its owner may have shortened the object since: touching bytes behind the end kills a worker.
         if region.kind is RegionKind.SYSTEM and posix.size_of(region.fd) < region.offset + region.byte_size:

@@ -70,78 +70,46 @@ class RequestedOutput(msgspec.Struct):
     span: Span | None = None
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One inference request. The first block of attributes is the front door's, the second the kernel's."""
 
-    __slots__ = (
-        "batch_size",
-        "cancelled",
-        "correlation_id",
-        "failed",
-        "finished",
-        "id",
-        "inputs",
-        "instance",
-        "model",
-        "model_name",
-        "model_version",
-        "outputs",
-        "parameters",
-        "priority",
-        "queue_start_ns",
-        "received_ns",
-        "response_count",
-        "sequence_end",
-        "sequence_start",
-        "sink",
-        "streaming",
-        "timeout_us",
-    )
+    #: Name as the client gave it.
+    model_name: str
+    inputs: list[InputTensor]
+    sink: Sink
+    #: Version as the client gave it; empty means the newest that is ready.
+    model_version: str = ""
+    id: str = ""
+    #: Outputs asked for; empty means all.
+    outputs: list[RequestedOutput] = []
+    #: Custom parameters, passed on to the model as they are.
+    parameters: dict[str, ParameterValue] = {}
+    correlation_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    priority: int = 0
+    #: Time-out that the client asked for, in microseconds; 0 for none.
+    timeout_us: int = 0
+    #: Whether the call can carry more than one response (a gRPC stream, /generate_stream).
+    streaming: bool = False
 
-    def __init__(
-        self,
-        model_name: str,
-        inputs: list[InputTensor],
-        sink: Sink,
-        *,
-        model_version: str = "",
-        id: str = "",
-        outputs: list[RequestedOutput] | None = None,
-        parameters: dict[str, ParameterValue] | None = None,
-        streaming: bool = False,
-    ) -> None:
-        #: Name and version as the client gave them; an empty version means the newest that is ready.
-        self.model_name = model_name
-        self.model_version = model_version
-        self.id = id
-        self.inputs = inputs
-        #: Outputs asked for; empty means all.
-        self.outputs = outputs if outputs is not None else []
-        #: Custom parameters, passed on to the model as they are.
-        self.parameters = parameters if parameters is not None else {}
-        self.correlation_id: int | str = 0
-        self.sequence_start = False
-        self.sequence_end = False
-        self.priority = 0
-        #: Time-out that the client asked for, in microseconds; 0 for none.
-        self.timeout_us = 0
-        #: Whether the call can carry more than one response (a gRPC stream, /generate_stream).
-        self.streaming = streaming
-        self.sink = sink
+    model: Model | None = None
+    #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
+    batch_size: int = 1
+    #: Monotonic nanoseconds: when the kernel took the request, and when it entered the queue.
+    received_ns: int = 0
+    queue_start_ns: int = 0
+    finished: bool = False
+    cancelled: bool = False
+    response_count: int = 0
+    #: Whether a response with an error was given.
+    failed: bool = False
+    #: The instance that executes the request, None while it is queued.
+    instance: Instance | None = None
 
-        self.model: Model | None = None
-        #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
-        self.batch_size = 1
-        #: Monotonic nanoseconds: when the kernel took the request, and when it entered the queue.
-        self.received_ns = 0
-        self.queue_start_ns = 0
-        self.finished = False
-        self.cancelled = False
-        self.response_count = 0
-        #: Whether a response with an error was given.
-        self.failed = False
-        #: The instance that executes the request, None while it is queued.
-        self.instance: Instance | None = None
+    def copy(self) -> Request:
+        """Return a request with the same attributes, the very same."""
+        return self.__copy__()  # type: ignore[attr-defined,no-any-return]  # every msgspec.Struct has it
 
     @property
     def dispatched(self) -> bool:

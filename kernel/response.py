@@ -27,35 +27,22 @@ class OutputTensor(msgspec.Struct):
     shared_memory: SharedMemoryRef | None = None
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """One response of a request. Unary requests get one, with `final` set; decoupled ones any number.
 
     A response that is `empty` only says that no more will come. The front door owns a response that
     its sink was given: it calls `release` once it has copied or sent the outputs.
     """
 
-    __slots__ = ("_release", "error", "final", "id", "model_name", "model_version", "outputs", "parameters")
-
-    def __init__(
-        self,
-        model_name: str,
-        model_version: str,
-        id: str,
-        *,
-        outputs: list[OutputTensor] | None = None,
-        parameters: dict[str, ParameterValue] | None = None,
-        error: ServingError | None = None,
-        final: bool = True,
-        release: Callable[[], None] | None = None,
-    ) -> None:
-        self.model_name = model_name
-        self.model_version = model_version
-        self.id = id
-        self.outputs = outputs
-        self.parameters = parameters
-        self.error = error
-        self.final = final
-        self._release = release
+    model_name: str
+    model_version: str
+    id: str
+    outputs: list[OutputTensor] | None = None
+    parameters: dict[str, ParameterValue] | None = None
+    error: ServingError | None = None
+    final: bool = True
+    #: Gives the blocks that `outputs` point into back to their worker; None once that was done.
+    on_release: Callable[[], None] | None = None
 
     @property
     def empty(self) -> bool:
@@ -64,8 +51,8 @@ class Response:
 
     def release(self) -> None:
         """Give the blocks that `outputs` point into back to their worker. More calls do nothing."""
-        if self._release is not None:
-            release, self._release = self._release, None
+        if self.on_release is not None:
+            release, self.on_release = self.on_release, None
             release()
 
 

@@ -16,6 +16,9 @@ from kernel.errors import ClientSharedMemoryDisabled, ServerStopping, Unavailabl
 from kernel.validate import validate
 
 if TYPE_CHECKING:
+    from kernel.bodies import Body
+    from collections.abc import Callable
+
     from kernel.catalog import Catalog, IndexItem
     from kernel.clock import Clock
     from kernel.inputs import InputPlacer
@@ -53,8 +56,8 @@ class ServerIdentity(msgspec.Struct, frozen=True):
 class RepositoryControl(Protocol):
     """The model repository as clients control it. Implemented by `kernel.repository.lifecycle`."""
 
-    def index(self, ready: bool = False) -> list[IndexItem]:
-        """Return the repository index."""
+    async def index(self, ready: bool = False) -> list[IndexItem]:
+        """Return the repository index. Raises `InternalError`."""
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
         """Load a model, or load it again; returns when it is READY. Raises `ServingError`.
@@ -86,6 +89,8 @@ class Kernel:
         #: Set by the composition root, before any front door starts.
         self.repository: RepositoryControl
         self.stopping = False
+        #: How many connections each front door has now, by protocol; filled by the doors when they start.
+        self.connections: dict[str, Callable[[], int]] = {}
         self._inputs = inputs
         self._clock = clock
 
@@ -122,15 +127,45 @@ class Kernel:
 
         Raises `ServingError` where the request is refused: nothing is sent to the sink then.
         """
+        self.start(request, self.check(request))
+
+    def check(self, request: Request) -> Model:
+        """Return the model that is to execute `request`, for `start`. Raises `ServingError`."""
+        model = self.catalog.resolve(request.model_name, request.model_version)
+        assert request.streaming or not model.spec.decoupled, "front doors refuse decoupled models over unary calls"
+        self.lease(request)
+        try:
+            validate(request, model.spec)
+        except BaseException:
+            request.release_leases()
+            raise
+        return model
+
+    def lease(self, request: Request) -> None:
+        """Begin a request, the first part of `check` and all that is needed where its like was checked before.
+
+        What is known of another request holds as long as `catalog.generation` stays. Raises `ServingError`.
+        """
         if self.stopping:
             raise ServerStopping(request.id)
         request.received_ns = self._clock.now_ns()
-        model = self.catalog.resolve(request.model_name, request.model_version)
-        assert request.streaming or not model.spec.decoupled, "front doors refuse decoupled models over unary calls"
         try:
             self._inputs.lease(request)  # first: Triton looks regions up while it decodes
-            validate(request, model.spec)
-            self._inputs.copy_large(request, model)
+        except BaseException:
+            request.release_leases()
+            raise
+
+    def receive(self, model: Model, byte_size: int, first_tensor: int) -> Body | None:
+        """Return where to receive the body of a request for `model`; see `InputPlacer.body`."""
+        return self._inputs.body(model, byte_size, first_tensor)
+
+    def start(self, request: Request, model: Model, body: Body | None = None) -> None:
+        """Queue a request that was checked, or leased. Raises `ServingError` as `submit`.
+
+        `body` is what the request was received in, and stays the caller's to release.
+        """
+        try:
+            self._inputs.place_large(request, model, body)
         except BaseException:
             request.release_leases()
             raise

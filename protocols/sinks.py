@@ -96,6 +96,11 @@ class StreamSink:
         """Return a sink for one request on this stream; its `request` is set before it is submitted."""
         return StreamPort(self)
 
+    @property
+    def waiting(self) -> int:
+        """How many responses nobody has taken."""
+        return len(self._responses)
+
     async def next(self) -> tuple[Request, Response]:
         """Return the next response and its request; the caller releases the response."""
         while not self._responses:

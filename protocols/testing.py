@@ -86,7 +86,7 @@ class RecordingRepository:
         self.error: Exception | None = None
         self._catalog = catalog
 
-    def index(self, ready: bool = False) -> list[IndexItem]:
+    async def index(self, ready: bool = False) -> list[IndexItem]:
         return self._catalog.index(ready)
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 #: The smallest block, a page: smaller tensors travel inside messages.
 MIN_BLOCK = 4096
 
-#: Bytes of recently freed blocks that are kept whole. They are taken first, since their pages exist
+#: Bytes of recently freed blocks whose pages are kept. They are taken first, since their pages exist
 #: already: faulting in 16 MiB of new pages costs several milliseconds.
-KEPT_BYTES = 64 << 20
+KEPT_BYTES = 128 << 20
 
 
 class BlockAllocator:
@@ -27,6 +27,8 @@ class BlockAllocator:
         self._free: dict[int, dict[int, None]] = {capacity: {0: None}}
         self._kept: dict[int, list[int]] = {}
         self._used: dict[int, int] = {}
+        #: How many bytes of a block, in use or kept, may have pages: what its users asked for at most.
+        self._touched: dict[int, int] = {}
         self.used_bytes = 0
 
     @property
@@ -39,7 +41,7 @@ class BlockAllocator:
         kept = self._kept.get(size)
         if kept:
             offset = kept.pop()
-            self._kept_total -= size
+            self._kept_total -= self._touched[offset]
         else:
             found = self._split(size)
             if found is None and self._kept_total:
@@ -49,6 +51,7 @@ class BlockAllocator:
                 return None
             offset = found
         self._used[offset] = size
+        self._touched[offset] = max(byte_size, self._touched.get(offset, 0))
         self.used_bytes += size
         return offset
 
@@ -59,10 +62,12 @@ class BlockAllocator:
         """
         size = self._used.pop(offset)
         self.used_bytes -= size
-        if self._kept_total + size <= self._kept_limit:
+        touched = self._touched[offset]
+        if self._kept_total + touched <= self._kept_limit:
             self._kept.setdefault(size, []).append(offset)
-            self._kept_total += size
+            self._kept_total += touched
             return None
+        del self._touched[offset]
         self._join(offset, size)
         return offset, size
 
@@ -98,6 +103,7 @@ class BlockAllocator:
     def _join_all_kept(self) -> None:
         for size, offsets in self._kept.items():
             for offset in offsets:
+                del self._touched[offset]
                 self._join(offset, size)
         self._kept.clear()
         self._kept_total = 0
@@ -114,5 +120,6 @@ class BlockAllocator:
             position += size
         assert position == self.capacity
         assert self.used_bytes == sum(self._used.values())
-        assert self._kept_total == sum(size * len(offsets) for size, offsets in self._kept.items())
+        assert self._kept_total == sum(self._touched[o] for offsets in self._kept.values() for o in offsets)
+        assert len(self._touched) == len(self._used) + sum(map(len, self._kept.values()))
         assert self._kept_total <= self._kept_limit

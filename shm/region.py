@@ -39,6 +39,8 @@ class Region:
         self.byte_size = byte_size
         self.key = key
         self.offset = offset
+        #: The device of CUDA memory.
+        self.device_id = 0
         self.dropped = False
         self._leases = 0
         self._on_closed: list[Callable[[Region], None]] = []

@@ -44,24 +44,53 @@ PURE = (
     "kernel/config/autofill.py",
     "kernel/config/check.py",
     "kernel/config/spec.py",
+    "kernel/flags/flag.py",
+    "kernel/flags/ignored.py",
+    "kernel/flags/known.py",
+    "kernel/flags/read.py",
+    "kernel/flags/traces.py",
+    "kernel/observe/histogram.py",
+    "kernel/observe/metrics_config.py",
+    "kernel/observe/quantiles.py",
+    "kernel/observe/report.py",
+    "kernel/observe/statistics.py",
+    "kernel/repository/backend_config.py",
     "kernel/repository/layout.py",
     "kernel/repository/placement.py",
     "kernel/repository/versions.py",
+    "kernel/repository/warmup.py",
     "kernel/settings.py",
     "kernel/validate.py",
+    "protocols/grpc/admission.py",
+    "protocols/forwarding.py",
     "protocols/grpc/codec.py",
+    "protocols/grpc/forms.py",
     "protocols/grpc/framing.py",
     "protocols/grpc/h2/answers.py",
     "protocols/grpc/h2/connection.py",
     "protocols/grpc/h2/flow.py",
+    "protocols/grpc/h2/frame_rules.py",
     "protocols/grpc/h2/frames.py",
     "protocols/grpc/h2/headers.py",
+    "protocols/grpc/h2/keepalive.py",
     "protocols/grpc/h2/limits.py",
     "protocols/grpc/h2/streams.py",
     "protocols/grpc/order.py",
     "protocols/grpc/raw.py",
     "protocols/http/codec.py",
+    "protocols/http/compression.py",
+    "protocols/http/cors.py",
+    "protocols/http/generate_codec.py",
     "protocols/http/json_tensor.py",
+    "protocols/http/lane/forms.py",
+    "protocols/http/openapi/document.py",
+    "protocols/http/openapi/model.py",
+    "protocols/http/openapi/operation.py",
+    "protocols/http/openapi/paths.py",
+    "protocols/http/openapi/schemas.py",
+    "protocols/restricted.py",
+    "protocols/http/metric_families.py",
+    "protocols/http/metric_text.py",
     "schedulers/direct.py",
     "schedulers/dynamic/batcher.py",
     "schedulers/dynamic/scheduler.py",
@@ -87,8 +116,6 @@ IMPURE_MODULES = {
 #: Files over 400 lines need a reason in their docstring; none has more than 600.
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60
-#: Declarations, not logic: one parameter per flag.
-LONG_FUNCTIONS = {("kernel/cli.py", "run")}
 
 
 def name(path: Path) -> str:
@@ -136,7 +163,7 @@ def test_files_and_functions_stay_small(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= MAX_LINES
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (name(path), node.name) not in LONG_FUNCTIONS:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, f"{node.name} is too long"
 
 

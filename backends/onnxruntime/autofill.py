@@ -11,13 +11,23 @@ from kernel.errors import InvalidArgument, Unsupported
 from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from backends.base import Config
     from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor
 
-#: Triton's default of `--backend-config=default-max-batch-size`.
-DEFAULT_MAX_BATCH_SIZE = 4
+#: The backend's setting for models that batch and whose configuration names no batch size.
+DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
+_TRITONS_DEFAULT = "4"
+
+
+def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
+    """Return the batch size that the command line sets for models without one. Raises `InvalidArgument`."""
+    value = backend_config.get(DEFAULT_MAX_BATCH_SIZE, _TRITONS_DEFAULT)
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidArgument(f"failed to convert '{value}' to integral number") from None
 
 
 def is_complete(config: Config) -> bool:
@@ -25,14 +35,16 @@ def is_complete(config: Config) -> bool:
     return bool(config.get("input") or config.get("batch_input")) and bool(config.get("output"))
 
 
-def autofill(config: Config, signature: OnnxSignature, default_max_batch_size: int) -> Config:
+def autofill(config: Config, signature: OnnxSignature, default_batch_size: int) -> Config:
     """Return a new configuration with batching, inputs and outputs filled in where they are missing.
+
+    A model that can batch gets `default_batch_size` where its configuration says none.
 
     Raises `InvalidArgument` where the configuration asks for batches that the model cannot take, and
     `Unsupported` for tensors of a type that no client can send.
     """
     filled = dict(config)
-    filled["max_batch_size"] = max_batch_size = _max_batch_size(config, signature, default_max_batch_size)
+    filled["max_batch_size"] = max_batch_size = _max_batch_size(config, signature, default_batch_size)
     if max_batch_size > 1 and not config.keys() & {"sequence_batching", "dynamic_batching"}:
         filled["dynamic_batching"] = {}
     if not config.get("input") and not config.get("batch_input"):

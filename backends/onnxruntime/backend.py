@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.base import Backend
-from backends.onnxruntime.autofill import DEFAULT_MAX_BATCH_SIZE, autofill, is_complete
+from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_complete
 from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.check import check_agreement
 from backends.onnxruntime.model import LoadedModel
@@ -42,7 +42,8 @@ class OnnxRuntimeBackend(Backend):
         kinds = [group.get("kind") for group in config.get("instance_group", [])]
         if "KIND_GPU" in kinds:
             arguments = msgspec.structs.replace(arguments, kind="GPU")
-        filled = autofill(config, signature_of(open_session(arguments)), DEFAULT_MAX_BATCH_SIZE)
+        default_batch_size = default_max_batch_size(arguments.backend_config)
+        filled = autofill(config, signature_of(open_session(arguments)), default_batch_size)
         if filled["max_batch_size"] != int(config.get("max_batch_size", 0)):
             self.host.log(
                 "WARNING",

@@ -1,7 +1,8 @@
 """A model's configuration as ONNX Runtime's session options, execution providers and run options.
 
 Parameters have the names that Triton's ONNX Runtime backend reads. Where the configuration sets no
-number of threads, ONNX Runtime's own default holds: one thread for each physical core, per instance.
+number of threads, ONNX Runtime's own default holds: one thread for each physical core, per instance; or
+one for each CPU that the worker may use, where these are not all.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def session_options(arguments: ModelArguments) -> ort.SessionOptions:
     graph_level = int(_optimization(arguments.config).get("graph", {}).get("level", 0))
     options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.execution_mode = _execution_mode(arguments)
-    options.intra_op_num_threads = max(0, _integer(arguments, "intra_op_thread_count"))
+    options.intra_op_num_threads = max(0, _integer(arguments, "intra_op_thread_count")) or _allowed_cpus()
     options.inter_op_num_threads = max(0, _integer(arguments, "inter_op_thread_count"))
     options.enable_cpu_mem_arena = _boolean(arguments, "enable_mem_arena", options.enable_cpu_mem_arena)
     options.enable_mem_pattern = _boolean(arguments, "enable_mem_pattern", options.enable_mem_pattern)
@@ -65,6 +66,15 @@ def run_options(arguments: ModelArguments) -> ort.RunOptions | None:
     options.log_severity_level = _LOG_FATAL
     options.add_run_config_entry(_SHRINKAGE, shrinkage)
     return options
+
+
+def _allowed_cpus() -> int:
+    """Return the number of CPUs where a host policy or a container allows only some, else 0.
+
+    With its own default ONNX Runtime starts a thread for each core of the machine, and binds it there.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
 def _execution_mode(arguments: ModelArguments) -> ort.ExecutionMode:

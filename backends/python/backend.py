@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
+import types
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Backend
@@ -128,11 +128,16 @@ class PythonBackend(Backend):
 
     def _call(self, given: list[InferenceRequest]) -> object:
         """Return what the model's `execute` returns, None where it goes on by itself (async, decoupled)."""
-        if not hasattr(self._model, "execute"):
+        execute = getattr(self._model, "execute", None)
+        if execute is None:
             raise self._failed(f"Python model {self._model_path} does not implement `execute` method.")
-        with reported(self._instance.failure_prefix):
-            returned = self._model.execute(list(given))
-        if not inspect.iscoroutine(returned):
+        try:
+            returned = execute(list(given))
+        except BaseException as error:
+            # Where it matters how long a batch takes: a context costs more than the call.
+            with reported(self._instance.failure_prefix):
+                raise error
+        if not isinstance(returned, types.CoroutineType):
             return returned
         if self._loop is None:
             self._loop = EventLoop()

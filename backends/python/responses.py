@@ -81,7 +81,10 @@ class InferenceResponse:
     ) -> None:
         """`output_tensors` is read at once; `parameters` may hold bool, int and str."""
         fits = isinstance(output_tensors, (list, tuple)) and (error is None or isinstance(error, TritonError))
-        if not fits or not all(isinstance(tensor, Tensor) for tensor in output_tensors):
+        if fits:
+            for tensor in output_tensors:
+                fits = fits and isinstance(tensor, Tensor)
+        if not fits:
             signature = (
                 "InferenceResponse(output_tensors: List[Tensor] = [], error: TritonError = None, "
                 "parameters: object = None)"
@@ -89,7 +92,7 @@ class InferenceResponse:
             raise incompatible("__init__", signature, output_tensors, error, parameters)
         self._output_tensors = list(output_tensors)
         self._error = error
-        self._parameters = check_parameters(parameters)
+        self._parameters = {} if parameters is None else check_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return list(self._output_tensors)
@@ -109,8 +112,10 @@ class InferenceResponse:
         if self._error is not None:
             request.fail(self._error.as_serving_error(), final=final)
             return
-        reshape = instance.current().reshape_output
-        outputs = [reshape(tensor.output()) for tensor in self._output_tensors if tensor.name() in wanted]
+        outputs = [tensor.output() for tensor in self._output_tensors if tensor.name() in wanted]
+        current = instance.current()
+        if current.reshaped_outputs:
+            outputs = [current.reshape_output(output) for output in outputs]
         request.respond(outputs, self._parameters, final=final)
 
 

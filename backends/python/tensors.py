@@ -54,7 +54,10 @@ class Tensor:
     def received(cls, view: InputView, *, writable: bool) -> Tensor:
         """Return the tensor of a request's input; `writable` asks for a copy of a client's memory."""
         tensor = cls.__new__(cls)
-        tensor._hold(view.name, view.datatype, None, view)
+        tensor._name = view.name
+        tensor._datatype = view.datatype
+        tensor._array = None
+        tensor._view = view
         tensor._writable = writable
         return tensor
 
@@ -108,7 +111,7 @@ class Tensor:
 
     def output(self) -> OutputValue:
         """Return the tensor as an output of a response. Shares the array."""
-        array = self._elements()
+        array = self._array if self._array is not None else self._elements()
         if array.dtype.kind == "S":
             array = array.astype(object)
         return OutputValue(self._name, self._datatype, array)

@@ -15,6 +15,7 @@ from backends import wire
 from backends.base import ModelArguments, Timings
 from backends.outbox import SHARES_MEMORY
 from backends.registry import backend_class
+from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.mailbox import KernelGone, Mailbox
 from backends.worker.memory import AttachedRegions
@@ -122,7 +123,10 @@ class Worker:
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:
             arguments = ModelArguments(
-                msgspec.json.decode(message.config, type=dict), Path(message.model_dir), message.version
+                msgspec.json.decode(message.config, type=dict),
+                Path(message.model_dir),
+                message.version,
+                backend_config=message.backend_config,
             )
             completed = self._backend_for(arguments).complete(arguments)
             return wire.Completed(msgspec.json.encode(completed).decode())
@@ -139,7 +143,10 @@ class Worker:
                 message.instance_name,
                 message.kind,
                 message.device_id,
+                message.backend_config,
             )
+            if message.cpus:
+                run_on(message.cpus)
             self._verbose = message.verbose
             self._model_name = arguments.model_name
             self._outputs.arena_byte_size = message.arena_byte_size

@@ -16,7 +16,7 @@ from backends import wire
 from backends.worker.classification import classify
 from kernel.errors import ArenaFull, InternalError
 from shm.arena import INLINE_LIMIT, Arena, Block
-from shm.arrays import NUMPY_TYPES, to_bytes
+from shm.arrays import NUMPY_TYPES, to_bytes, to_small_bytes
 from shm.datatypes import element_count
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class OutputWriter:
         if asked.classification:
             array = classify(array, datatype, asked.classification, self.labels.get(name, ()), batched=self.batched)
             datatype = "BYTES"
-        reserved = request.reserved.pop(name, None)
+        reserved = request.reserved.pop(name, None) if request.reserved else None
         if reserved is not None:
             place, ref = reserved
             if array is not place and array.shape == place.shape and array.dtype == place.dtype:
@@ -83,8 +83,10 @@ class OutputWriter:
         return self._write_new(name, datatype, array, asked)
 
     def _write_new(self, name: str, datatype: str, array: Array, asked: wire.OutputRef) -> wire.TensorRef:
-        data = to_bytes(array)
         shape = list(array.shape)
+        if asked.region < 0 and array.nbytes <= INLINE_LIMIT and datatype != "BYTES":  # usual: a small tensor
+            return wire.TensorRef(name, datatype, shape, to_small_bytes(array))
+        data = to_bytes(array)
         byte_size = len(data)
         if asked.region < 0 and byte_size <= INLINE_LIMIT:
             return wire.TensorRef(name, datatype, shape, bytes(data))

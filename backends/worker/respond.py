@@ -44,19 +44,20 @@ class Answers:
     def open_batch(self, requests: Sequence[WorkerRequest]) -> None:
         """The requests are about to be executed."""
         with self._lock:
-            self._newest = max(self._newest, *(request.ref.number for request in requests))
             for request in requests:
-                self._live[request.ref.number] = request
-                self._batch[request.ref.number] = None
+                number = request.ref.number
+                if number > self._newest:
+                    self._newest = number
+                self._live[number] = request
+                self._batch[number] = None
 
     def close_batch(self, numbers: Sequence[int]) -> list[wire.ResponseRef]:
         """The backend is done. Returns the final answers in order if there is one for every request;
         otherwise those that there are have been sent, and others come later."""
         with self._lock:
             finals = [self._batch.pop(number) for number in numbers]
-            ready = [final for final in finals if final is not None]
-            if len(ready) == len(numbers):
-                return ready
+            if None not in finals:
+                return finals  # type: ignore[return-value]  # as was just asked
             for number, final in zip(numbers, finals, strict=True):
                 if final is not None:
                     self._send(wire.Responded(number, True, final))
@@ -133,10 +134,12 @@ class Answers:
     def _end(self, request: WorkerRequest) -> None:
         number = request.ref.number
         request.finished = True
-        self._outputs.free_reserved(request)
+        if request.reserved:
+            self._outputs.free_reserved(request)
         self._live.pop(number, None)
         self._cancelled.discard(number)
-        self._credit.pop(number, None)
+        if self._credit:
+            self._credit.pop(number, None)
 
     def _wait_for_credit(self, number: int) -> None:
         """Wait while the client is too far behind; a request whose client has gone never waits."""

@@ -24,23 +24,23 @@ def check_strings(view: InputView, request_id: str, model: str) -> None:
     data, end = view.data, len(view.data)
     where = f"for inference input '{view.name}' for model '{model}'"
     while position < end:
-        if found >= wanted:
-            raise InvalidArgument(
-                f"{request_prefix(request_id)}unexpected number of string elements {found + 1} {where}, "
-                f"expecting {wanted}"
-            )
         if end - position < 4:
             raise InvalidArgument(
                 f"{request_prefix(request_id)}incomplete string length indicator {where}, expecting 4 bytes but "
                 f"only {end - position} bytes available. Please make sure the string length indicator is in one "
                 "buffer."
             )
+        if found >= wanted:
+            raise InvalidArgument(
+                f"{request_prefix(request_id)}unexpected number of string elements {found + 1} {where}, "
+                f"expecting {wanted}"
+            )
         (length,) = _LENGTH.unpack_from(data, position)
         position += 4
         if length > end - position:
-            raise InvalidArgument(
-                f"{request_prefix(request_id)}incomplete string data {where}, expecting string of length "
-                f"{length} but only {end - position} bytes available. Please make sure the string is in one buffer."
+            raise InvalidArgument(  # the text of Triton's backends, which find this out (backend_common.cc)
+                f"incomplete string data for inference input '{view.name}', expecting string of length {length} "
+                f"but only {end - position} bytes available"
             )
         position += length
         found += 1

@@ -51,6 +51,11 @@ def check_config(config: ModelConfig, directory_name: str) -> None:
 def check_complete(config: ModelConfig, gpu_count: int) -> None:
     """Check what a backend may have completed: instance groups, inputs and outputs."""
     check_instance_groups(config, gpu_count)
+    check_inputs_and_outputs(config)
+
+
+def check_inputs_and_outputs(config: ModelConfig) -> None:
+    """Check every tensor that the configuration has."""
     check_tensors(config)
     check_batch_inputs(config)
     check_batch_outputs(config)
@@ -157,14 +162,9 @@ def check_model_metrics(config: ModelConfig) -> None:
 def check_paths(config: ModelConfig) -> None:
     """No file that the configuration names may lie outside the model's folder, whoever sent it.
 
-    This looks at names only; who opens a file must still follow symbolic links.
+    This looks at names only; who opens a file must still follow symbolic links. Label files are checked
+    where the model's folder is known, because Triton's text shows the whole path.
     """
-    for output in config.output:
-        if _is_outside(output.label_filename):
-            raise Unsupported(
-                f"label file path '{output.label_filename}' for output '{output.name}' in model "
-                f"'{config.name}' is outside model directory"
-            )
     # Relative to a folder of the model: that of a version, `warmup` or `initial_state`.
     paths = [config.default_model_filename, *config.cc_model_filenames.values()]
     paths += [given.input_data_file for sample in config.model_warmup for given in sample.inputs.values()]

@@ -32,7 +32,6 @@ def check_sequence_batching(config: ModelConfig) -> None:
             f"Response Cache does not currently support model {config.name} with sequence batching "
             "scheduler. Please disable the response cache."
         )
-    _check_control_names(batching, config.name)
     for kind in (
         _Control.CONTROL_SEQUENCE_START,
         _Control.CONTROL_SEQUENCE_END,
@@ -44,29 +43,35 @@ def check_sequence_batching(config: ModelConfig) -> None:
     _check_direct(config)
 
 
-def _check_control_names(batching: ModelSequenceBatching, model: str) -> None:
-    seen: set[str] = set()
-    for control_input in batching.control_input:
-        if not control_input.name:
-            raise BadConfig(f"sequence batching control tensor must have a name for {model}")
-        if control_input.name in seen:
-            raise BadConfig(
-                f"sequence batching control tensor '{control_input.name}' is specified for multiple control "
-                f"kinds for {model}"
-            )
-        seen.add(control_input.name)
-
-
 def _check_controls_of(kind: _Control.Kind, batching: ModelSequenceBatching, model: str) -> None:
+    """Check the tensors in their order for one kind of control, as Triton does for each kind anew."""
     name = _Control.Kind.Name(kind)
-    controls = [each for given in batching.control_input for each in given.control if each.kind == kind]
-    for index, control in enumerate(controls):
-        if index > 0:
-            raise BadConfig(f"sequence batching specifies multiple {name} tensors for {model}")
-        if kind == _Control.CONTROL_SEQUENCE_CORRID:
-            _check_correlation_id(control, model)
-        else:
-            _check_false_true(control, name, model)
+    seen: set[str] = set()
+    found: _Control | None = None
+    for control_input in batching.control_input:
+        _check_control_name(control_input.name, seen, model)
+        seen.add(control_input.name)
+        for control in control_input.control:
+            if control.kind != kind:
+                continue
+            if found is not None:
+                raise BadConfig(f"sequence batching specifies multiple {name} tensors for {model}")
+            found = control
+            if kind == _Control.CONTROL_SEQUENCE_CORRID:
+                _check_no_false_true(control, name, model)
+            else:
+                _check_false_true(control, name, model)
+    if found is not None and kind == _Control.CONTROL_SEQUENCE_CORRID:
+        _check_correlation_id_type(found, model)
+
+
+def _check_control_name(name: str, seen: set[str], model: str) -> None:
+    if not name:
+        raise BadConfig(f"sequence batching control tensor must have a name for {model}")
+    if name in seen:
+        raise BadConfig(
+            f"sequence batching control tensor '{name}' is specified for multiple control kinds for {model}"
+        )
 
 
 def _check_false_true(control: _Control, name: str, model: str) -> None:
@@ -86,12 +91,15 @@ def _check_false_true(control: _Control, name: str, model: str) -> None:
             raise BadConfig(f"sequence batching control '{field}' must have exactly 2 entries for {name} for {model}")
 
 
-def _check_correlation_id(control: _Control, model: str) -> None:
+def _check_no_false_true(control: _Control, name: str, model: str) -> None:
     if any(getattr(control, field) for field in _FALSE_TRUE_FIELDS):
         raise BadConfig(
             "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
-            f"'bool_false_true' for CONTROL_SEQUENCE_CORRID for {model}"
+            f"'bool_false_true' for {name} for {model}"
         )
+
+
+def _check_correlation_id_type(control: _Control, model: str) -> None:
     if control.data_type not in _CORRID_TYPES:
         raise BadConfig(
             f"unexpected data type for control CONTROL_SEQUENCE_CORRID for {model}. Allowed data types are "

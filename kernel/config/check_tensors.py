@@ -12,6 +12,7 @@ from kernel.config.generated.model_config_pb2 import (
     TYPE_INVALID,
     BatchInput,
     BatchOutput,
+    DataType,
     ModelInput,
 )
 from kernel.errors import BadConfig
@@ -39,7 +40,8 @@ def _check_shape(tensor: ModelInput | ModelOutput, kind: str, config: ModelConfi
     if not tensor.name:
         raise BadConfig(f"{kind} must specify 'name' for {config.name}")
     shown = f"{kind} '{tensor.name}'"
-    if tensor.data_type == TYPE_INVALID:
+    # An open enum may hold a number without a name.
+    if tensor.data_type == TYPE_INVALID or tensor.data_type not in DataType.values():
         raise BadConfig(f"{shown} must specify 'data_type' for {config.name}")
     if not tensor.dims:
         raise BadConfig(f"{shown} must specify 'dims' for {config.name}")
@@ -95,16 +97,20 @@ def _check_tensorrt_only(tensor: ModelInput | ModelOutput, kind: str, config: Mo
 def check_batch_inputs(config: ModelConfig) -> None:
     inputs = {tensor.name for tensor in config.input}
     for derived in config.batch_input:
-        kind = f"batch input kind '{_kind_name(BatchInput, derived.kind)}'"
-        _check_source(derived.source_input, inputs, kind, config.name, data_type=derived.data_type)
+        kind = _kind_name(BatchInput, derived.kind, "input", config.name)
+        _check_source_count(derived.source_input, f"batch input kind '{kind}'", config.name)
+        if derived.data_type not in (TYPE_INT32, TYPE_FP32):
+            raise BadConfig(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}")
+        _check_sources(derived.source_input, inputs, config.name)
 
 
 def check_batch_outputs(config: ModelConfig) -> None:
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     for derived in config.batch_output:
-        kind = f"batch output kind '{_kind_name(BatchOutput, derived.kind)}'"
-        _check_source(derived.source_input, inputs, kind, config.name)
+        kind = _kind_name(BatchOutput, derived.kind, "output", config.name)
+        _check_source_count(derived.source_input, f"batch output kind '{kind}'", config.name)
+        _check_sources(derived.source_input, inputs, config.name)
         seen: set[str] = set()
         for target in derived.target_name:
             if target not in outputs:
@@ -114,19 +120,20 @@ def check_batch_outputs(config: ModelConfig) -> None:
             seen.add(target)
 
 
-def _kind_name(message: type[BatchInput | BatchOutput], kind: int) -> str:
-    # An open enum may hold a number without a name.
+def _kind_name(message: type[BatchInput | BatchOutput], kind: int, which: str, model: str) -> str:
+    # An open enum may hold a number without a name, for which Triton prints none.
     known = message.Kind.DESCRIPTOR.values_by_number.get(kind)
-    return known.name if known is not None else str(kind)
+    if known is None:
+        raise BadConfig(f"unknown batch {which} kind '' for {model}")
+    return known.name
 
 
-def _check_source(
-    sources: Sequence[str], inputs: set[str], kind: str, model: str, *, data_type: int = TYPE_INT32
-) -> None:
+def _check_source_count(sources: Sequence[str], kind: str, model: str) -> None:
     if len(sources) != 1:
         raise BadConfig(f"{kind} expects 1 source input, got {len(sources)} for {model}")
-    if data_type not in (TYPE_INT32, TYPE_FP32):
-        raise BadConfig(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {model}")
+
+
+def _check_sources(sources: Sequence[str], inputs: set[str], model: str) -> None:
     for source in sources:
         if source not in inputs:
             raise BadConfig(f"unknown source input name '{source}' for {model}")

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 #: Longest text that is parsed. Real files have a few KiB; this many take seconds.
 MAX_BYTE_SIZE = 4 << 20
 
-_MAX_REASON = 400
+_MAX_REASON = 300
+
+#: Most characters of a wrong line that an error shows.
+_MAX_SHOWN = 120
 
 _MODEL_CONFIG = DESCRIPTOR.message_types_by_name["ModelConfig"]
 
@@ -40,8 +43,11 @@ def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
         line, column = error.GetLine(), error.GetColumn()
         where = "" if line is None else f":{line}:{column or 1}"
         # protobuf's own text repeats the position in front.
-        reason = str(error).split(" : ", 1)[-1]
-        raise BadConfig(f"{failed}{where}: {_shortened(reason)}") from None
+        reason = _shortened(str(error).split(" : ", 1)[-1])
+        shown = _wrong_line(text, line, column)
+        if shown and shown not in reason:  # protobuf quotes the line of some faults by itself
+            reason = f"{reason.rstrip('.')}, in the line: {shown}"
+        raise BadConfig(f"{failed}{where}: {reason}") from None
 
 
 def from_json(text: str | bytes, failed: str) -> ModelConfig:
@@ -60,6 +66,16 @@ def from_json(text: str | bytes, failed: str) -> ModelConfig:
         raise BadConfig(f"{failed}: {_shortened(str(error))}") from None
     except RecursionError:
         raise BadConfig(f"{failed}: nested too deeply") from None
+
+
+def _wrong_line(text: bytes, line: int | None, column: int | None) -> str:
+    """Return the line that an error is about, of a long one the part around `column`; empty if there is none."""
+    lines = text.decode().split("\n")
+    if line is None or not 1 <= line <= len(lines):
+        return ""
+    shown = lines[line - 1]
+    begin = max(0, (column or 1) - 1 - _MAX_SHOWN // 2) if len(shown) > _MAX_SHOWN else 0
+    return shown[begin : begin + _MAX_SHOWN].strip()
 
 
 def _shortened(reason: str) -> str:
@@ -85,11 +101,11 @@ def _decoded(text: bytes, failed: str) -> str:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"duplicate key '{twice}'")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"duplicate key '{name}'")
+        found[name] = value
     return found
 
 

@@ -90,6 +90,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     response_cache: bool = False
     #: Additional labels of the model's metrics.
     metric_tags: dict[str, str] = {}
+    #: The repository, where the same name may stand in several (--model-namespacing); else empty.
+    namespace: str = ""
 
     @property
     def required_inputs(self) -> tuple[str, ...]:
@@ -97,7 +99,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return tuple(name for name, tensor in self.inputs.items() if not tensor.optional)
 
 
-def model_spec(config: ModelConfig) -> ModelSpec:
+def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
     """Return the spec of a checked configuration. Of tensors with one name the last counts."""
     batched = config.max_batch_size >= 1
     return ModelSpec(
@@ -113,6 +115,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
         ensemble=config.HasField("ensemble_scheduling"),
         response_cache=config.response_cache.enable,
         metric_tags=dict(config.metric_tags),
+        namespace=namespace,
     )
 
 

@@ -1,90 +1,140 @@
-"""The server's log: Triton's two line formats, and settings that change while it runs.
+"""Where the server's log goes, and which records get there: settings that change while it runs decide.
 
-One record is one line: messages are JSON-escaped, so that no client text can forge another line.
-INFO goes to standard output, warnings and errors to standard error, as Triton does since 2025-06.
+INFO goes to standard output, warnings and errors to standard error, as Triton does since 2025-06; with a log
+file everything goes there. What cannot be written is counted, and never hurts who has logged it.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from kernel.observe.log_lines import LineFormatter
+from kernel.options import BadOption
 
 if TYPE_CHECKING:
     from kernel.settings import LogSettings
 
-#: A longer message is cut: most of such a text is what a client sent.
-MAX_MESSAGE = 8192
+#: Anything but "0" keeps messages quoted and escaped.
+ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
-_LETTERS = {
-    logging.DEBUG: "I",
-    logging.INFO: "I",
-    logging.WARNING: "W",
-    logging.ERROR: "E",
-    logging.CRITICAL: "E",
-}
+#: The most verbose record that exists: verbose level 1 shows DEBUG, and each level above one number below it.
+_MOST_VERBOSE = 1
 
 
-#: Characters beyond ASCII that end a line or steer a terminal; JSON leaves them as they are.
-_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
+class _Target(Protocol):
+    """Where lines go."""
 
-
-class TritonFormatter(logging.Formatter):
-    """Formats `I0115 12:34:56.123456 4242 router.py:12] "text"`, or its ISO8601 form. Times are UTC."""
-
-    def __init__(self, settings: LogSettings) -> None:
-        super().__init__()
-        self._settings = settings
-        self._pid = os.getpid()
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        if len(text) > MAX_MESSAGE:
-            text = f"{text[:MAX_MESSAGE]}… ({len(text)} characters)"
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
-        letter = _LETTERS.get(record.levelno, "I")
-        where = f"{self._pid} {record.filename}:{record.lineno}]"
-        quoted = json.dumps(text, ensure_ascii=False).translate(_CONTROLS)
-        if self._settings.values.log_format == "ISO8601":
-            return f"{when:%Y-%m-%dT%H:%M:%SZ} {letter} {where} {quoted}"
-        return f"{letter}{when:%m%d %H:%M:%S.%f} {where} {quoted}"
-
-
-class _Switch(logging.Filter):
-    """Lets through what the settings of the moment ask for."""
-
-    def __init__(self, settings: LogSettings, *, errors: bool) -> None:
-        super().__init__()
-        self._settings = settings
-        self._errors = errors
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        values = self._settings.values
-        if record.levelno >= logging.ERROR:
-            return self._errors and values.log_error
-        if record.levelno >= logging.WARNING:
-            return self._errors and values.log_warning
-        if self._errors:
-            return False
-        return values.log_info if record.levelno >= logging.INFO else values.log_verbose_level > 0
+    def write(self, line: str) -> None:
+        """Write a line with its end. Raises `OSError` or `ValueError` where it cannot be written."""
 
 
 def set_up_logging(settings: LogSettings) -> None:
-    """Make the root logger write the server's log according to `settings`, now and after they change."""
+    """Make the root logger write the server's log according to `settings`, now and after they change.
+
+    Raises `BadOption` for a log file that cannot be written.
+    """
     root = logging.getLogger()
     root.handlers.clear()
-    root.setLevel(logging.DEBUG)
-    formatter = TritonFormatter(settings)
-    for stream, errors in ((sys.stdout, False), (sys.stderr, True)):
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(formatter)
-        handler.addFilter(_Switch(settings, errors=errors))
-        root.addHandler(handler)
+    root.setLevel(_MOST_VERBOSE)
+    formatter = LineFormatter(settings, escape=os.environ.get(ESCAPE_VARIABLE) != "0")
+    if settings.values.log_file:
+        root.addHandler(_LineHandler(_File(settings.values.log_file), formatter, _Wanted(settings)))
+    else:
+        for stream, levels in ((sys.stdout, _INFORMATION), (sys.stderr, _PROBLEMS)):
+            root.addHandler(_LineHandler(_Console(stream), formatter, _Wanted(settings, levels)))
+    logging.captureWarnings(True)
     # Libraries speak only when something is wrong; their debug lines are not ours.
     for name in ("asyncio", "aiohttp", "grpclib", "hpack", "h2"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+_INFORMATION = range(logging.WARNING)
+_PROBLEMS = range(logging.WARNING, logging.CRITICAL + 1)
+_ALL = range(logging.CRITICAL + 1)
+
+
+class _Wanted(logging.Filter):
+    """Lets through what the settings of the moment ask for, among `levels`."""
+
+    def __init__(self, settings: LogSettings, levels: range = _ALL) -> None:
+        super().__init__()
+        self._settings = settings
+        self._levels = levels
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        values = self._settings.values
+        if record.levelno not in self._levels:
+            return False
+        if record.levelno >= logging.ERROR:
+            return values.log_error
+        if record.levelno >= logging.WARNING:
+            return values.log_warning
+        if record.levelno >= logging.INFO:
+            return values.log_info
+        return values.log_verbose_level > logging.DEBUG - record.levelno
+
+
+class _LineHandler(logging.Handler):
+    """Writes one line per record, and how many were lost before."""
+
+    def __init__(self, target: _Target, formatter: LineFormatter, wanted: _Wanted) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.addFilter(wanted)
+        self._target = target
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self._lost:
+                self._target.write(f"{self.format(self._loss(record))}\n")
+                self._lost = 0
+            self._target.write(f"{self.format(record)}\n")
+        except (OSError, ValueError):  # a full disk, a reader that has gone, a closed file
+            self._lost += 1
+        except Exception:  # a log call with wrong arguments: logging's own way to say so
+            self.handleError(record)
+
+    def _loss(self, record: logging.LogRecord) -> logging.LogRecord:
+        return logging.LogRecord(
+            __name__, record.levelno, __file__, 0, "%d log lines before this one could not be written",
+            (self._lost,), None,
+        )  # fmt: skip
+
+
+class _Console:
+    """A standard stream. What its encoding lacks is escaped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, line: str) -> None:
+        encoding = self._stream.encoding or "ascii"
+        self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
+        self._stream.flush()
+
+
+class _File:
+    """A file that lines are appended to, each in one write: other processes may append to it, too."""
+
+    def __init__(self, path: str) -> None:
+        """Open or create it. Raises `BadOption`."""
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadOption(f"--log-file '{path}' cannot be written: {reason}") from None
+        #: Whether the disk was full in the middle of the last line.
+        self._torn = False
+
+    def write(self, line: str) -> None:
+        octets = line.encode(errors="backslashreplace")
+        if self._torn:
+            octets = b"\n" + octets
+        written = os.write(self._fd, octets)
+        self._torn = written < len(octets)
+        if self._torn:
+            raise OSError("only a part of the line was written")

@@ -1,7 +1,7 @@
 """What a model version has done: counts and durations, as plain integers that are rendered when asked for.
 
 Meanings are Triton's (statistics extension): `inference_count` counts rows, `execution_count` batches;
-a request that fails counts in `fail` alone. Durations are nanoseconds.
+a request that fails counts as a failure alone. Durations are nanoseconds.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import Cancelled, QueueFull, QueueTimeout
+from kernel.observe.histogram import Histogram
+from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
+from kernel.observe.quantiles import SlidingQuantiles
 
 if TYPE_CHECKING:
     from kernel.batch import Batch
+    from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.errors import ServingError
     from kernel.request import Request
+    from kernel.response import Response
 
 #: Why requests failed, the `reason` label of nv_inference_request_failure.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+_NS_PER_MS = 1_000_000
+_NS_PER_S = 1_000_000_000
 
 
 class Duration(msgspec.Struct):
@@ -27,69 +35,148 @@ class Duration(msgspec.Struct):
     count: int = 0
     ns: int = 0
 
-    def add(self, ns: int) -> None:
-        self.count += 1
-        self.ns += ns
-
 
 class BatchStatistics(msgspec.Struct):
-    """Executions of one batch size."""
+    """Executions of one batch size, and where their time went."""
 
-    compute_input: Duration
+    count: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+
+class ResponseStatistics(msgspec.Struct):
+    """What a backend reports of the responses with one index. Those that report none have none, as in Triton."""
+
     compute_infer: Duration
     compute_output: Duration
+    success: Duration
+    fail: Duration
+    empty_response: Duration
+    cancel: Duration
+
+
+class MemoryUsage(msgspec.Struct, frozen=True):
+    """Memory that a backend reports to have taken for the model."""
+
+    #: CPU, CPU_PINNED or GPU.
+    type: str
+    #: The device.
+    id: int
+    byte_size: int
+
+
+class Summaries:
+    """Quantiles of where the time of requests went, in microseconds; kept only where they are asked for."""
+
+    def __init__(self) -> None:
+        self.request = SlidingQuantiles()
+        self.queue = SlidingQuantiles()
+        self.compute_input = SlidingQuantiles()
+        self.compute_infer = SlidingQuantiles()
+        self.compute_output = SlidingQuantiles()
 
 
 class ModelStatistics:
     """Counters of one model version, lost when it is loaded again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, decoupled: bool = False) -> None:
+        #: Whether responses are observed one by one (`record_response`), not with the executions.
+        self.decoupled = decoupled
         self.inference_count = 0
         self.execution_count = 0
         #: Milliseconds since the epoch of the last execution, 0 before the first.
         self.last_inference_ms = 0
+        #: Requests that succeeded: how many, from reception to response, and how long they waited and computed.
         self.success = Duration()
+        self.queue_ns = 0
+        self.input_ns = 0
+        self.infer_ns = 0
+        self.output_ns = 0
         self.fail = Duration()
-        self.queue = Duration()
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
+        self.failures: dict[str, int] = dict.fromkeys(FAILURE_REASONS, 0)
         self.cache_hit = Duration()
         self.cache_miss = Duration()
+        #: Executions by batch size.
         self.batches: dict[int, BatchStatistics] = {}
-        self.failures: dict[str, int] = dict.fromkeys(FAILURE_REASONS, 0)
+        self.responses: dict[str, ResponseStatistics] = {}
+        self.memory_usage: list[MemoryUsage] = []
         #: Requests that were accepted and are not executing yet.
         self.pending = 0
-        #: How often a worker of this version died.
+        #: Requests that a full queue refused: they were never accepted, and are counted nowhere else.
+        self.refused = 0
+        #: How often a worker of this version died, and how often another one took its place.
         self.workers_lost = 0
+        self.workers_restarted = 0
         self.load_ns = 0
+        #: From reception to the final response, of requests that succeeded.
+        self.durations = Histogram(DEFAULT_BUCKETS[REQUEST_DURATION], _NS_PER_S)
+        #: From reception to the first response that is no error; None where nobody asks for it.
+        self.first_responses: Histogram | None = None
+        self.summaries: Summaries | None = None
+
+    def measure(self, metrics: MetricsConfig, config: ModelConfig) -> list[str]:
+        """Observe what `metrics` and the model's own configuration ask for; called before the first request.
+
+        Returns a line about each setting that has no effect.
+        """
+        buckets, complaints = buckets_of(config)
+        self.durations = Histogram(buckets[REQUEST_DURATION], _NS_PER_S)
+        if metrics.histogram_latencies:
+            self.first_responses = Histogram(buckets[FIRST_RESPONSE])
+        if metrics.summary_latencies:
+            self.summaries = Summaries()
+        return complaints
 
     def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, now_ms: int) -> None:
         """Count an execution that has ended, and each of its requests that has not failed."""
+        input_ns, infer_ns, output_ns = times.input_ns, times.infer_ns, times.output_ns
         self.execution_count += 1
         self.last_inference_ms = now_ms
         size = self.batches.get(batch.rows)
         if size is None:
-            size = self.batches[batch.rows] = BatchStatistics(Duration(), Duration(), Duration())
-        size.compute_input.add(times.input_ns)
-        size.compute_infer.add(times.infer_ns)
-        size.compute_output.add(times.output_ns)
+            size = self.batches[batch.rows] = BatchStatistics()
+        size.count += 1
+        size.input_ns += input_ns
+        size.infer_ns += infer_ns
+        size.output_ns += output_ns
+        # Whatever was not computing was waiting, also at a worker that was given it ahead of time.
+        computing_since_ns = now_ns - input_ns - infer_ns - output_ns
+        success = self.success
         for request in batch.requests:
             if request.failed:
                 continue
             self.inference_count += request.batch_size
-            self.success.add(now_ns - request.received_ns)
-            # Whatever was not computing was waiting, also at a worker that was given it ahead of time.
-            self.queue.add(max(0, now_ns - request.queue_start_ns - times.total_ns))
-            self.compute_input.add(times.input_ns)
-            self.compute_infer.add(times.infer_ns)
-            self.compute_output.add(times.output_ns)
+            duration_ns = now_ns - request.received_ns
+            waited_ns = computing_since_ns - request.queue_start_ns
+            success.count += 1
+            success.ns += duration_ns
+            if waited_ns > 0:
+                self.queue_ns += waited_ns
+            self.input_ns += input_ns
+            self.infer_ns += infer_ns
+            self.output_ns += output_ns
+            if not self.decoupled:
+                self.durations.observe(duration_ns)
+                if self.first_responses is not None:
+                    self.first_responses.observe(duration_ns // _NS_PER_MS)
+            if self.summaries is not None:
+                _summarize(self.summaries, duration_ns, max(waited_ns, 0), times, now_ns)
+
+    def record_response(self, request: Request, response: Response, now_ns: int) -> None:
+        """Observe a response of a decoupled model, whose requests may be answered at any time."""
+        if self.first_responses is not None and request.response_count == 1 and response.outputs is not None:
+            self.first_responses.observe((now_ns - request.received_ns) // _NS_PER_MS)
+        if response.final and not request.failed:
+            self.durations.observe(now_ns - request.received_ns)
 
     def record_failure(self, request: Request, error: ServingError, now_ns: int) -> None:
         """Count a request that got `error`. One refused by a full queue was never accepted (Triton)."""
         if isinstance(error, QueueFull):
+            self.refused += 1
             return
-        self.fail.add(now_ns - request.received_ns)
+        self.fail.count += 1
+        self.fail.ns += now_ns - request.received_ns
         self.failures[_reason(request, error)] += 1
 
 
@@ -103,6 +190,14 @@ class ExecutionTimes(msgspec.Struct, frozen=True):
     @property
     def total_ns(self) -> int:
         return self.input_ns + self.infer_ns + self.output_ns
+
+
+def _summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:
+    summaries.request.observe(duration_ns // 1000, now_ns)
+    summaries.queue.observe(waited_ns // 1000, now_ns)
+    summaries.compute_input.observe(times.input_ns // 1000, now_ns)
+    summaries.compute_infer.observe(times.infer_ns // 1000, now_ns)
+    summaries.compute_output.observe(times.output_ns // 1000, now_ns)
 
 
 def _reason(request: Request, error: ServingError) -> str:

@@ -25,9 +25,6 @@ _OTHER_FOLDERS = frozenset({CONFIGS_FOLDER, "initial_state", "warmup"})
 
 _MAX_VERSION = 2**63 - 1
 
-#: The reason in the repository index of a model that no repository may claim.
-DUPLICATE_REASON = "model appears in two or more repositories"
-
 
 class Entry(msgspec.Struct, frozen=True):
     """A file or folder. `modified_ns` of a folder is that of the newest thing in it, its own if empty."""
@@ -52,6 +49,13 @@ class ModelFolder(msgspec.Struct, frozen=True):
     versions: dict[int, Entry]
     #: What an operator should be told about folders that look like versions.
     warnings: tuple[str, ...] = ()
+    #: The repository, where the same name may stand in several (--model-namespacing); else empty.
+    namespace: str = ""
+
+    @property
+    def identifier(self) -> str:
+        """The name by which the server tells this model from all others, as Triton prints it."""
+        return f"{self.namespace}::{self.name}" if self.namespace else self.name
 
     def config_path(self, config_name: str = "") -> str | None:
         """Return the path of configuration `config_name` if there is one, else of config.pbtxt, or None."""
@@ -73,39 +77,68 @@ class ModelFolder(msgspec.Struct, frozen=True):
 
 
 class RepositoryContents(msgspec.Struct, frozen=True):
-    """What all repositories together contain, by model name in order."""
+    """What all repositories together contain, by identifier in order."""
 
     models: dict[str, ModelFolder]
     #: Models that are in several repositories, with their folders. They cannot be loaded.
     duplicates: dict[str, tuple[str, ...]]
+
+    def named(self, name: str) -> list[ModelFolder]:
+        """Return the models called `name`: at most one without namespacing."""
+        return [folder for folder in self.models.values() if folder.name == name]
 
 
 def check_model_name(name: str) -> None:
     """Refuse a name that a client gave and that is not the name of a folder. Raises `InvalidArgument`."""
     if not name:
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
-    if name in (".", "..") or any(character in name for character in "/\\\0"):
+    if name.isspace():
+        raise InvalidArgument("model name must not contain only whitespace characters")
+    if name == "." or ".." in name or any(character in name for character in "/\\\0"):
         raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 
-def model_folder(repository: str, entry: Entry) -> ModelFolder:
+def model_folder(repository: str, entry: Entry, *, namespacing: bool = False) -> ModelFolder:
     """Read the listing of one model's folder in the folder `repository`."""
+    return _model_folder(entry.name, posixpath.join(repository, entry.name), entry, repository if namespacing else "")
+
+
+def overriding_folder(name: str, path: str, entries: tuple[Entry, ...]) -> ModelFolder:
+    """Read the listing of a folder at `path` that stands in for that of model `name`."""
+    return _model_folder(name, path, Entry(name, is_folder=True, children=entries), "")
+
+
+def _model_folder(name: str, path: str, entry: Entry, namespace: str) -> ModelFolder:
     versions, warnings = _versions(entry)
-    return ModelFolder(entry.name, posixpath.join(repository, entry.name), entry, versions, warnings)
+    return ModelFolder(name, path, entry, versions, warnings, namespace)
 
 
-def find_models(repositories: Mapping[str, Iterable[Entry]]) -> RepositoryContents:
+def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: bool = False) -> RepositoryContents:
     """Read the listings of repositories, by their paths. Files and hidden folders are no models."""
     found: dict[str, list[ModelFolder]] = {}
     for path, entries in repositories.items():
         for entry in entries:
             if entry.is_folder and not entry.name.startswith("."):
-                found.setdefault(entry.name, []).append(model_folder(path, entry))
-    names = sorted(found)
+                folder = model_folder(path, entry, namespacing=namespacing)
+                found.setdefault(folder.identifier, []).append(folder)
+    identifiers = sorted(found)
     return RepositoryContents(
-        models={name: found[name][0] for name in names if len(found[name]) == 1},
-        duplicates={name: tuple(folder.path for folder in found[name]) for name in names if len(found[name]) > 1},
+        models={key: found[key][0] for key in identifiers if len(found[key]) == 1},
+        duplicates={key: tuple(folder.path for folder in found[key]) for key in identifiers if len(found[key]) > 1},
     )
+
+
+def known_names(listings: Mapping[str, Iterable[str]], *, namespacing: bool = False) -> tuple[dict[str, str], set[str]]:
+    """Return the names of the models in listings of repositories, by identifier, and which are duplicates."""
+    names: dict[str, str] = {}
+    duplicates: set[str] = set()
+    for path, found in listings.items():
+        for name in found:
+            identifier = f"{path}::{name}" if namespacing else name
+            if identifier in names:
+                duplicates.add(identifier)
+            names[identifier] = name
+    return names, duplicates
 
 
 def _versions(model: Entry) -> tuple[dict[int, Entry], tuple[str, ...]]:

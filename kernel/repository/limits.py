@@ -13,8 +13,18 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
 
+#: Each instance is a process.
+MAX_INSTANCES = 1024
+
+
 def refuse_unsupported(config: ModelConfig) -> None:
-    """Raise `Unsupported` for what would change a model's answers if it were left out."""
+    """Raise `Unsupported` for what would change a model's answers if it were left out, or is out of reach."""
+    instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
+    if instances > MAX_INSTANCES:
+        raise Unsupported(
+            f"model '{config.name}' asks for {instances} instances, each of which is a process: at most "
+            f"{MAX_INSTANCES} are allowed"
+        )
     if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
         raise Unsupported(f"model '{config.name}' is an ensemble, which this version of the server cannot run yet")
     if config.HasField("sequence_batching"):
@@ -33,14 +43,14 @@ def ignored_settings(config: ModelConfig) -> list[str]:
     found: list[str] = []
     if config.response_cache.enable:
         found.append("response_cache (every request is executed)")
-    if config.model_warmup:
-        found.append("model_warmup (the first requests may be slower)")
     if config.dynamic_batching.preserve_ordering:
         found.append("dynamic_batching.preserve_ordering with more than one instance")
     if any(group.HasField("rate_limiter") for group in config.instance_group):
         found.append("rate_limiter (instances run whenever they are idle)")
     if config.model_repository_agents.agents:
         found.append("model_repository_agents")
-    if any(group.passive for group in config.instance_group):
-        found.append("instance_group.passive")
+    if any(group.secondary_devices for group in config.instance_group):
+        found.append("instance_group.secondary_devices")
+    if config.cc_model_filenames:
+        found.append("cc_model_filenames (there is no GPU whose compute capability would choose one)")
     return found

@@ -1,4 +1,4 @@
-"""Reads a model repository in a local folder: listings for `layout.py`, and configuration files.
+"""Reads a model repository in a local folder: listings for `layout.py`, configurations and other files.
 
 All calls block, for milliseconds on a local disk; who runs an event loop calls them in a thread. What
 cannot be read is an `InternalError`; what is not there, or not for us to read, is left out.
@@ -25,12 +25,36 @@ _ABSENT = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
 _Identity = tuple[int, int]
 
 
-def list_repository(path: str) -> tuple[Entry, ...]:
-    """Return everything in a repository, sorted by name; links are followed."""
+def list_repository(path: str, only: str = "") -> tuple[Entry, ...]:
+    """Return everything in a repository, or what is called `only`, sorted by name; links are followed.
+
+    Raises `InternalError` where the repository cannot be read.
+    """
+    if only:
+        found = _read(os.path.join(path, only))
+        return () if found is None else (found,)
     entry = _read(path)
     if entry is None or not entry.is_folder:
         raise InternalError(f"failed to read model repository '{path}': no such directory")
     return entry.children
+
+
+def list_names(path: str) -> list[str]:
+    """Return the names of the folders in a repository, sorted. Raises `InternalError`."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise InternalError(f"failed to read model repository '{path}': {error.strerror}") from error
+
+
+def read_file(folder: str, name: str) -> bytes:
+    """Return the bytes of the file `name` in `folder`; links are followed. Raises `InternalError`."""
+    path = os.path.join(folder, name)
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from None
 
 
 def read_config(path: str) -> bytes:

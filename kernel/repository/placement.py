@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.repository.host_policy import policy_name
+
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.model import Model
@@ -19,6 +21,13 @@ class InstancePlan(msgspec.Struct, frozen=True):
     version: int
     kind: str = "CPU"
     device_id: int = 0
+    #: Name of the host policy, and the CPUs that it allows; none for all.
+    host_policy: str = ""
+    cpus: tuple[int, ...] = ()
+    #: Whether the instance is only loaded and executes nothing.
+    passive: bool = False
+    #: Settings of the backend from the command line.
+    backend_config: dict[str, str] = {}
 
 
 class InstanceKeeper(Protocol):
@@ -27,7 +36,7 @@ class InstanceKeeper(Protocol):
     async def start(self, title: str) -> None:
         """Start a worker process, without a model yet. Raises `ServingError`."""
 
-    async def complete(self, config: str, model_dir: str, version: int) -> str:
+    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """Return the configuration as the model file completes it, in JSON. Raises `ServingError`."""
 
     async def load(self, plan: InstancePlan, config: str) -> int:
@@ -48,9 +57,19 @@ def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[In
     plans: list[InstancePlan] = []
     for group in config.instance_group:
         kind = _KINDS[group.kind]
-        devices = list(group.gpus) if kind == "GPU" else [0]
         for number in range(group.count):
-            plans += [InstancePlan(f"{group.name}_{number}", model_dir, version, kind, device) for device in devices]
+            plans += [
+                InstancePlan(
+                    name=f"{group.name}_{number}",
+                    model_dir=model_dir,
+                    version=version,
+                    kind=kind,
+                    device_id=device,
+                    host_policy=policy_name(group, kind, device),
+                    passive=group.passive,
+                )
+                for device in (group.gpus if kind == "GPU" else [0])
+            ]
     return plans
 
 

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.autofill import fill_backend, normalise
-from kernel.config.check import check_complete, check_config
+from kernel.config.check import check_complete, check_config, check_inputs_and_outputs
+from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_json, from_pbtxt
 from kernel.config.spec import ModelSpec, model_spec
 from kernel.config.to_json import to_json
-from kernel.errors import BadConfig, NotFound, Unsupported
+from kernel.errors import InternalError, NotFound, Unsupported
 from kernel.repository.layout import find_models
-from kernel.repository.local import list_repository, read_config
+from kernel.repository.local import list_repository, read_config, read_file
 from kernel.repository.versions import choose_versions, missing_versions
+from kernel.repository.warmup import WARMUP_FOLDER, warmup_files
 
 if TYPE_CHECKING:
-    from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.layout import ModelFolder, RepositoryContents
 
 
@@ -35,18 +36,22 @@ class Prepared(msgspec.Struct, frozen=True):
     spec: ModelSpec
 
 
-def scan(repositories: tuple[Path, ...]) -> RepositoryContents:
-    """Read the repositories' folders. Blocks. Raises `InternalError`."""
-    return find_models({str(path): list_repository(str(path)) for path in repositories})
+def scan(repositories: tuple[Path, ...], *, namespacing: bool = False, only: str = "") -> RepositoryContents:
+    """Read the repositories' folders, or in each the model called `only`. Blocks. Raises `InternalError`."""
+    listings = {str(path): list_repository(str(path), only) for path in repositories}
+    return find_models(listings, namespacing=namespacing)
 
 
 class ModelSource:
     """A model's folder, and how its configuration comes about."""
 
-    def __init__(self, folder: ModelFolder, *, gpu_count: int, auto_complete: bool) -> None:
+    def __init__(self, folder: ModelFolder, *, gpu_count: int, auto_complete: bool, config_name: str = "") -> None:
         self.folder = folder
         self._gpu_count = gpu_count
         self._auto_complete = auto_complete
+        self._config_name = config_name
+        #: Whether there was a configuration to read, however little it said.
+        self._provided = False
 
     @property
     def name(self) -> str:
@@ -63,15 +68,22 @@ class ModelSource:
         """
         if override is not None:
             config = from_json(override, f"Invalid config override for model '{self.name}'")
+            self._provided = True
         else:
-            path = self.folder.config_path()
+            path = self.folder.config_path(self._config_name)
             if path is None and not self._auto_complete:
-                raise NotFound(f"model configuration is not provided for model '{self.name}'")
+                raise self._not_provided()
             config = from_pbtxt(None if path is None else read_config(path), path or "")
+            self._provided = path is not None
         fill_backend(config, self.name, self.folder.first_version_files())
         normalise(config, self._gpu_count)
         check_config(config, self.name)
+        if not self._auto_complete:
+            check_inputs_and_outputs(config)
         return config
+
+    def _not_provided(self) -> NotFound:
+        return NotFound(f"model configuration is not provided for model '{self.name}'")
 
     def versions(self, config: ModelConfig) -> list[int]:
         """Return the versions to load. Raises `BadConfig` where there is none."""
@@ -82,30 +94,58 @@ class ModelSource:
         return [*self.folder.warnings, *missing_versions(config, self.folder.versions)]
 
     def complete(self, config: ModelConfig, completed: str) -> ModelConfig:
-        """Return `completed`, what a worker made of `config`. Raises `BadConfig`."""
-        return from_json(completed, f"the backend '{config.backend}' completed the configuration wrongly")
+        """Return `config` with what a worker completed: `completed`, the whole configuration in JSON.
+
+        A backend may complete what Triton's `TritonModel::UpdateModelConfig` takes over: the batch size,
+        tensors, the transaction policy, and a scheduler where there was none. Raises `ServingError`.
+        """
+        given = from_json(completed, f"the backend '{config.backend}' completed the configuration wrongly")
+        result = ModelConfig()
+        result.CopyFrom(config)
+        result.max_batch_size = given.max_batch_size
+        for field in ("input", "output", "model_transaction_policy"):
+            result.ClearField(field)
+        result.input.extend(given.input)
+        result.output.extend(given.output)
+        if given.HasField("model_transaction_policy"):
+            result.model_transaction_policy.CopyFrom(given.model_transaction_policy)
+        if result.WhichOneof("scheduling_choice") is None and given.HasField("dynamic_batching"):
+            result.dynamic_batching.CopyFrom(given.dynamic_batching)
+        # The Python backend counts as having completed even what its model leaves empty.
+        if not self._provided and result == config and config.backend != "python":
+            raise self._not_provided()
+        return result
 
     def prepare(self, config: ModelConfig) -> Prepared:
         """Check a complete configuration and return what loading needs. Raises `ServingError`."""
         normalise(config, self._gpu_count)
         check_config(config, self.name)
         check_complete(config, self._gpu_count)
-        self._check_label_files(config)
-        return Prepared(config, to_json(config), model_spec(config))
+        self.check_label_files(config)
+        return Prepared(config, to_json(config), model_spec(config, self.folder.namespace))
 
-    def _check_label_files(self, config: ModelConfig) -> None:
-        """Label files are read by the worker: they must be there, and inside of the model's folder."""
+    def read_warmup_files(self, config: ModelConfig) -> dict[str, bytes]:
+        """Return the contents of the files that the model's warm-up needs, by name. Blocks.
+
+        Raises `InternalError` where one cannot be read.
+        """
+        folder = str(self.path / WARMUP_FOLDER)
+        return {name: read_file(folder, name) for name in warmup_files(config)}
+
+    def check_label_files(self, config: ModelConfig) -> None:
+        """Label files are read by the worker: they must be there, and inside of the model's folder.
+
+        Blocks. Raises `InternalError` or `Unsupported`.
+        """
         root = self.path.resolve()
         for output in config.output:
             if not output.label_filename:
                 continue
-            path = (root / output.label_filename).resolve()
-            if not path.is_relative_to(root):
+            path = self.path / output.label_filename
+            if "\0" in output.label_filename or not path.resolve().is_relative_to(root):
                 raise Unsupported(
-                    f"label file path '{output.label_filename}' for output '{output.name}' is outside model directory"
+                    f"label file path '{path}' for output '{output.name}' in model '{self.name}' is outside "
+                    "model directory"
                 )
             if not path.is_file():
-                raise BadConfig(
-                    f"label file '{output.label_filename}' of output '{output.name}' is not in the folder of model "
-                    f"'{self.name}'"
-                )
+                raise InternalError(f"failed to open text file for read {path}: No such file or directory")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from kernel.catalog import parse_version
 from kernel.describe import model_metadata
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
+from kernel.observe.report import model_report
+from kernel.observe.statistics import Duration
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.text import clean
 
 if TYPE_CHECKING:
     from kernel.model import Model
-    from kernel.observe.statistics import Duration, ModelStatistics
+    from kernel.observe.report import InferBatchStatistics, InferStatistics, ModelReport
+    from kernel.observe.statistics import ResponseStatistics
     from kernel.router import Kernel
     from protocols.grpc.rpc import Caller
 
@@ -69,8 +74,7 @@ class ModelRpcs:
         """Report on a version, the ready versions of a model, or all that is ready."""
         reply = pb.ModelStatisticsResponse()
         for model in self._with_statistics(message.name, message.version):
-            told = reply.model_stats.add(name=model.name, version=model.version_text)
-            _encode_statistics(model.statistics, told)
+            _encode_statistics(model_report(model), reply.model_stats.add())
         return reply
 
     def _with_statistics(self, name: str, version: str) -> list[Model]:
@@ -97,7 +101,7 @@ class RepositoryRpcs:
     async def index(self, message: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
         _check_repository(message.repository_name)
         reply = pb.RepositoryIndexResponse()
-        for item in self._kernel.repository.index(message.ready):
+        for item in await self._kernel.repository.index(message.ready):
             reply.models.add(name=clean(item.name), version=item.version, state=item.state, reason=clean(item.reason))
         return reply
 
@@ -142,30 +146,26 @@ def _load_parameter(key: str, parameter: pb.ModelRepositoryParameter) -> str | b
     raise InvalidArgument(f"unrecognized load parameter '{key}'.")
 
 
-def _encode_statistics(statistics: ModelStatistics, told: pb.ModelStatistics) -> None:
-    told.last_inference = statistics.last_inference_ms
-    told.inference_count = statistics.inference_count
-    told.execution_count = statistics.execution_count
-    told.inference_stats.CopyFrom(
-        pb.InferStatistics(
-            success=_duration(statistics.success),
-            fail=_duration(statistics.fail),
-            queue=_duration(statistics.queue),
-            compute_input=_duration(statistics.compute_input),
-            compute_infer=_duration(statistics.compute_infer),
-            compute_output=_duration(statistics.compute_output),
-            cache_hit=_duration(statistics.cache_hit),
-            cache_miss=_duration(statistics.cache_miss),
-        )
-    )
-    for batch_size, batch in sorted(statistics.batches.items()):
-        told.batch_stats.add(
-            batch_size=batch_size,
-            compute_input=_duration(batch.compute_input),
-            compute_infer=_duration(batch.compute_infer),
-            compute_output=_duration(batch.compute_output),
-        )
+def _encode_statistics(report: ModelReport, told: pb.ModelStatistics) -> None:
+    told.name = report.name
+    told.version = report.version
+    told.last_inference = report.last_inference
+    told.inference_count = report.inference_count
+    told.execution_count = report.execution_count
+    told.inference_stats.CopyFrom(pb.InferStatistics(**_durations(report.inference_stats)))
+    for index, response in report.response_stats.items():
+        told.response_stats[index].CopyFrom(pb.InferResponseStatistics(**_durations(response)))
+    for batch in report.batch_stats:
+        told.batch_stats.add(batch_size=batch.batch_size, **_durations(batch))
+    for memory in report.memory_usage:
+        told.memory_usage.add(type=memory.type, id=memory.id, byte_size=memory.byte_size)
 
 
-def _duration(duration: Duration) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=duration.count, ns=duration.ns)
+def _durations(section: InferStatistics | InferBatchStatistics | ResponseStatistics) -> dict[str, pb.StatisticDuration]:
+    """Return the durations of a section by name: structs and messages have the same fields."""
+    fields = msgspec.structs.asdict(section)
+    return {
+        name: pb.StatisticDuration(count=value.count, ns=value.ns)
+        for name, value in fields.items()
+        if isinstance(value, Duration)
+    }

@@ -6,6 +6,7 @@ The order of checks and the texts are Triton's (`SetInferenceRequestMetadata`, `
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, InvalidArgument
@@ -42,7 +43,10 @@ _FIELD_TYPES = {
 #: From here on the tensors of a message stay where they were received; below, taking them out costs more.
 _LARGE_BYTE_SIZE = 16 * 2**10
 
-#: The tag of `ModelInferResponse.raw_output_contents`: field 6, with a length.
+#: The tags of `ModelStreamInferResponse.infer_response`, field 2, and of `ModelInferResponse.id` and
+#: `raw_output_contents`, fields 3 and 6, all with a length.
+_INFER_RESPONSE_TAG = b"\x12"
+_ID_TAG = b"\x1a"
 _RAW_OUTPUT_TAG = b"\x32"
 
 
@@ -240,23 +244,73 @@ def response_parts(response: Response) -> list[Buffer]:
 
     The caller releases the response when it is done with the parts. Raises as `encode_response`.
     """
-    message = ModelInferResponse()
-    _encode_head(response, message)
-    parts: list[Buffer] = [message.SerializeToString()]
-    for output in response.outputs or ():
+    outputs = response.outputs or ()
+    head, byte_size = [_model_fields(response.model_name, response.model_version)], 0
+    if response.id:
+        head.append(_text_field(_ID_TAG, response.id))
+    if response.parameters:
+        message = ModelInferResponse()
+        for key, value in response.parameters.items():
+            _encode_parameter(key, value, message.parameters[key])
+        head.append(message.SerializeToString())
+    contents: list[Buffer] = []
+    for output in outputs:
+        head.append(_output_field(output.name, output.datatype, *output.shape))
         data = b"" if output.data is None else output.data
-        parts += (_RAW_OUTPUT_TAG + varint(len(data)), data)
-    return parts
+        byte_size += len(data)
+        contents += (_content_begin(len(data)), data)
+    _check_byte_size(byte_size)
+    return [*head, *contents]
+
+
+def _final_field(final: bool) -> bytes:
+    message = ModelInferResponse()
+    message.parameters[FINAL_RESPONSE].bool_param = final
+    return message.SerializeToString()
+
+
+_FINAL_FIELDS = {final: _final_field(final) for final in (False, True)}
+
+
+def stream_response_parts(response: Response) -> list[Buffer]:
+    """Return the encoded message of a stream for a response with outputs, with its final flag. As `response_parts`."""
+    parts = [*response_parts(response), _FINAL_FIELDS[response.final]]
+    return [_INFER_RESPONSE_TAG + varint(sum(map(len, parts))), *parts]
+
+
+@functools.lru_cache(maxsize=256)
+def _model_fields(name: str, version: str) -> bytes:
+    return ModelInferResponse(model_name=name, model_version=version).SerializeToString()
+
+
+@functools.lru_cache(maxsize=1024)
+def _output_field(name: str, datatype: str, *shape: int) -> bytes:
+    message = ModelInferResponse()
+    message.outputs.add(name=name, datatype=datatype, shape=shape)
+    return message.SerializeToString()
+
+
+@functools.lru_cache(maxsize=256)
+def _content_begin(byte_size: int) -> bytes:
+    return _RAW_OUTPUT_TAG + varint(byte_size)
+
+
+def _text_field(tag: bytes, text: str) -> bytes:
+    octets = text.encode()
+    return tag + varint(len(octets)) + octets
+
+
+def _check_byte_size(byte_size: int) -> None:
+    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+        raise InvalidArgument(
+            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTE_SIZE}."
+        )
 
 
 def _encode_head(response: Response, message: ModelInferResponse) -> None:
     """Write everything but the raw contents into `message`."""
     outputs = response.outputs or ()
-    byte_size = sum(_data_byte_size(output) for output in outputs)
-    if byte_size > MAX_MESSAGE_BYTE_SIZE:
-        raise InvalidArgument(
-            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTE_SIZE}."
-        )
+    _check_byte_size(sum(_data_byte_size(output) for output in outputs))
     message.model_name = response.model_name
     message.model_version = response.model_version
     message.id = response.id
@@ -264,12 +318,6 @@ def _encode_head(response: Response, message: ModelInferResponse) -> None:
         _encode_parameter(key, value, message.parameters[key])
     for output in outputs:
         message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-
-
-def encode_stream_response(response: Response, message: ModelStreamInferResponse) -> None:
-    """Write a response with outputs into a message of a stream, with its final flag. As `encode_response`."""
-    encode_response(response, message.infer_response)
-    message.infer_response.parameters[FINAL_RESPONSE].bool_param = response.final
 
 
 def encode_stream_end(request: Request, message: ModelStreamInferResponse) -> None:

@@ -16,6 +16,8 @@ import msgspec
 from grpclib.const import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.request import Buffer
 
 #: The largest message of gRPC's own limit (INT32_MAX).
@@ -25,7 +27,10 @@ MAX_MESSAGE_BYTE_SIZE = 2**31 - 1
 MAX_INFLATED_BYTE_SIZE = 64 * 2**20
 
 #: From here on a message gets memory of its own before it has come.
-LARGE_BYTE_SIZE = 256 * 2**10
+LARGE_BYTE_SIZE = 64 * 2**10
+
+#: How much of such a message is looked at to find its place.
+HEAD_BYTE_SIZE = 1024
 
 #: Compressions of messages that are understood, for `grpc-accept-encoding`, and zlib's name for them.
 ACCEPTED_ENCODINGS = ("identity", "deflate", "gzip")
@@ -45,7 +50,7 @@ class MessageFault(msgspec.Struct, frozen=True):
 class MessageReader:
     """Finds the messages of one call. After a fault it takes no more."""
 
-    __slots__ = ("_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "fault", "messages")
+    __slots__ = ("_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "fault", "messages", "place")
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -59,6 +64,8 @@ class MessageReader:
         #: Messages that are complete and nobody has taken.
         self.messages: deque[Buffer] = deque()
         self.fault: MessageFault | None = None
+        #: Gives memory for a large message by its first bytes and its length, or None for any.
+        self.place: Callable[[bytes, int], memoryview | None] | None = None
 
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the call."""
@@ -115,16 +122,21 @@ class MessageReader:
             self._refuse_size(length, limit)
         else:
             self._compressed, self._length, self._filled = bool(flag), length, 0
-            if length >= LARGE_BYTE_SIZE:
-                self._allocate()
-            elif not length:
+            if not length:
                 self._complete(b"")
 
-    def _allocate(self) -> None:
+    def _allocate(self, head: bytearray) -> None:
+        """Give a large message memory, now that its begin is known."""
+        placed = None if self.place is None or self._compressed else self.place(bytes(head), self._length)
         try:
-            self._large = memoryview(mmap.mmap(-1, self._length))
+            self._large = memoryview(mmap.mmap(-1, self._length)) if placed is None else placed
         except OSError:
             self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {self._length} bytes")
+            return
+        taken = len(head)
+        self._large[:taken] = head
+        head.clear()
+        self.filled(taken)
 
     def _take_content(self, data: memoryview) -> int:
         if self._large is not None:
@@ -132,9 +144,14 @@ class MessageReader:
             self._large[self._filled : self._filled + taken] = data[:taken]
             self.filled(taken)
             return taken
-        taken = min(self._length - len(self._gathered), len(data))
+        large = self._length >= LARGE_BYTE_SIZE
+        wanted = min(HEAD_BYTE_SIZE, self._length) if large else self._length
+        taken = min(wanted - len(self._gathered), len(data))
         self._gathered += data[:taken]
-        if len(self._gathered) == self._length:
+        if len(self._gathered) == wanted:
+            if large:
+                self._allocate(self._gathered)
+                return taken
             message, self._gathered = self._gathered, bytearray()
             self._complete(message)
         return taken

@@ -17,6 +17,8 @@ PROTO_FILES = (
     "kernel/config/model_config.proto",
     "protocols/grpc/grpc_service.proto",
     "protocols/grpc/health.proto",
+    "protocols/grpc/reflection_v1.proto",
+    "protocols/grpc/reflection_v1alpha.proto",
 )
 
 #: What protoc writes, and what we need in its place.

@@ -17,17 +17,20 @@ from grpclib.protocol import Peer
 from grpclib.server import request_handler
 from h2.exceptions import StreamClosedError
 
+from protocols.grpc.compression import compress
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2.frames import ErrorCode
 from protocols.grpc.h2.headers import encode_block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from grpclib.const import Handler
     from grpclib.utils import Wrapper
 
     from kernel.request import Buffer
+    from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
@@ -39,15 +42,23 @@ CUT_OFF = "Server exiting: the call took too long"
 class Handlers:
     """Runs a task for each call, with the handler of its path."""
 
-    def __init__(self, mapping: dict[str, Handler]) -> None:
+    def __init__(
+        self,
+        mapping: dict[str, Handler],
+        compression: ResponseCompression | None = None,
+        compressed_paths: frozenset[str] = frozenset(),
+    ) -> None:
+        """`compression` is for the answers of `compressed_paths`."""
         self._mapping = mapping
+        self._compression = compression
+        self._compressed_paths = compressed_paths
         self._codec = ProtoCodec()
         self._dispatch = _DispatchServerEvents()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, connection: ServerConnection, stream: Stream) -> HandlerCall:
         """Start the handler of a call that has just come."""
-        call = HandlerCall(connection, stream)
+        call = self._call(connection, stream)
         call.task = asyncio.get_running_loop().create_task(
             request_handler(
                 self._mapping,
@@ -62,6 +73,13 @@ class Handlers:
         self._tasks.add(call.task)
         call.task.add_done_callback(self._tasks.discard)
         return call
+
+    def _call(self, connection: ServerConnection, stream: Stream) -> HandlerCall:
+        if self._compression is not None and stream.head.path in self._compressed_paths:
+            encoding = self._compression.choose(stream.head)
+            if encoding is not None:
+                return CompressedCall(connection, stream, encoding)
+        return HandlerCall(connection, stream)
 
     @property
     def running(self) -> set[asyncio.Task[None]]:
@@ -128,22 +146,51 @@ class HandlerCall:
         grpclib asks for the one and then the other. Raises `GRPCError` for a fault in the messages.
         """
         if self._unread is not None:
-            message, self._unread = self._unread, None
-            return bytes(message)
+            unread, self._unread = self._unread, None
+            return bytes(unread)
+        message = await self.next_message()
+        if message is None:
+            return b""
+        if len(message):
+            self._unread = message
+        return PREFIX.pack(0, len(message))
+
+    # ---- for handlers that read and write messages by themselves ------------------------------
+
+    def place_messages(self, place: Callable[[bytes, int], memoryview | None]) -> None:
+        """Have large messages received where `place` says, see `MessageReader.place`."""
+        self._stream.reader.place = place
+
+    async def next_message(self) -> Buffer | None:
+        """Return the bytes of the next message, None behind the last one. Raises `GRPCError`."""
         reader = self._stream.reader
         while not reader.messages:
             if reader.fault is not None:
                 raise GRPCError(reader.fault.status, reader.fault.text)
             if self._stream.remote_closed:
-                return b""
+                return None
             self._reading = asyncio.get_running_loop().create_future()
             await self._reading
         message = reader.messages.popleft()
         self._wire.machine.consumed(self._stream)
         self._wire.wake()
-        if len(message):
-            self._unread = message
-        return PREFIX.pack(0, len(message))
+        return message
+
+    async def send_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
+        """Send a message, whose bytes are `parts`; returns when windows and the socket have taken it.
+
+        `release` is called, however this ends, when the parts are not needed any more. The headers of the
+        answer must have been sent.
+        """
+        if not self._stream.open:
+            release()
+        self._check_open()
+        left = self._wire.machine.send_message(self._stream, parts, release)
+        self._wire.wake()
+        if not left:
+            await self._wait_until_sent()
+
+    # ---- grpclib.protocol.Stream ---------------------------------------------------------------
 
     async def send_headers(self, headers: Fields, end_stream: bool = False) -> None:
         self._check_open()
@@ -160,6 +207,9 @@ class HandlerCall:
         self._check_open()
         self._wire.machine.send_data(self._stream, [data])
         self._wire.wake()
+        await self._wait_until_sent()
+
+    async def _wait_until_sent(self) -> None:
         while self._stream.open and self._stream.output is not None and self._stream.output.waiting:
             self._sending = asyncio.get_running_loop().create_future()
             await self._sending
@@ -185,3 +235,23 @@ class HandlerCall:
     def _check_open(self) -> None:
         if not self._stream.open:
             raise StreamClosedError(self._stream.number)
+
+
+class CompressedCall(HandlerCall):
+    """One call whose messages, given to `send_message`, are compressed where that makes them smaller."""
+
+    def __init__(self, connection: ServerConnection, stream: Stream, encoding: str) -> None:
+        super().__init__(connection, stream)
+        self._encoding = encoding
+
+    async def send_headers(self, headers: Fields, end_stream: bool = False) -> None:
+        if not end_stream:
+            headers = [*headers, ("grpc-encoding", self._encoding)]
+        await super().send_headers(headers, end_stream)
+
+    async def send_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
+        try:
+            message = await compress(self._encoding, parts)
+        finally:
+            release()
+        await self.send_data(message)

@@ -1,4 +1,7 @@
-"""grpc.health.v1: whether the server takes requests. One answer for the whole server, as Triton gives."""
+"""grpc.health.v1: whether the server takes requests. One answer for the whole server, as Triton gives.
+
+Check ignores which service is asked for, as Triton does; Watch, which Triton does not have, keeps to the protocol.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 #: How often a watched status is looked at: nothing tells of a change, and an orchestrator asks as often.
 WATCH_INTERVAL_S = 1.0
 
+#: What can be watched; the empty name is the server as a whole.
+WATCHED_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
+
 
 class Health:
     """The health service; the service's name in a request is ignored."""
@@ -28,7 +34,7 @@ class Health:
 
     async def check(self, message: HealthCheckRequest, caller: Caller) -> HealthCheckResponse:
         """Return whether the server is ready. Raises `Unavailable` while it stops."""
-        return _response(self._kernel.ready())
+        return HealthCheckResponse(status=_status(self._kernel.ready()))
 
 
 class WatchCall:
@@ -47,14 +53,15 @@ class WatchCall:
 
     async def run(self) -> None:
         """Send statuses until the server stops."""
-        await receive(self._stream)
-        shown: bool | None = None
+        message = await receive(self._stream)
+        known = message is None or message.service in WATCHED_SERVICES
+        shown: HealthCheckResponse.ServingStatus | None = None
         while True:
             stopped = self._stopped.is_set()
-            ready = not stopped and self._ready()
-            if ready is not shown:
-                await self._stream.send_message(_response(ready))
-                shown = ready
+            status = _status(not stopped and self._ready()) if known else HealthCheckResponse.SERVICE_UNKNOWN
+            if status is not shown:
+                await self._stream.send_message(HealthCheckResponse(status=status))
+                shown = status
             if stopped:
                 return
             with contextlib.suppress(TimeoutError):
@@ -72,6 +79,5 @@ class WatchCall:
             return False
 
 
-def _response(ready: bool) -> HealthCheckResponse:
-    status = HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
-    return HealthCheckResponse(status=status)
+def _status(ready: bool) -> HealthCheckResponse.ServingStatus:
+    return HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING

@@ -13,42 +13,82 @@ from grpclib.const import Status
 
 from kernel.errors import DecoupledOverUnary, InternalError
 from protocols.grpc.codec import decode_request, parse_request, response_parts, start_request
+from protocols.grpc.forms import RequestForms
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.handlers import CUT_OFF
+from protocols.grpc.placing import place_for
 from protocols.grpc.rpc import grpc_error
 from protocols.sinks import OnlyResponse
 
 if TYPE_CHECKING:
+    from kernel.bodies import Body
+    from kernel.model import Model
     from kernel.request import Buffer, Request
     from kernel.response import Response
     from kernel.router import Kernel
     from protocols.grpc.calls import OpenCalls
+    from protocols.grpc.compression import ResponseCompression
+    from protocols.grpc.h2.headers import RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
+    from protocols.grpc.metadata import MetadataForwarder
 
 
 class Inference:
     """The unary inference RPC."""
 
-    def __init__(self, kernel: Kernel, calls: OpenCalls) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        calls: OpenCalls,
+        forwarder: MetadataForwarder | None = None,
+        compression: ResponseCompression | None = None,
+    ) -> None:
+        """Without `forwarder` no metadata is forwarded, without `compression` no response is compressed."""
+        self.compression = compression
         self._kernel = kernel
         self._calls = calls
+        self._forwarder = forwarder
+        self._forms = RequestForms()
 
     def begin(self, connection: ServerConnection, stream: Stream) -> InferCall:
         """Take a call that has just come."""
         return InferCall(self, connection, stream)
 
-    def submit(self, message: Buffer, call: InferCall) -> Request:
-        """Give the request in `message` to the kernel, which answers `call`. Raises what is wrong with it."""
-        parsed, raw_contents = parse_request(message)
+    def receive(self, head: bytes, byte_size: int) -> Body | None:
+        """Return where to receive a message that begins with `head`, None where any memory will do."""
+        return place_for(self._kernel, head, byte_size, streaming=False)
+
+    def submit(self, message: Buffer, call: InferCall, head: RequestHead, body: Body | None) -> Request:
+        """Give the request in `message` to the kernel, which answers `call`. Raises what is wrong with it.
+
+        `body` is what the message was received in, if that is memory of its model.
+        """
         self._calls.check_accepting()
-        model = self._kernel.resolve(parsed.model_name, parsed.model_version)
-        if model.spec.decoupled:
+        kernel = self._kernel
+        forwarded = self._forwarder.of_head(head) if self._forwarder is not None else None
+        known = self._forms.find(message, kernel.catalog.generation, call)
+        if known is not None:
+            request, form = known
+            model = form.model
+            kernel.lease(request)
+        else:
+            request, model = self._parse(message, call)
+            self._forms.remember(message, request, model)
+        if forwarded:
+            request.parameters = {**request.parameters, **forwarded}
+        kernel.start(request, model, body)
+        return request
+
+    def _parse(self, message: Buffer, call: InferCall) -> tuple[Request, Model]:
+        """Return the request in `message`, checked. Raises what is wrong with it."""
+        kernel = self._kernel
+        parsed, raw_contents = parse_request(message)
+        if kernel.resolve(parsed.model_name, parsed.model_version).spec.decoupled:
             raise DecoupledOverUnary("ModelInfer RPC doesn't support models with decoupled transaction policy")
         request = start_request(parsed, call, streaming=False)
         decode_request(parsed, request, raw_contents)
-        self._kernel.submit(request)
-        return request
+        return request, kernel.check(request)
 
     def cancel(self, request: Request) -> None:
         self._kernel.cancel(request)
@@ -57,23 +97,31 @@ class Inference:
 class InferCall:
     """One call: takes its message from the stream, and its response from the kernel as the request's sink."""
 
-    __slots__ = ("_connection", "_deadline", "_inference", "_only", "_request", "_stream")
+    __slots__ = ("_body", "_connection", "_deadline", "_inference", "_only", "_request", "_stream")
 
     def __init__(self, inference: Inference, connection: ServerConnection, stream: Stream) -> None:
         self._inference = inference
         self._connection = connection
         self._stream = stream
         self._request: Request | None = None
-        self._only = OnlyResponse()
+        #: Made where the response does not come in one with the final flag.
+        self._only: OnlyResponse | None = None
         self._deadline: asyncio.TimerHandle | None = None
         if stream.head.timeout_s is not None:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(stream.head.timeout_s, self._expire)
+        #: What the message is received in, if that is memory of a model.
+        self._body: Body | None = None
+        if stream.whole is None:
+            stream.reader.place = self._place
 
     # ---- protocols.grpc.h2.streams.Call -------------------------------------------------------
 
     def readable(self) -> None:
         if self._request is not None:
+            return
+        if self._stream.whole is not None:
+            self._submit(self._stream.whole)
             return
         reader = self._stream.reader
         if reader.fault is not None:
@@ -92,6 +140,7 @@ class InferCall:
     def closed(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        self._release_body()
         if self._request is not None:
             self._inference.cancel(self._request)
 
@@ -111,31 +160,55 @@ class InferCall:
 
     # ---- the request ---------------------------------------------------------------------------
 
+    def _place(self, head: bytes, byte_size: int) -> memoryview | None:
+        """Return memory of the model for a large message; a second one is refused when it has come."""
+        if self._body is None:
+            self._body = self._inference.receive(head, byte_size)
+            if self._body is not None:
+                return self._body.view
+        return None
+
+    def _release_body(self) -> None:
+        if self._body is not None:
+            body, self._body = self._body, None
+            body.release()
+
     def _submit(self, message: Buffer) -> None:
         try:
-            request = self._inference.submit(message, self)
+            request = self._inference.submit(message, self, self._stream.head, self._body)
         except Exception as error:
             self._fail_with(error)
             return
+        finally:
+            self._release_body()
         if self._stream.open:  # not answered yet
             self._request = request
 
     # ---- kernel.response.Sink ------------------------------------------------------------------
 
     def send(self, response: Response) -> None:
+        if response.final and self._only is None and not response.empty:  # usual
+            self._request = None  # which refers to this call as its sink
+            self._end(response)
+            return
+        if self._only is None:
+            self._only = OnlyResponse()
         if not self._only.add(response):
             return
-        self._request = None  # which refers to this call as its sink
+        self._request = None
         try:
             found = self._only.take()
         except InternalError as error:
             if self._stream.open:
                 self._fail_with(error)
             return
+        self._end(found)
+
+    def _end(self, response: Response) -> None:
         if self._stream.open:
-            self._respond(found)
+            self._respond(response)
         else:
-            found.release()
+            response.release()
 
     def _respond(self, response: Response) -> None:
         try:
@@ -148,6 +221,10 @@ class InferCall:
             return
         if self._deadline is not None:
             self._deadline.cancel()
+        compression = self._inference.compression
+        if compression is not None:
+            compression.respond(self._connection, self._stream, parts, response.release)
+            return
         self._connection.machine.respond(self._stream, parts, response.release)
         self._connection.wake()
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 from grpclib.const import Status
 
+from protocols.grpc.access import WatchingOwner
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_block
+from protocols.grpc.h2.limits import HANDSHAKE_TIMEOUT_S
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.service import MODEL_INFER
 
 if TYPE_CHECKING:
     import socket
+    import ssl
 
+    from protocols.grpc.admission import Admission
+    from protocols.grpc.h2.keepalive import KeepaliveRules
     from protocols.grpc.h2.streams import Call, Stream
     from protocols.grpc.handlers import Handlers
     from protocols.grpc.infer import Inference
@@ -30,12 +37,26 @@ CHECK_INTERVAL_S = 5.0
 LAST_WORD_TIMEOUT_S = 1.0
 
 
+class Terms(msgspec.Struct, frozen=True):
+    """On which conditions connections and calls are taken."""
+
+    #: None for connections without TLS.
+    tls: ssl.SSLContext | None
+    keepalive: KeepaliveRules
+    #: None where every call may be made by everybody.
+    admission: Admission | None
+    #: Whether every call is logged.
+    log_access: bool = False
+
+
 class Listener:
     """Ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
 
-    def __init__(self, sock: socket.socket, inference: Inference, handlers: Handlers) -> None:
+    def __init__(self, sock: socket.socket, terms: Terms, inference: Inference, handlers: Handlers) -> None:
         """The listener owns `sock` from `start` on."""
         self._sock = sock
+        self._terms = terms
+        self._admission = terms.admission
         self._inference = inference
         self._handlers = handlers
         self._connections: set[ServerConnection] = set()
@@ -46,8 +67,21 @@ class Listener:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ServerConnection(self), sock=self._sock, backlog=BACKLOG)
+        terms = self._terms
+        owner = WatchingOwner(self) if terms.log_access else self
+        self._server = await loop.create_server(
+            lambda: ServerConnection(owner, terms.keepalive),
+            sock=self._sock,
+            backlog=BACKLOG,
+            ssl=terms.tls,
+            ssl_handshake_timeout=None if terms.tls is None else HANDSHAKE_TIMEOUT_S,
+            ssl_shutdown_timeout=None if terms.tls is None else LAST_WORD_TIMEOUT_S,
+        )
         self._check = loop.call_later(CHECK_INTERVAL_S, self._check_progress)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
 
     # ---- protocols.grpc.h2.transport.Owner ----------------------------------------------------
 
@@ -60,6 +94,9 @@ class Listener:
 
     def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
         head = stream.head
+        if self._admission is not None and (text := self._admission.refusal(head)) is not None:
+            connection.machine.send_trailers(stream, status_block(Status.UNAVAILABLE.value, text))
+            return None
         if head.is_grpc:
             if head.encoding not in ACCEPTED_ENCODINGS:
                 more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
@@ -112,6 +149,18 @@ class Listener:
         if self._check is not None:
             self._check.cancel()
         await self._wait_for_handlers(LAST_WORD_TIMEOUT_S)
+        await self._wait_closed()
+
+    async def _wait_closed(self) -> None:
+        """Wait until the clients have what was written; cut those that do not take it."""
+        self._quiet = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_TIMEOUT_S):
+                while self._connections:
+                    self._quiet.clear()
+                    await self._quiet.wait()
+        for connection in tuple(self._connections):
+            connection.transport.abort()
 
     async def _wait_for_handlers(self, timeout_s: float | None = None) -> None:
         if self._handlers.running:

@@ -49,6 +49,21 @@ def split_raw_contents(message: Buffer) -> tuple[bytes, list[memoryview]] | None
     return None
 
 
+def first_raw_content(head: bytes) -> int:
+    """Return where the first raw contents begin in a ModelInferRequest that begins with `head`; 0 if not in there."""
+    view = memoryview(head)
+    position = 0
+    while position < len(head):
+        tag, position = _read_varint(view, position)
+        if tag & 7 != _WITH_LENGTH:
+            return 0
+        length, position = _read_varint(view, position)
+        if tag >> 3 == _RAW_FIELD:
+            return position if position <= len(head) else 0
+        position += length
+    return 0
+
+
 def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
     """Return a number and where it ends; a position behind the message where it has no end."""
     number = 0

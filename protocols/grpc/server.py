@@ -6,11 +6,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from kernel.options import GrpcOptions
+from protocols.grpc.admission import Admission
 from protocols.grpc.calls import OpenCalls
+from protocols.grpc.compression import make_compression
+from protocols.grpc.h2.keepalive import KeepaliveRules
 from protocols.grpc.handlers import Handlers
 from protocols.grpc.infer import Inference
-from protocols.grpc.listener import Listener
-from protocols.grpc.service import HealthService, InferenceService
+from protocols.grpc.listener import Listener, Terms
+from protocols.grpc.metadata import make_metadata_forwarder
+from protocols.grpc.reflection import ReflectionService
+from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
+from protocols.restricted import GRPC, parse_restrictions
+from protocols.tls import server_context
 
 if TYPE_CHECKING:
     import socket
@@ -19,14 +27,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_DEFAULTS = GrpcOptions()
+_MILLISECOND_NS = 1_000_000
+
 
 class GrpcServer:
-    """Serves `inference.GRPCInferenceService` and `grpc.health.v1.Health` on a bound socket."""
+    """Serves `inference.GRPCInferenceService`, health and reflection on a bound socket."""
 
-    def __init__(self, kernel: Kernel, sock: socket.socket) -> None:
-        """The server owns `sock` from `start` on."""
+    def __init__(
+        self, kernel: Kernel, sock: socket.socket, options: GrpcOptions = _DEFAULTS, *, log_access: bool = False
+    ) -> None:
+        """The server owns `sock` from `start` on. Raises `BadOption` for options that it cannot follow."""
         self._kernel = kernel
         self._sock = sock
+        self._terms = _terms(options, log_access)
+        self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
+        self._compression = make_compression(options.infer_response_compression_level)
+        self._max_response_pool_size = options.max_response_pool_size
         self._title = f"GRPCInferenceService at {_address_text(sock)}"
         self._calls = OpenCalls()
         self._listener: Listener | None = None
@@ -37,10 +54,21 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen."""
-        services = (InferenceService(self._kernel, self._calls), HealthService(self._kernel, self._calls))
+        kernel, calls = self._kernel, self._calls
+        services = (
+            InferenceService(kernel, calls, self._forwarder, self._max_response_pool_size),
+            HealthService(kernel, calls),
+            ReflectionService(),
+        )
         mapping = {path: handler for service in services for path, handler in service.__mapping__().items()}
-        self._listener = Listener(self._sock, Inference(self._kernel, self._calls), Handlers(mapping))
+        self._listener = Listener(
+            self._sock,
+            self._terms,
+            Inference(kernel, calls, self._forwarder, self._compression),
+            Handlers(mapping, self._compression, frozenset({MODEL_STREAM_INFER})),
+        )
         await self._listener.start()
+        kernel.connections["grpc"] = lambda: 0 if self._listener is None else self._listener.connection_count
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections and no new inference, give calls that run `grace_s` seconds, and close.
@@ -60,6 +88,26 @@ class GrpcServer:
             logger.warning("gRPC calls that did not end within %g s are cancelled", grace_s)
         finally:
             await listener.close_connections()
+
+
+def _terms(options: GrpcOptions, log_access: bool) -> Terms:
+    restrictions = parse_restrictions(options.restricted_protocol, GRPC)
+    rules = KeepaliveRules(
+        time_ns=options.keepalive_time_ms * _MILLISECOND_NS,
+        timeout_ns=options.keepalive_timeout_ms * _MILLISECOND_NS,
+        permit_without_calls=options.keepalive_permit_without_calls,
+        max_pings_without_data=options.http2_max_pings_without_data,
+        min_recv_ping_interval_ns=options.http2_min_recv_ping_interval_without_data_ms * _MILLISECOND_NS,
+        max_ping_strikes=options.http2_max_ping_strikes,
+        max_age_ns=options.max_connection_age_ms * _MILLISECOND_NS or None,
+        max_age_grace_ns=options.max_connection_age_grace_ms * _MILLISECOND_NS or None,
+    )
+    return Terms(
+        tls=None if options.tls is None else server_context(options.tls, ["h2"]),
+        keepalive=rules,
+        admission=Admission(restrictions) if restrictions else None,
+        log_access=log_access,
+    )
 
 
 def _address_text(sock: socket.socket) -> str:

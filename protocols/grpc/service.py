@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from grpclib.const import Cardinality, Handler
 
 from protocols.grpc.admin import ModelRpcs, RepositoryRpcs, ServerRpcs
+from protocols.grpc.forms import RequestForms
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.health import Health, WatchCall
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
     from kernel.router import Kernel
     from protocols.grpc.calls import OpenCalls
+    from protocols.grpc.metadata import MetadataForwarder
 
 SERVICE = "inference.GRPCInferenceService"
 #: The one RPC that is no handler of grpclib's, see `protocols.grpc.infer`.
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
+MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -31,9 +34,19 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 class InferenceService:
     """`inference.GRPCInferenceService`, but for ModelInfer."""
 
-    def __init__(self, kernel: Kernel, calls: OpenCalls) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        calls: OpenCalls,
+        forwarder: MetadataForwarder | None = None,
+        max_response_pool_size: int | None = None,
+    ) -> None:
+        """`max_response_pool_size` is that of `GrpcOptions`, None for no limit."""
         self._kernel = kernel
         self._calls = calls
+        self._forwarder = forwarder
+        self._max_response_pool_size = max_response_pool_size
+        self._forms = RequestForms()
 
     def __mapping__(self) -> dict[str, Handler]:
         handlers = {
@@ -58,7 +71,9 @@ class InferenceService:
     async def _model_stream_infer(self, stream: Stream[pb.ModelInferRequest, pb.ModelStreamInferResponse]) -> None:
         with translated_errors("ModelStreamInfer"):
             self._calls.check_accepting()
-            call = StreamCall(self._kernel, stream)
+            call = StreamCall(
+                self._kernel, stream, self._forms, self._forwarder, max_response_pool_size=self._max_response_pool_size
+            )
             with self._calls.stoppable(call):
                 await call.run()
 

@@ -49,7 +49,7 @@ class SharedMemoryRpcs:
         reply = pb.CudaSharedMemoryStatusResponse()
         for region in self._kernel.regions.status(RegionKind.CUDA, message.name):
             told = reply.regions[region.name]
-            told.name, told.byte_size = region.name, region.byte_size
+            told.name, told.device_id, told.byte_size = region.name, region.device_id, region.byte_size
         return reply
 
     async def cuda_register(

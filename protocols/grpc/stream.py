@@ -7,9 +7,11 @@ that fails is answered by an `error_message`, and the stream goes on.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, cast
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from kernel.errors import ServingError
 from kernel.response import Response
@@ -18,19 +20,27 @@ from protocols.grpc.codec import (
     decode_request,
     encode_stream_end,
     encode_stream_error,
-    encode_stream_response,
+    parse_request,
     start_request,
+    stream_response_parts,
 )
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
 from protocols.grpc.order import RequestOrder
-from protocols.grpc.rpc import receive
+from protocols.grpc.placing import place_for
+from protocols.grpc.rpc import grpc_error
 from protocols.sinks import StreamSink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from grpclib.server import Stream
 
-    from kernel.request import Request
+    from kernel.bodies import Body
+    from kernel.request import Buffer, Request
     from kernel.router import Kernel
+    from protocols.grpc.forms import RequestForms
+    from protocols.grpc.handlers import HandlerCall
+    from protocols.grpc.metadata import MetadataForwarder
 
 #: How many unanswered requests a stream may have while its client takes no replies.
 READ_AHEAD = 256
@@ -47,19 +57,40 @@ class _Live(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """What is to be sent for a response; without a message it only ends its request."""
+    """What is to be sent for a response; without parts it only ends its request."""
 
     request: Request
-    message: ModelStreamInferResponse | None
+    #: The bytes of a message, which may be memory of the response's worker until `release` is called.
+    parts: list[Buffer]
+    release: Callable[[], None]
     final: bool
 
 
 class StreamCall:
     """One ModelStreamInfer call."""
 
-    def __init__(self, kernel: Kernel, stream: Stream[ModelInferRequest, ModelStreamInferResponse]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        stream: Stream[ModelInferRequest, ModelStreamInferResponse],
+        forms: RequestForms,
+        forwarder: MetadataForwarder | None = None,
+        *,
+        max_response_pool_size: int | None = None,
+    ) -> None:
+        """`forms` are those that streams have seen. No requests are read
+        while `max_response_pool_size` responses wait for the client."""
         self._kernel = kernel
         self._stream = stream
+        #: grpclib's stream parses each message and copies each reply: those go past it.
+        self._wire = cast("HandlerCall", stream._stream)
+        self._wire.place_messages(self._place)
+        self._headers_sent = False
+        self._forms = forms
+        #: What messages are received in that have not been submitted, oldest first.
+        self._bodies: deque[Body] = deque()
+        self._forwarder = forwarder
+        self._max_response_pool_size = max_response_pool_size
         #: Whether the first error of a response ends the stream with its status (Triton: metadata as the
         #: stream starts).
         assert stream.metadata is not None, "grpclib sets it before the call begins"
@@ -71,6 +102,8 @@ class StreamCall:
         self._answered.set()
         self._writable = asyncio.Event()
         self._writable.set()
+        #: Set whenever a response was taken out of the sink.
+        self._taken = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -90,6 +123,8 @@ class StreamCall:
             raise group.exceptions[0] from None
         finally:
             self._sink.close()
+            while self._bodies:
+                self._bodies.popleft().release()
             for request in self._live:
                 self._kernel.cancel(request)
         if self._reader.cancelled():
@@ -103,22 +138,60 @@ class StreamCall:
     # ---- requests ----------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        while (message := await receive(self._stream)) is not None:
+        limit = self._max_response_pool_size
+        while (message := await self._wire.next_message()) is not None:
             self._submit(message)
             if len(self._live) >= READ_AHEAD:
                 # A client that takes no replies gets no further; one that takes them is not held up.
                 await self._writable.wait()
+            while limit is not None and self._sink.waiting >= limit:
+                self._taken.clear()
+                await self._taken.wait()
 
-    def _submit(self, message: ModelInferRequest) -> None:
+    def _place(self, head: bytes, byte_size: int) -> memoryview | None:
+        """Return memory of its model for a large message."""
+        body = place_for(self._kernel, head, byte_size, streaming=True)
+        if body is None:
+            return None
+        self._bodies.append(body)
+        return body.view
+
+    def _submit(self, message: Buffer) -> None:
+        received_in = self._bodies[0] if self._bodies and self._bodies[0].view is message else None
+        try:
+            self._start(message, received_in)
+        finally:
+            if received_in is not None:
+                self._bodies.popleft().release()
+
+    def _start(self, message: Buffer, body: Body | None) -> None:
+        """Give the request in `message` to the kernel, or say on the stream why not."""
+        kernel = self._kernel
         port = self._sink.port()
-        request = port.request = start_request(message, port, streaming=True)
+        known = self._forms.find(message, kernel.catalog.generation, port)
+        if known is not None:
+            request, form = known
+        else:
+            try:
+                parsed, raw_contents = parse_request(message)
+            except DecodeError as error:
+                raise grpc_error(error, "") from None
+            request = start_request(parsed, port, streaming=True)
+        port.request = request
         live = self._live[request] = _Live()
         self._answered.clear()
         try:
-            model = self._kernel.resolve(request.model_name, request.model_version)
-            live.ordered = not model.spec.decoupled
-            live.wants_empty_final = decode_request(message, request)
-            self._kernel.submit(request)
+            if known is not None:
+                model, live.wants_empty_final = form.model, form.wants_empty_final
+                live.ordered = not model.spec.decoupled
+                kernel.lease(request)
+            else:
+                live.ordered = not kernel.resolve(request.model_name, request.model_version).spec.decoupled
+                live.wants_empty_final = decode_request(parsed, request, raw_contents)
+                model = kernel.check(request)
+                self._forms.remember(message, request, model, wants_empty_final=live.wants_empty_final)
+            self._forward(request)
+            kernel.start(request, model, body)
             # What a scheduler does not even queue is refused as well.
             live.refused = request.failed and not request.dispatched
         except ServingError as error:
@@ -127,47 +200,61 @@ class StreamCall:
         if live.ordered:
             self._order.begin(request)
 
+    def _forward(self, request: Request) -> None:
+        """Add what the call's metadata says to the request's parameters."""
+        if self._forwarder is None:
+            return
+        try:
+            forwarded = self._forwarder.of_stream(self._stream)
+        except BaseException:
+            request.release_leases()
+            raise
+        request.parameters = {**request.parameters, **forwarded}
+
     # ---- replies -----------------------------------------------------------------------------
 
     async def _write(self) -> None:
         while True:
             request, response = await self._sink.next()
+            self._taken.set()
             live = self._live[request]
             if response.error is not None and self._fails_on_error and not live.refused:
                 raise response.error
-            reply = _Reply(request, _encode(request, live, response), response.final)
+            reply = _reply(request, live, response)
             due = self._order.put(request, reply, final=reply.final) if live.ordered else [reply]
             for reply in due:
                 await self._send(reply)
 
     async def _send(self, reply: _Reply) -> None:
-        if reply.message is not None:
+        if reply.parts:
+            if not self._headers_sent:
+                self._headers_sent = True
+                await self._stream.send_initial_metadata()
             self._writable.clear()
-            await self._stream.send_message(reply.message)
+            await self._wire.send_message(reply.parts, reply.release)
             self._writable.set()
+        else:
+            reply.release()
         if reply.final:
             del self._live[reply.request]
             if not self._live:
                 self._answered.set()
 
 
-def _encode(request: Request, live: _Live, response: Response) -> ModelStreamInferResponse | None:
-    """Return the message for a response, None where there is none to send; releases the response."""
-    message = ModelStreamInferResponse()
-    # Of a request that was refused the client is told the id only.
-    final = None if live.refused else response.final
+def _reply(request: Request, live: _Live, response: Response) -> _Reply:
+    """Return what is to be sent for a response, which is released with the reply."""
     try:
-        if response.error is not None:
-            encode_stream_error(request, response.error.message, message, final=final)
-        elif not response.empty:
-            encode_stream_response(response, message)
-        elif response.final and live.wants_empty_final and not live.ordered:
-            encode_stream_end(request, message)
-        else:
-            return None
-    except ServingError as error:  # a response that gRPC cannot carry
-        message = ModelStreamInferResponse()
-        encode_stream_error(request, error.message, message, final=final)
-    finally:
-        response.release()
-    return message
+        if response.error is None and not response.empty:
+            return _Reply(request, stream_response_parts(response), response.release, response.final)
+        error = response.error
+    except ServingError as cannot:  # a response that gRPC cannot carry
+        error = cannot
+    message = ModelStreamInferResponse()
+    if error is not None:
+        # Of a request that was refused the client is told the id only.
+        encode_stream_error(request, error.message, message, final=None if live.refused else response.final)
+    elif response.final and live.wants_empty_final and not live.ordered:
+        encode_stream_end(request, message)
+    else:
+        return _Reply(request, [], response.release, response.final)
+    return _Reply(request, [message.SerializeToString()], response.release, response.final)

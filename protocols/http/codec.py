@@ -7,6 +7,7 @@ Triton's (http_server.cc, ParseJsonTritonIO).
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -229,8 +230,11 @@ def _as_shape(value: Any) -> list[int]:
 
 
 def check_shape(name: str, datatype: str, shape: list[int]) -> int:
-    """Return how many elements a tensor of `shape` has. Raises `InvalidArgument` beyond 64 bits."""
-    count = 1
+    """Return how many elements a tensor of `shape` has; without dimensions it has none (Triton).
+
+    Raises `InvalidArgument` beyond 64 bits.
+    """
+    count = 1 if shape else 0
     for dim in shape:
         if dim > MAX_SIZE:
             raise _invalid_shape(name, shape, "contains one or more invalid dimensions")
@@ -315,7 +319,7 @@ class _InferResponse(msgspec.Struct, kw_only=True):
     model_name: str
     model_version: str
     parameters: dict[str, ParameterValue] | msgspec.UnsetType = ABSENT
-    outputs: list[_Output]
+    outputs: list[_Output | msgspec.Raw]
 
 
 _encoder = msgspec.json.Encoder()
@@ -356,14 +360,18 @@ def encode_infer(response: Response, form: OutputForm) -> EncodedResponse:
     return EncodedResponse(header, binary)
 
 
-def _encode_output(output: OutputTensor, form: OutputForm, binary: list[Buffer]) -> _Output:
+def _encode_output(output: OutputTensor, form: OutputForm, binary: list[Buffer]) -> _Output | msgspec.Raw:
     """Return what the header says of `output`; its bytes go to `binary` where they are to be that."""
-    told = _Output(output.name, output.datatype, output.shape)
     if output.data is None:  # it is in the client's region
-        return told
+        return _Output(output.name, output.datatype, output.shape)
     if form.is_binary(output.name):
         binary.append(output.data)
-        told.parameters = {"binary_data_size": len(output.data)}
-    else:
-        told.data = json_values(output.name, output.datatype, output.data, element_count(output.shape))
-    return told
+        return _binary_output(output.name, output.datatype, len(output.data), *output.shape)
+    values = json_values(output.name, output.datatype, output.data, element_count(output.shape))
+    return _Output(output.name, output.datatype, output.shape, data=values)
+
+
+@functools.lru_cache(maxsize=1024)
+def _binary_output(name: str, datatype: str, byte_size: int, *shape: int) -> msgspec.Raw:
+    """Return the JSON of a binary output, which responses repeat."""
+    return msgspec.Raw(_encoder.encode(_Output(name, datatype, list(shape), {"binary_data_size": byte_size})))

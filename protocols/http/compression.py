@@ -74,18 +74,19 @@ def choose_encoding(accept_encoding: str) -> str:
     """
     chosen, best = IDENTITY, 0.0
     for offer in accept_encoding.split(","):
-        name, _, parameter = offer.partition(";")
-        weight = _weight(parameter.strip())
-        if name.strip() in (IDENTITY, GZIP, DEFLATE) and weight > best:
-            chosen, best = name.strip(), weight
+        name, *parameters = (part.strip() for part in offer.split(";"))
+        weight = _weight(parameters)
+        if name in (IDENTITY, GZIP, DEFLATE) and weight > best:
+            chosen, best = name, weight
     return chosen
 
 
-def _weight(parameter: str) -> float:
-    if not parameter:
-        return 1.0
-    name, _, text = parameter.partition("=")
-    try:
-        return float(text) if name.strip() == "q" else 1.0
-    except ValueError:
-        return 0.0
+def _weight(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, text = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return float(text)
+            except ValueError:
+                return 0.0
+    return 1.0

@@ -10,6 +10,7 @@ from aiohttp import web
 from kernel.errors import InvalidArgument, ServingError
 from kernel.request import Request
 from protocols.http.body import read_json_text
+from protocols.http.call import REQUEST_ID
 from protocols.http.compression import IDENTITY
 from protocols.http.generate_codec import decode_generate, encode_generate
 from protocols.http.replies import JSON, SERVER_HEADER, error_body
@@ -57,7 +58,8 @@ async def generate_stream(call: Call) -> web.StreamResponse:
 
 async def _begin_events(call: Call, status: int) -> web.StreamResponse:
     reply = web.StreamResponse(
-        status=status, headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER}
+        status=status,
+        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.reply_headers},
     )
     await reply.prepare(call.http)
     return reply
@@ -76,6 +78,7 @@ async def _answers(call: Call) -> AsyncGenerator[_Answer, None]:
     request = Request(call.names["model"], [], port, model_version=call.names["version"], streaming=True)
     port.request = request
     decode_generate(await read_json_text(call), request, model.spec, call.max_input_size)
+    call.http[REQUEST_ID] = request.id
     call.kernel.submit(request)
     try:
         final = False

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.errors import InternalError, InvalidArgument, ServingError, error_of
+from kernel.errors import InternalError, InvalidArgument, ServingError, error_of, request_prefix
 from kernel.request import InputTensor
 from protocols.http.codec import custom_parameter, decode_json_data
 from protocols.http.json_document import UNDECODABLE, as_members, as_string, parse, parse_leniently
+from protocols.http.json_syntax import JsonSyntaxError
 from protocols.http.json_tensor import json_values
 from shm.datatypes import DATATYPES, element_count
 
@@ -35,7 +36,15 @@ _encoder = msgspec.json.Encoder()
 
 def decode_generate(body: bytes, request: Request, spec: ModelSpec, max_input_size: int) -> None:
     """Fill `request` from `body`. Raises `ServingError`; the request is of no use then."""
-    members = _members(body)
+    try:
+        _fill(_members(body), request, spec, max_input_size)
+    except JsonSyntaxError:
+        # In the text of a member: once more, for the place in the whole of it.
+        parse_leniently(body)
+        raise
+
+
+def _fill(members: dict[str, msgspec.Raw], request: Request, spec: ModelSpec, max_input_size: int) -> None:
     if "id" in members:
         try:
             request.id = as_string(parse(bytes(members["id"])))
@@ -71,7 +80,11 @@ def _members(text: bytes) -> dict[str, msgspec.Raw]:
 
 def _map(key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_input_size: int) -> None:
     if key in spec.inputs:
-        request.inputs.append(_decode_input(spec.inputs[key], bytes(text), max_input_size))
+        tensor = _decode_input(spec.inputs[key], bytes(text), max_input_size)
+        # Told here, so that it is said whether `parameters` has it (Triton).
+        if any(given.name == key for given in request.inputs):
+            raise InvalidArgument(f"{request_prefix(request.id)}input '{key}' already exists in request")
+        request.inputs.append(tensor)
     else:
         request.parameters[key] = custom_parameter(key, parse(bytes(text)))
 
@@ -108,13 +121,20 @@ def fit_shape(name: str, dims: Iterable[int], count: int) -> list[int]:
     shape = list(dims)
     for dim in reversed(shape):
         if dim != -1:
-            count = count // dim if dim else 0
+            count, rest = divmod(count, dim) if dim else (0, 0)
+            if rest:
+                raise _NoProperShape(name)
     for place in reversed(range(len(shape))):
         if shape[place] == -1:
             shape[place], count = count, 1
     if count != 1:
-        raise InvalidArgument(f"The schema can not convert input '{name}' to tensor with proper shape")
+        raise _NoProperShape(name)
     return shape
+
+
+class _NoProperShape(InvalidArgument):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The schema can not convert input '{name}' to tensor with proper shape")
 
 
 def encode_generate(response: Response) -> bytes:

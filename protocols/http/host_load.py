@@ -25,15 +25,25 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class HostLoad:
-    """Remembers the processors' times, to tell how busy they were since it was last asked."""
+    """Remembers the processors' times, to tell how busy they were since it last looked.
 
-    def __init__(self) -> None:
+    It looks when it is asked, but not more often than the interval: readers that come one shortly after the
+    other are told the same, and none shortens the time that another one's figure is a mean of.
+    """
+
+    def __init__(self, interval_ms: int, now_ns: int) -> None:
+        self._interval_ns = interval_ms * 1_000_000
+        self._looked_ns = now_ns
         self._before = parse_cpu_times(_STAT.read_text())
+        self._utilization = 0.0
 
-    def utilization(self) -> float:
-        """Return the busy share of all processors since the last call or the start, from 0.0 to 1.0."""
-        before, self._before = self._before, parse_cpu_times(_STAT.read_text())
-        return busy_share(before, self._before)
+    def utilization(self, now_ns: int) -> float:
+        """Return the busy share of all processors, from 0.0 to 1.0."""
+        if now_ns - self._looked_ns >= self._interval_ns:
+            self._looked_ns = now_ns
+            before, self._before = self._before, parse_cpu_times(_STAT.read_text())
+            self._utilization = busy_share(before, self._before)
+        return self._utilization
 
     def memory(self) -> Memory:
         return parse_memory(_MEMORY.read_text())
@@ -46,8 +56,9 @@ def parse_cpu_times(stat: str) -> CpuTimes:
 
 
 def busy_share(before: CpuTimes, after: CpuTimes) -> float:
+    """Return the share from 0.0 to 1.0; the system may correct the idle time of a moment downwards."""
     total = after.total - before.total
-    return 1.0 - (after.idle - before.idle) / total if total > 0 else 0.0
+    return min(max(1.0 - (after.idle - before.idle) / total, 0.0), 1.0) if total > 0 else 0.0
 
 
 def parse_memory(meminfo: str) -> Memory:

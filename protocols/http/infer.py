@@ -11,6 +11,7 @@ from aiohttp import web
 from kernel.errors import DecoupledOverUnary, InvalidArgument, request_prefix
 from kernel.request import Request
 from protocols.http.body import MAX_BODY_BYTE_SIZE, json_too_large, read_body
+from protocols.http.call import REQUEST_ID
 from protocols.http.codec import OutputForm, decode_infer, encode_infer
 from protocols.http.compression import (
     IDENTITY,
@@ -52,6 +53,9 @@ async def infer(call: Call) -> web.Response:
     sink = UnarySink()
     request = Request(call.names["model"], [], sink, model_version=call.names["version"])
     form = decode_body(body, header_length, request, model, call.max_input_size)
+    call.http[REQUEST_ID] = request.id
+    if call.forwarder is not None:
+        request.parameters.update(call.forwarder.parameters(call.http.headers.items()))
     # The kernel keeps what it needs: a large body is in its arena as soon as it has accepted the request.
     del body
     response = await _execute(call, request, sink)
@@ -62,7 +66,7 @@ async def infer(call: Call) -> web.Response:
 
 
 def decode_body(
-    body: bytes | bytearray, header_length: int, request: Request, model: Model, max_input_size: int
+    body: bytes | bytearray | memoryview, header_length: int, request: Request, model: Model, max_input_size: int
 ) -> OutputForm:
     """Fill `request` from a body whose first `header_length` bytes are JSON; 0 stands for a raw request.
 
@@ -136,6 +140,8 @@ async def _receive(call: Call, announced: int | None) -> bytes:
     if announced == 0:
         return await read_body(call.http, limit, lambda byte_size: _raw_too_large(byte_size, limit))
     if announced > limit:
+        # A length that the body cannot have is told as such, whatever the limit.
+        _header_length(announced, announced if call.http.content_length is None else call.http.content_length)
         raise json_too_large(call, announced)
     return await read_body(call.http, MAX_BODY_BYTE_SIZE, _body_too_large)
 

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aioprometheus.formats.text import TextFormatter
 
-from protocols.http.host_load import HostLoad
+from kernel.observe.metrics_config import parse_metrics_config
+from kernel.options import MetricsOptions
 from protocols.http.listener import Listener
-from protocols.http.metric_families import build_registry
+from protocols.http.metric_families import render_models
 from protocols.http.replies import SERVER_HEADER, error_reply
 from protocols.http.routes import request_path
+from protocols.http.server_metrics import ServerMetrics
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from kernel.router import Kernel
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = MetricsOptions()
 
 
 class MetricsServer:
     """Serves GET /metrics on a bound socket. A `protocols.frontend.FrontDoor`."""
 
-    def __init__(self, kernel: Kernel, sock: socket.socket) -> None:
-        """The server owns `sock` from `start` on."""
+    def __init__(
+        self,
+        kernel: Kernel,
+        sock: socket.socket,
+        options: MetricsOptions = _DEFAULTS,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """The server owns `sock` from `start` on. Raises `BadOption`.
+
+        `now_ns` is the clock of the kernel's statistics.
+        """
         self._kernel = kernel
-        self._load = HostLoad()
-        self._formatter = TextFormatter()
+        self._now_ns = now_ns
+        self._config, complaints = parse_metrics_config(options.config)
+        for complaint in complaints:
+            logger.error("%s", complaint)
+        self._server_metrics = ServerMetrics(kernel, options, now_ns())
         self._listener = Listener(sock, "Metrics Service", self._answer)
 
     @property
@@ -50,6 +70,7 @@ class MetricsServer:
 
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
-        registry = build_registry(self._kernel.catalog.ready_models(), self._load.utilization(), self._load.memory())
-        text: bytes = self._formatter.marshall(registry)
-        return text
+        now_ns = self._now_ns()
+        lines = render_models(self._kernel.catalog.ready_models(), self._config, now_ns)
+        lines.append(self._server_metrics.render(now_ns))
+        return "\n".join(lines).encode()

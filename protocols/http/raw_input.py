@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PREFIX = request_prefix("")
 
 
-def decode_raw(body: bytes | bytearray, spec: ModelSpec) -> InputTensor:
+def decode_raw(body: bytes | bytearray | memoryview, spec: ModelSpec) -> InputTensor:
     """Return `body` as the input of the model. A batch has one row. Raises `InvalidArgument`."""
     if len(spec.inputs) != 1:
         raise InvalidArgument(

@@ -26,8 +26,8 @@ def json_reply(value: Any) -> web.Response:
     return web.Response(body=_encoder.encode(value), content_type=JSON, headers=SERVER_HEADER)
 
 
-def json_text_reply(text: str) -> web.Response:
-    return web.Response(body=text.encode(), content_type=JSON, headers=SERVER_HEADER)
+def json_text_reply(text: bytes) -> web.Response:
+    return web.Response(body=text, content_type=JSON, headers=SERVER_HEADER)
 
 
 def empty_reply(*, plain: bool = False, status: int = 200) -> web.Response:

@@ -28,7 +28,7 @@ async def index(call: Call) -> web.Response:
     return json_reply(
         [
             {field: text for field, text in msgspec.structs.asdict(item).items() if text}
-            for item in call.kernel.repository.index(ready)
+            for item in await call.kernel.repository.index(ready)
         ]
     )
 
@@ -68,11 +68,12 @@ def _check_repository(call: Call) -> None:
 
 
 def _load_parameter(key: str, value: Any) -> str | bytes:
+    text = as_string(value)
     if key == "config":
-        return as_string(value)
+        return text
     if not key.startswith("file:"):
         raise InternalError("unexpected error on creating Triton parameter")
     try:
-        return binascii.a2b_base64(as_string(value).encode())
+        return binascii.a2b_base64(text.encode())
     except binascii.Error as error:
         raise InvalidArgument(f"load parameter '{key}' is not base64: {error}") from None

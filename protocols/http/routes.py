@@ -1,4 +1,4 @@
-"""Which handler answers which method and path. Paths are matched as they were sent, never decoded.
+"""Which handler answers which method and path, and what it is restricted with. Paths are never decoded.
 
 The patterns are Triton's: `%2f` in a model's name stays what it is, and no name can contain a slash.
 """
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from protocols.http import generate, health, infer, models, repository, settings, shared_memory
 from protocols.http.call import Call
+from protocols.restricted import Category
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
@@ -20,17 +21,20 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 class Endpoint(msgspec.Struct, frozen=True):
     """The handlers of a path by method. `plain_errors`: errors start as `text/plain`."""
 
+    #: There is no endpoint without one: what nobody thought of would be open to everybody.
+    category: Category
     handlers: dict[str, Handler]
     plain_errors: bool = False
 
 
 _LITERAL = {
-    "/v2": Endpoint({"GET": models.server_metadata}),
-    "/v2/health/live": Endpoint({"GET": health.live}, plain_errors=True),
-    "/v2/health/ready": Endpoint({"GET": health.ready}, plain_errors=True),
-    "/v2/models/stats": Endpoint({"GET": models.statistics}),
-    "/v2/trace/setting": Endpoint({"GET": settings.get_trace, "POST": settings.update_trace}),
-    "/v2/logging": Endpoint({"GET": settings.get_log, "POST": settings.update_log}),
+    "/v2": Endpoint(Category.METADATA, {"GET": models.server_metadata}),
+    "/v2/openapi.json": Endpoint(Category.METADATA, {"GET": models.openapi}),
+    "/v2/health/live": Endpoint(Category.HEALTH, {"GET": health.live}, plain_errors=True),
+    "/v2/health/ready": Endpoint(Category.HEALTH, {"GET": health.ready}, plain_errors=True),
+    "/v2/models/stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
+    "/v2/trace/setting": Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": settings.update_trace}),
+    "/v2/logging": Endpoint(Category.LOGGING, {"GET": settings.get_log, "POST": settings.update_log}),
 }
 
 _MODEL = re.compile(
@@ -38,35 +42,35 @@ _MODEL = re.compile(
     r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting))?"
 )
 _MODEL_ENDPOINTS = {
-    "": Endpoint({"GET": models.metadata}),
-    "infer": Endpoint({"POST": infer.infer}, plain_errors=True),
-    "generate": Endpoint({"POST": generate.generate}),
-    "generate_stream": Endpoint({"POST": generate.generate_stream}),
-    "ready": Endpoint({"GET": health.model_ready}, plain_errors=True),
-    "config": Endpoint({"GET": models.config}),
-    "stats": Endpoint({"GET": models.statistics}),
-    "trace/setting": Endpoint({"GET": settings.get_trace, "POST": settings.update_trace}),
+    "": Endpoint(Category.METADATA, {"GET": models.metadata}),
+    "infer": Endpoint(Category.INFERENCE, {"POST": infer.infer}, plain_errors=True),
+    "generate": Endpoint(Category.INFERENCE, {"POST": generate.generate}),
+    "generate_stream": Endpoint(Category.INFERENCE, {"POST": generate.generate_stream}),
+    "ready": Endpoint(Category.HEALTH, {"GET": health.model_ready}, plain_errors=True),
+    "config": Endpoint(Category.MODEL_CONFIG, {"GET": models.config}),
+    "stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
+    "trace/setting": Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": settings.update_trace}),
 }
 
 _REPOSITORY = re.compile(
     r"/v2/repository(?:/(?P<repository>[^/]+))?/(?P<endpoint>index|models/(?P<model>[^/]+)/(?:load|unload))"
 )
 _REPOSITORY_ENDPOINTS = {
-    "index": Endpoint({"POST": repository.index}),
-    "load": Endpoint({"POST": repository.load}),
-    "unload": Endpoint({"POST": repository.unload}),
+    "index": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.index}),
+    "load": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.load}),
+    "unload": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.unload}),
 }
 
 _SHARED_MEMORY = re.compile(
     r"/v2/(?P<endpoint>(?:system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/(?:status|register|unregister))"
 )
 _SHARED_MEMORY_ENDPOINTS = {
-    "system/status": Endpoint({"GET": shared_memory.system_status}),
-    "system/register": Endpoint({"POST": shared_memory.system_register}),
-    "system/unregister": Endpoint({"POST": shared_memory.system_unregister}),
-    "cuda/status": Endpoint({"GET": shared_memory.cuda_status}),
-    "cuda/register": Endpoint({"POST": shared_memory.cuda_register}),
-    "cuda/unregister": Endpoint({"POST": shared_memory.cuda_unregister}),
+    "system/status": Endpoint(Category.SHARED_MEMORY, {"GET": shared_memory.system_status}),
+    "system/register": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_register}),
+    "system/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_unregister}),
+    "cuda/status": Endpoint(Category.SHARED_MEMORY, {"GET": shared_memory.cuda_status}),
+    "cuda/register": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_register}),
+    "cuda/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_unregister}),
 }
 
 

@@ -55,7 +55,8 @@ async def update_log(call: Call) -> web.Response:
         value = member(document, name)
         if value not in (ABSENT, None):
             change[name] = read(value)
-    return json_reply(call.kernel.log.update(change))
+    # Over gRPC Triton calls it differently.
+    return json_reply(call.kernel.log.update(change, format_name="--log_format"))
 
 
 def _traced_model(call: Call) -> str:
@@ -89,13 +90,7 @@ def _trace_change(document: Any) -> TraceChange:
 
 
 def _trace_reply(values: TraceValues) -> web.Response:
-    return json_reply(
-        {
-            "trace_level": values.trace_level,
-            "trace_rate": str(values.trace_rate),
-            "trace_count": str(values.trace_count),
-            "log_frequency": str(values.log_frequency),
-            "trace_file": values.trace_file,
-            "trace_mode": values.trace_mode,
-        }
-    )
+    """Return the settings as texts. Where one has several values, Triton repeats its name in the JSON object."""
+    shown: dict[str, object] = {name: ",".join(texts) for name, texts in values.as_dict().items()}
+    shown["trace_level"] = values.trace_level
+    return json_reply(shown)

@@ -138,13 +138,13 @@ def test_a_queued_request_goes_to_the_worker_that_is_started_next(write_model: W
 
 def test_a_killed_server_leaves_no_worker_and_no_shared_memory(write_model: WriteModel) -> None:
     repository = write_model("echo", ECHO_CONFIG, ECHO)
-    before = set(os.listdir("/dev/shm"))
     with ServerProcess(repository) as server:
         workers = server.workers()
+        for pid in (server.pid, *workers):
+            assert "/dev/shm/" not in Path(f"/proc/{pid}/maps").read_text(), "memory with a name outlives its processes"
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 def test_what_a_model_prints_lands_in_the_log_with_its_name(write_model: WriteModel) -> None:

@@ -42,6 +42,8 @@ def test_unknown_models_and_versions_are_told_apart(catalog: Catalog) -> None:
         catalog.resolve("b")
     with pytest.raises(ModelNotFound, match="^Request for unknown model: 'a' version 9 is not found$"):
         catalog.resolve("a", "9")
+    with pytest.raises(ModelNotFound, match="'a' version 0 is not found$"):
+        catalog.resolve("a", "0x1")
     catalog.set_state("a", 3, ModelState.UNAVAILABLE, "broken")
     with pytest.raises(ModelNotReady, match="'a' version 3 is not at ready state$"):
         catalog.resolve("a", "3")
@@ -50,10 +52,15 @@ def test_unknown_models_and_versions_are_told_apart(catalog: Catalog) -> None:
         catalog.resolve("a")
 
 
-@pytest.mark.parametrize("text", ["x", "", "1.0", "٣", "9" * 30, "1 "])
+@pytest.mark.parametrize("text", ["x", "", " ", "+-1", "٣", "\u20031", "9" * 30, "-" + "9" * 30, "9" * 5000])
 def test_a_version_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="failed to get model version from specified version string"):
         parse_version(text)
+
+
+@pytest.mark.parametrize("text", [" 1", "\t1", "+1", "01", "1x", "1 ", "1.5", "0" * 100 + "1"])
+def test_a_version_is_the_number_that_the_text_begins_with(text: str) -> None:
+    assert parse_version(text) == 1
 
 
 @pytest.mark.parametrize("text", ["-1", "-7"])
@@ -82,3 +89,59 @@ def test_strict_readiness_wants_every_model_alive_but_not_those_unloaded_on_requ
     assert not catalog.all_ready()
     catalog.set_state("b", 1, ModelState.UNAVAILABLE, "it failed")
     assert not catalog.all_ready()
+
+
+def test_a_model_in_two_repositories_is_always_shown_and_asked_of_nobody(catalog: Catalog) -> None:
+    catalog.set_known({"a", "twice"}, {"twice", "a"})
+    duplicate = "model appears in two or more repositories"
+    assert catalog.index(ready=True) == [
+        IndexItem("a", "", "UNAVAILABLE", duplicate),
+        IndexItem("twice", "", "UNAVAILABLE", duplicate),
+    ]
+    assert catalog.all_ready(), "it was not asked to load"
+    with pytest.raises(ModelNotFound):
+        catalog.resolve("twice")
+
+
+@pytest.fixture
+def both() -> Catalog:
+    """The same name in two repositories."""
+    made = Catalog(namespacing=True)
+    made.set_known({"/a::m": "m", "/b::m": "m", "/b::n": "n"})
+    for number, identifier in ((1, "/a::m"), (2, "/b::m"), (1, "/b::n")):
+        made.set_state(identifier, number, ModelState.READY, "", model(identifier[-1], number))
+    return made
+
+
+def test_one_name_for_two_models_is_no_answer(both: Catalog) -> None:
+    assert both.resolve("n").version == 1
+    for version in ("", "1"):
+        with pytest.raises(InvalidArgument) as caught:
+            both.resolve("m", version)
+        assert caught.value.message == (
+            "There are 2 identifiers of model 'm' in global map, model namespace must be provided to resolve ambiguity."
+        )
+
+
+def test_once_the_other_is_unloaded_the_name_is_plain(both: Catalog) -> None:
+    both.set_state("/a::m", 1, ModelState.UNAVAILABLE, "unloaded")
+    both.set_state("/b::m", 2, ModelState.READY, "", model("m", 2))
+    assert both.resolve("m").version == 2
+    assert both.resolve("m", "2").version == 2
+    both.set_state("/a::m", 1, ModelState.READY, "", model("m", 1))
+    with pytest.raises(InvalidArgument):
+        both.resolve("m")
+
+
+def test_unknown_names_have_a_code_of_their_own(both: Catalog) -> None:
+    with pytest.raises(InvalidArgument, match="^Request for unknown model: 'x' is not found$"):
+        both.resolve("x")
+
+
+def test_the_index_has_both(both: Catalog) -> None:
+    assert both.index() == [
+        IndexItem("m", "1", "READY"),
+        IndexItem("m", "2", "READY"),
+        IndexItem("n", "1", "READY"),
+    ]
+    assert [ready.version for ready in both.ready_models("m")] == [1, 2]

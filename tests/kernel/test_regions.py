@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.errors import InternalError, InvalidArgument, NotFound, RegionExists, RegionNotFound, Unsupported
+from kernel.errors import InternalError, InvalidArgument, NotFound, RegionExists, RegionNotFound
 from kernel.regions import RegionRegistry
 from kernel.request import SharedMemoryRef
 from shm.region import RegionKind
@@ -53,6 +53,9 @@ def test_a_registration_must_lie_in_the_object(registry: RegionRegistry, key: st
     [
         (4096, 1, "Invalid offset for shared memory region: 'r'"),
         (4095, 2, "Invalid offset + byte size for shared memory region: 'r'"),
+        (0, 2**63, "Invalid offset + byte size for shared memory region: 'r'"),
+        (0, 2**64 - 1, "Invalid offset + byte size for shared memory region: 'r'"),
+        (0, 0, "Invalid offset + byte size for shared memory region: 'r'"),
         (32, 2**64 - 32, "Integer overflow detected"),
     ],
 )
@@ -117,5 +120,5 @@ def test_status_lists_regions_by_name_and_kind(registry: RegionRegistry, key: st
 
 
 def test_device_memory_is_refused_where_there_is_no_gpu(registry: RegionRegistry) -> None:
-    with pytest.raises(Unsupported, match="GPUs not supported$"):
+    with pytest.raises(InvalidArgument, match="GPUs not supported$"):
         registry.register_cuda("c", bytes(64), 0, 64)

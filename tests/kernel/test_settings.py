@@ -1,11 +1,19 @@
-"""Trace and log settings: what is inherited, cleared and refused."""
+"""Trace and log settings: what is inherited, cleared and refused. Answers are those of a real Triton."""
 
 from __future__ import annotations
 
 import pytest
 
 from kernel.errors import InvalidArgument, ServingError, Unavailable, Unsupported
-from kernel.settings import LogSettings, TraceSettings
+from kernel.settings import LogSettings, TraceSettings, TraceValues
+
+TRACING = TraceValues(("TIMESTAMPS",), trace_rate=5, trace_file="/t.json")
+
+
+def problem(settings: TraceSettings, change: dict[str, list[str] | None], model: str = "") -> str:
+    with pytest.raises(ServingError) as caught:
+        settings.update(change, model)
+    return caught.value.message
 
 
 def test_a_model_inherits_what_it_does_not_set_itself() -> None:
@@ -16,36 +24,127 @@ def test_a_model_inherits_what_it_does_not_set_itself() -> None:
     assert settings.get().trace_count == -1
 
 
-def test_clearing_goes_back_to_what_is_inherited() -> None:
+def test_a_model_follows_later_changes_of_the_server_in_what_it_inherits() -> None:
     settings = TraceSettings()
+    settings.update({"trace_count": ["7"]}, "m")
+    settings.update({"trace_rate": ["9"], "trace_count": ["1"]})
+    assert (settings.get("m").trace_rate, settings.get("m").trace_count) == (9, 7)
+
+
+def test_clearing_goes_back_to_what_is_inherited() -> None:
+    settings = TraceSettings(TraceValues(trace_rate=3))
     settings.update({"trace_rate": ["5"]})
     settings.update({"trace_rate": ["9"]}, "m")
     settings.update({"trace_rate": None}, "m")
     assert settings.get("m").trace_rate == 5
     settings.update({"trace_rate": None})
-    assert settings.get().trace_rate == 1000
+    assert settings.get().trace_rate == settings.get("m").trace_rate == 3
 
 
 @pytest.mark.parametrize(
-    ("change", "kind"),
+    ("text", "number"),
     [
-        ({"trace_rate": ["many"]}, InvalidArgument),
-        ({"trace_rate": ["1", "2"]}, InvalidArgument),
-        ({"trace_rate": ["0"]}, InvalidArgument),
-        ({"trace_count": ["-5"]}, InvalidArgument),
-        ({"trace_level": ["OFF", "TENSORS"]}, InvalidArgument),
-        ({"trace_level": ["TIMESTAMPS"]}, InvalidArgument),
-        ({"trace_file": ["/etc/passwd"]}, Unsupported),
+        ("-1", 2**32 - 1),
+        ("-7", 4294967289),
+        ("12abc", 12),
+        (" \t12", 12),
+        ("+7", 7),
+        ("007", 7),
+        ("2147483647", 2**31 - 1),
     ],
 )
+@pytest.mark.parametrize("name", ["trace_rate", "log_frequency"])
+def test_numbers_are_read_as_triton_reads_them(name: str, text: str, number: int) -> None:
+    values = TraceSettings().update({name: [text]})
+    assert getattr(values, name) == number
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        ({"trace_rate": ["many"]}, InvalidArgument, "Unable to parse 'trace_rate', got: many"),
+        ({"trace_rate": [""]}, InvalidArgument, "Unable to parse 'trace_rate', got: "),
+        ({"trace_rate": ["\u0661"]}, InvalidArgument, "Unable to parse 'trace_rate', got: \u0661"),
+        ({"trace_rate": ["1", "2"]}, InvalidArgument, "expect only 1 value for 'trace_rate'"),
+        ({"trace_rate": ["0"]}, InvalidArgument,
+         "Attempting to set invalid trace setting :sample rate must be non-zero"),
+        ({"trace_rate": ["5000000000"]}, InvalidArgument,
+         "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 5000000000"),
+        ({"trace_rate": ["2147483648"]}, InvalidArgument,
+         "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 2147483648"),
+        ({"log_frequency": ["x"]}, InvalidArgument, "Unable to parse 'log_frequency', got: x"),
+        ({"trace_count": ["-5"]}, InvalidArgument, "Unable to parse 'trace_count'. Expecting value >= -1, got:-5"),
+        ({"trace_count": ["9999999999"]}, InvalidArgument,
+         "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: 9999999999"),
+        ({"trace_level": ["OFF", "TENSORS"]}, InvalidArgument, "Expect only one trace level 'OFF' is specified"),
+        ({"trace_file": ["/etc/passwd"]}, Unsupported,
+         "trace file location can not be updated through network protocol"),
+    ],
+)  # fmt: skip
 def test_a_bad_change_is_refused_and_changes_nothing(
-    change: dict[str, list[str] | None], kind: type[ServingError]
+    change: dict[str, list[str] | None], kind: type[ServingError], said: str
 ) -> None:
-    settings = TraceSettings()
-    before = settings.get()
-    with pytest.raises(kind):
-        settings.update({"log_frequency": ["3"], **change})
-    assert settings.get() == before
+    settings = TraceSettings(TRACING)
+    with pytest.raises(kind) as caught:
+        settings.update({"trace_level": ["TENSORS"], "trace_count": ["3"], **change})
+    assert caught.value.message == said
+    assert settings.get() == TRACING
+
+
+def test_a_very_long_number_is_out_of_range() -> None:
+    assert "out of range" in problem(TraceSettings(), {"trace_rate": ["9" * 100_000]})
+
+
+def test_tracing_needs_a_file_but_in_mode_opentelemetry() -> None:
+    said = problem(TraceSettings(), {"trace_level": ["TIMESTAMPS"]})
+    assert said == "Attempting to set invalid trace setting :trace file name is not given"
+    exporting = TraceSettings(TraceValues(trace_mode="opentelemetry"))
+    assert exporting.update({"trace_level": ["TIMESTAMPS"]}).trace_level == ("TIMESTAMPS",)
+
+
+def test_where_tracing_is_off_a_rate_of_zero_is_taken() -> None:
+    settings = TraceSettings(TraceValues(trace_file="/t"))
+    assert settings.update({"trace_rate": ["0"]}).trace_rate == 0
+    assert "non-zero" in problem(settings, {"trace_level": ["TENSORS"]})
+
+
+def test_levels_that_do_not_exist_are_ignored_and_alone_they_change_nothing() -> None:
+    settings = TraceSettings(TRACING)
+    assert settings.update({"trace_level": ["TENSORS", "bogus"]}).trace_level == ("TENSORS",)
+    assert settings.update({"trace_level": ["bogus", "timestamps"]}).trace_level == ("TENSORS",)
+    assert settings.update({"trace_level": []}).trace_level == ("TENSORS",)
+
+
+def test_levels_are_shown_in_one_order() -> None:
+    settings = TraceSettings(TRACING)
+    assert settings.update({"trace_level": ["TENSORS", "TIMESTAMPS"]}).trace_level == ("TIMESTAMPS", "TENSORS")
+
+
+def test_a_change_of_the_server_that_a_model_cannot_follow_is_refused() -> None:
+    settings = TraceSettings(TraceValues(trace_file="/t"))
+    settings.update({"trace_level": ["TIMESTAMPS"]}, "m")
+    assert "non-zero" in problem(settings, {"trace_rate": ["0"]})
+    assert settings.get().trace_rate == 1000
+
+
+def test_settings_are_shown_as_the_mode_has_them() -> None:
+    assert list(TRACING.as_dict().items()) == [
+        ("trace_level", ["TIMESTAMPS"]),
+        ("trace_rate", ["5"]),
+        ("trace_count", ["-1"]),
+        ("log_frequency", ["0"]),
+        ("trace_file", ["/t.json"]),
+        ("trace_mode", ["triton"]),
+    ]
+    exporting = TraceValues(trace_mode="opentelemetry", exporter=(("url", ("u",)), ("resource", ("a=b", "c=d"))))
+    assert list(exporting.as_dict().items()) == [
+        ("trace_level", ["OFF"]),
+        ("trace_rate", ["1000"]),
+        ("trace_count", ["-1"]),
+        ("trace_mode", ["opentelemetry"]),
+        ("url", ["u"]),
+        ("resource", ["a=b", "c=d"]),
+    ]
 
 
 def test_log_settings_refuse_a_file_and_unknown_formats() -> None:
@@ -53,5 +152,18 @@ def test_log_settings_refuse_a_file_and_unknown_formats() -> None:
     with pytest.raises(Unsupported, match="^log file location can not be updated through network protocol$"):
         settings.update({"log_file": "/tmp/x"})
     with pytest.raises(Unavailable, match="^invalid argument for log_format, got: x$"):
-        settings.update({"log_format": "x"})
+        settings.update({"log_info": False, "log_format": "x"})
+    with pytest.raises(Unavailable, match="^invalid argument for --log_format, got: iso8601$"):
+        settings.update({"log_format": "iso8601"}, format_name="--log_format")
+    assert settings.values.log_info
     assert settings.update({"log_verbose_level": 2}).log_verbose_level == 2
+
+
+@pytest.mark.parametrize("form", ["default", "ISO8601", "json"])
+def test_log_formats(form: str) -> None:
+    assert LogSettings().update({"log_format": form}).log_format == form
+
+
+@pytest.mark.parametrize(("asked", "level"), [(2**31 - 1, 2**31 - 1), (2**32, 0), (2**32 + 5, 5), (2**32 - 1, 0)])
+def test_a_verbose_level_has_32_bits_with_a_sign_and_is_never_below_zero(asked: int, level: int) -> None:
+    assert LogSettings().update({"log_verbose_level": asked}).log_verbose_level == level

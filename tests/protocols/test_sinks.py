@@ -49,7 +49,7 @@ class Released:
 
 def response(release: Released | None = None, *, final: bool = True, empty: bool = False) -> Response:
     outputs = None if empty else [OutputTensor("OUT", "FP32", [0], b"")]
-    return Response("m", "1", "", outputs=outputs, final=final, release=release)
+    return Response("m", "1", "", outputs=outputs, final=final, on_release=release)
 
 
 def ask(*answers: Response) -> Response:

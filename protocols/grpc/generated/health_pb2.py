@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1bprotocols/grpc/health.proto\x12\x0egrpc.health.v1\"%\n\x12HealthCheckRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"\x94\x01\n\x13HealthCheckResponse\x12\x41\n\x06status\x18\x01 \x01(\x0e\x32\x31.grpc.health.v1.HealthCheckResponse.ServingStatus\":\n\rServingStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0f\n\x0bNOT_SERVING\x10\x02\x32\\\n\x06Health\x12R\n\x05\x43heck\x12\".grpc.health.v1.HealthCheckRequest\x1a#.grpc.health.v1.HealthCheckResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x1bprotocols/grpc/health.proto\x12\x0egrpc.health.v1\"%\n\x12HealthCheckRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"\xa9\x01\n\x13HealthCheckResponse\x12\x41\n\x06status\x18\x01 \x01(\x0e\x32\x31.grpc.health.v1.HealthCheckResponse.ServingStatus\"O\n\rServingStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0f\n\x0bNOT_SERVING\x10\x02\x12\x13\n\x0fSERVICE_UNKNOWN\x10\x03\x32\xb2\x01\n\x06Health\x12R\n\x05\x43heck\x12\".grpc.health.v1.HealthCheckRequest\x1a#.grpc.health.v1.HealthCheckResponse\"\x00\x12T\n\x05Watch\x12\".grpc.health.v1.HealthCheckRequest\x1a#.grpc.health.v1.HealthCheckResponse\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEALTHCHECKREQUEST']._serialized_start=47
   _globals['_HEALTHCHECKREQUEST']._serialized_end=84
   _globals['_HEALTHCHECKRESPONSE']._serialized_start=87
-  _globals['_HEALTHCHECKRESPONSE']._serialized_end=235
+  _globals['_HEALTHCHECKRESPONSE']._serialized_end=256
   _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_start=177
-  _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_end=235
-  _globals['_HEALTH']._serialized_start=237
-  _globals['_HEALTH']._serialized_end=329
+  _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_end=256
+  _globals['_HEALTH']._serialized_start=259
+  _globals['_HEALTH']._serialized_end=437
 # @@protoc_insertion_point(module_scope)

@@ -64,7 +64,10 @@ class Answers:
         self.initial_send_window = frames.DEFAULT_WINDOW_BYTE_SIZE
         self.max_frame_byte_size = frames.DEFAULT_MAX_FRAME_BYTE_SIZE
         self.outbox_byte_size = len(_GREETING)
-        self._outbox: list[bytes] = [_GREETING]
+        self._taken_byte_size = 0
+        self._outbox: list[Buffer] = [_GREETING]
+        #: What is to be called, in any order, when all output that was taken so far has left.
+        self.releases: list[Callable[[], None]] = []
         self._send_window = frames.DEFAULT_WINDOW_BYTE_SIZE
         #: Streams whose output waits.
         self._waiting: dict[int, Stream] = {}
@@ -74,7 +77,8 @@ class Answers:
     def respond(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
         """Answer with one message, whose bytes are `parts`, and the status OK; the stream has ended then.
 
-        `release` is called when the parts are not needed any more, possibly before this returns.
+        `release` is called when the parts are not needed any more, possibly before this returns, or is put into
+        `releases`.
         """
         byte_size = sum(map(len, parts))
         size = byte_size + PREFIX.size
@@ -114,11 +118,40 @@ class Answers:
         stream.output.add(parts, release)
         self._waiting[stream.number] = stream
 
+    def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
+        """Send a message, whose bytes are `parts`; returns whether it has left, as small ones usually do.
+
+        Otherwise it waits for windows, as by `send_data`, and no other may be sent before it has left.
+        """
+        byte_size = sum(map(len, parts))
+        size = byte_size + PREFIX.size
+        prefix = PREFIX.pack(0, byte_size)
+        if (
+            size > SMALL_ANSWER_BYTE_SIZE
+            or size > stream.send_window
+            or size > self._send_window
+            or size > self.max_frame_byte_size
+            or self.outbox_byte_size >= _OUTBOX_BYTE_SIZE
+        ):
+            self.send_data(stream, [prefix, *parts], release)
+            return False
+        stream.send_window -= size
+        self._send_window -= size
+        self.put(b"".join((frames.head(size, frames.DATA, 0, stream.number), prefix, *parts)))
+        release()
+        return True
+
     def drop_data(self, stream: Stream) -> None:
         """Forget data that has not left, because the trailers will say that the call has failed."""
         if self._waiting.pop(stream.number, None) is not None:
-            assert stream.output is not None
-            stream.output.close()
+            self._close_output(stream)
+
+    def _close_output(self, stream: Stream) -> None:
+        """Drop what is left of a stream's output. What was taken of it may still be on its way."""
+        assert stream.output is not None
+        if (release := stream.output.take_release()) is not None:
+            self.releases.append(release)
+        stream.output.close()
 
     def send_trailers(self, stream: Stream, block: bytes) -> None:
         """End the answer, behind all data; without headers before, the trailers are headers as well."""
@@ -187,13 +220,24 @@ class Answers:
 
     # ---- bytes out ---------------------------------------------------------------------------
 
-    def put(self, octets: bytes) -> None:
+    def put(self, octets: Buffer) -> None:
         self._outbox.append(octets)
         self.outbox_byte_size += len(octets)
 
-    def take_output(self) -> list[bytes]:
-        """Return what is to be written now."""
+    def put_control(self, octets: bytes) -> None:
+        """Put out what says nothing about calls: pings and acknowledgements."""
+        self.put(octets)
+        self._taken_byte_size -= len(octets)
+
+    @property
+    def sent_byte_size(self) -> int:
+        """How much was put out so far, but for what says nothing about calls."""
+        return self._taken_byte_size + self.outbox_byte_size
+
+    def take_output(self) -> list[Buffer]:
+        """Return what is to be written now. It may be memory that `releases` give back."""
         octets, self._outbox = self._outbox, []
+        self._taken_byte_size += self.outbox_byte_size
         self.outbox_byte_size = 0
         return octets
 
@@ -217,11 +261,13 @@ class Answers:
         if size > 0:
             stream.send_window -= size
             self._send_window -= size
-            self.put(b"".join((frames.head(size, frames.DATA, 0, number), *output.take(size))))
+            self.put(frames.head(size, frames.DATA, 0, number))
+            for part in output.take(size):
+                self.put(part)
         if output.byte_size:
             return max(size, 0)
         del self._waiting[number]
-        output.close()
+        self._close_output(stream)
         if output.trailers is not None:
             self.send_trailers(stream, output.trailers)
         else:
@@ -241,9 +287,9 @@ class Answers:
 
     # ---- the end -----------------------------------------------------------------------------
 
-    def go_away(self) -> None:
+    def go_away(self, text: str = "") -> None:
         """Ask the client to start no more calls; those that run, or are on their way, go on."""
-        self.put(frames.goaway(frames.NUMBER_MASK, ErrorCode.NO_ERROR))
+        self.put(frames.goaway(frames.NUMBER_MASK, ErrorCode.NO_ERROR, text))
 
     def fail(self, code: ErrorCode, text: str = "") -> None:
         """End the connection: nothing is received or sent behind this GOAWAY."""

@@ -6,58 +6,41 @@ rest. The order of use: `receive`, look at `events`, answer, `pump`, write what 
 
 from __future__ import annotations
 
-import msgspec
+import struct
+from typing import TYPE_CHECKING
 
+from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.answers import Answers
+from protocols.grpc.h2.frame_rules import check_head
 from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode, Setting
 from protocols.grpc.h2.headers import HeaderDecoder
+from protocols.grpc.h2.partial import DataFrame, OpenBlock
 from protocols.grpc.h2.streams import Event, Stream
 
-#: Padding and priority come on top of a header block.
-_MAX_HEADERS_PAYLOAD = limits.MAX_HEADER_BLOCK_BYTE_SIZE + 256 + 5
+if TYPE_CHECKING:
+    from protocols.grpc.h2.keepalive import KeepaliveRules
 
-#: What the receiver of a connection must be able to hold: a frame that is no DATA, with its head.
-MAX_HELD_BYTE_SIZE = frames.HEAD_BYTE_SIZE + _MAX_HEADERS_PAYLOAD
-
-_FIXED_SIZES = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
-_ON_STREAMS = {frames.HEADERS, frames.PRIORITY, frames.RST_STREAM, frames.CONTINUATION}
-_ON_CONNECTION = {frames.SETTINGS, frames.PING, frames.GOAWAY}
-
-
-class _OpenBlock(msgspec.Struct):
-    """A header block that goes on in CONTINUATION frames."""
-
-    number: int
-    end_stream: bool
-    octets: bytearray
-    frame_count: int = 0
-
-
-class _DataFrame(msgspec.Struct):
-    """A DATA frame whose payload is passing through."""
-
-    #: None where nobody wants it.
-    stream: Stream | None
-    byte_size: int
-    content_left: int
-    padding_left: int
-    end_stream: bool
+#: The head of a DATA frame and the prefix of a message behind it.
+_WHOLE = struct.Struct(">HBBBLBL")
 
 
 class Connection(Answers):
     """Everything about one connection but its socket; the methods to answer with are in `Answers`."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: KeepaliveRules | None = None) -> None:
         super().__init__()
         #: Whether `receive` stopped with whole frames left, because others shall have their turn.
         self.more = False
-        self._flood = limits.FloodCounters()
+        #: How many of the server's pings the client has answered, and the highest stream number before the last.
+        self.ping_ack_count = 0
+        self.ping_ack_number = 0
+        self._flood = limits.FloodCounters(rules)
         self._decoder = HeaderDecoder()
         self._preface_seen = False
         self._settings_seen = False
-        self._block: _OpenBlock | None = None
-        self._data: _DataFrame | None = None
+        self._block: OpenBlock | None = None
+        self._data: DataFrame | None = None
         self._skip_left = 0
         self._now_ns = 0
         #: Since when the handshake or a header block was seen incomplete.
@@ -117,6 +100,11 @@ class Connection(Answers):
             high, low, kind, flags, number = frames.HEAD.unpack_from(data, position)
             length = high << 8 | low
             number &= frames.NUMBER_MASK
+            if kind == frames.HEADERS and flags == frames.END_HEADERS:
+                end = self._whole_call(data, position + 9, position + 9 + length, number)
+                if end:
+                    position = end
+                    continue
             self._check_order(kind, flags, number, length)
             start = position + 9
             if kind == frames.DATA:
@@ -138,6 +126,40 @@ class Connection(Answers):
         self.more = position < size
         return position
 
+    def _whole_call(self, data: memoryview, start: int, data_start: int, number: int) -> int:
+        """Take a call that is HEADERS as they came before and a single DATA frame, the usual small request.
+
+        Returns where it ends, or 0 where it is of another kind, or wrong: then it is looked at frame by frame.
+        """
+        content = data_start + _WHOLE.size
+        if len(data) < content or self._block is not None:
+            return 0
+        high, low, kind, flags, data_number, flag, byte_size = _WHOLE.unpack_from(data, data_start)
+        length = high << 8 | low
+        end: int = content + byte_size
+        if (
+            kind != frames.DATA
+            or flags != frames.END_STREAM
+            or data_number != number
+            or flag
+            or length != byte_size + PREFIX.size
+            or end > len(data)
+            or number <= self.last_number
+            or not number & 1
+            or len(self.streams) >= limits.MAX_CONCURRENT_STREAMS
+        ):
+            return 0
+        head = self._decoder.known(bytes(data[start:data_start]))
+        if head is None or head.fault or head.content_length is not None or not self.window.take(length):
+            return 0
+        self.last_number = number
+        stream = self.streams[number] = Stream(number, head, self.initial_send_window)
+        stream.remote_closed = True
+        stream.held = length
+        stream.whole = bytes(data[content:end])
+        self.events.append((Event.CALLED, stream))
+        return end
+
     def _take_preface(self, data: memoryview) -> int:
         seen = bytes(data[: len(frames.PREFACE)])
         if not frames.PREFACE.startswith(seen):
@@ -158,23 +180,7 @@ class Connection(Answers):
             if kind != frames.SETTINGS or flags & frames.ACK:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._settings_seen = True
-        if length > limits.MAX_FRAME_BYTE_SIZE:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-        if kind == frames.DATA:
-            return
-        if (number == 0 and kind in _ON_STREAMS) or (number and kind in _ON_CONNECTION):
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}")
-        if kind == frames.PUSH_PROMISE:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-        if kind in _FIXED_SIZES and length != _FIXED_SIZES[kind]:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
-        if kind == frames.SETTINGS:
-            if length % frames.SETTING_BYTE_SIZE or (length and flags & frames.ACK):
-                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
-            if length > limits.MAX_SETTINGS_ENTRIES * frames.SETTING_BYTE_SIZE:
-                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many entries in SETTINGS")
-        elif length > _MAX_HEADERS_PAYLOAD and kind in (frames.HEADERS, frames.CONTINUATION):
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        check_head(kind, flags, number, length)
 
     # ---- DATA --------------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class Connection(Answers):
         if not end_stream:
             self._flood.data(content)
         stream = self._receiver(number, length, content, whole=end_stream)
-        frame = _DataFrame(stream, length, content, padding, end_stream)
+        frame = DataFrame(stream, length, content, padding, end_stream)
         if content or padding:
             self._data = frame
         else:
@@ -230,7 +236,7 @@ class Connection(Answers):
         self._skip_left -= taken
         return taken
 
-    def _end_data(self, frame: _DataFrame) -> None:
+    def _end_data(self, frame: DataFrame) -> None:
         self._data = None
         stream = frame.stream
         if stream is None:
@@ -265,9 +271,12 @@ class Connection(Answers):
         elif kind == frames.CONTINUATION:
             self._continuation(flags, payload)
         elif kind == frames.PING:
-            if not flags & frames.ACK:
-                self._flood.ping(self._now_ns)
-                self.put(frames.ping_ack(payload))
+            if flags & frames.ACK:
+                self.ping_ack_count += 1
+                self.ping_ack_number = self.last_number
+            else:
+                self._flood.ping(self._now_ns, calls=bool(self.streams), sent_byte_size=self.sent_byte_size)
+                self.put_control(frames.ping_ack(payload))
         elif kind == frames.SETTINGS:
             if not flags & frames.ACK:
                 self._flood.settings(self._now_ns)
@@ -287,7 +296,7 @@ class Connection(Answers):
         if flags & frames.END_HEADERS:
             self._header_block(number, block, end_stream)
         else:
-            self._block = _OpenBlock(number, end_stream, bytearray(block))
+            self._block = OpenBlock(number, end_stream, bytearray(block))
 
     def _continuation(self, flags: int, payload: memoryview) -> None:
         block = self._block
@@ -369,7 +378,7 @@ class Connection(Answers):
                 self.max_frame_byte_size = min(value, limits.MAX_FRAME_BYTE_SIZE)
             elif setting == Setting.ENABLE_PUSH and value > 1:
                 raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
-        self.put(frames.SETTINGS_ACK)
+        self.put_control(frames.SETTINGS_ACK)
 
     # ---- patience ----------------------------------------------------------------------------
 

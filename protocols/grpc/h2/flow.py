@@ -43,8 +43,8 @@ class ReceiveWindow:
 class Output:
     """What a stream has still to send: bytes, and behind them perhaps its trailers.
 
-    The bytes are not copied before they are taken. `release` is called when the last of them was, or
-    when they are dropped.
+    The bytes are not copied. Who takes the last of them takes over `release` as well; otherwise it is
+    called when they are dropped.
     """
 
     __slots__ = ("_parts", "_release", "byte_size", "stalled_ns", "trailers", "waiting")
@@ -80,6 +80,11 @@ class Output:
             byte_size -= len(part)
             taken.append(part)
         return taken
+
+    def take_release(self) -> Callable[[], None] | None:
+        """Return what is to be called when all that was taken is of no use any more."""
+        release, self._release = self._release, None
+        return release
 
     def close(self) -> None:
         """Drop what is left. More calls do nothing."""

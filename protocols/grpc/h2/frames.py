@@ -121,6 +121,9 @@ def settings_of(payload: memoryview) -> list[tuple[int, int]]:
 SETTINGS_ACK = head(0, SETTINGS, ACK, 0)
 
 
+PING_REQUEST = head(8, PING, 0, 0) + bytes(8)
+
+
 def ping_ack(payload: memoryview) -> bytes:
     return head(len(payload), PING, ACK, 0) + payload
 

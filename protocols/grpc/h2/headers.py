@@ -58,6 +58,10 @@ class HeaderDecoder:
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_LIST_BYTE_SIZE)
         self._known: dict[bytes, RequestHead] = {}
 
+    def known(self, block: bytes) -> RequestHead | None:
+        """Return the headers that `block` stands for if they came before, unchanged by what came between."""
+        return self._known.get(block)
+
     def decode(self, block: bytes) -> RequestHead:
         """Return the headers that `block` stands for. Raises `ConnectionFailure`."""
         found = self._known.get(block)

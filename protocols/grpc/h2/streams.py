@@ -20,6 +20,8 @@ class Event(enum.Enum):
     OPENED = enum.auto()
     #: Messages, a fault in them, or the client's end have come.
     READABLE = enum.auto()
+    #: A call has come whole, with its one message: as OPENED and READABLE.
+    CALLED = enum.auto()
     #: All that was to be sent so far was sent.
     SENT = enum.auto()
     #: It ended before its answer: nothing can be sent any more.
@@ -43,6 +45,7 @@ class Stream:
     """A stream that is open in at least one direction; all state of it that is not the connection's."""
 
     __slots__ = (
+        "_reader",
         "_window",
         "call",
         "head",
@@ -51,16 +54,18 @@ class Stream:
         "number",
         "open",
         "output",
-        "reader",
         "received",
         "remote_closed",
         "send_window",
+        "whole",
     )
 
     def __init__(self, number: int, head: RequestHead, send_window: int) -> None:
         self.number = number
         self.head = head
-        self.reader = MessageReader(head.encoding)
+        self._reader: MessageReader | None = None
+        #: The only message of a call that came whole, until a reader is asked for.
+        self.whole: bytes | None = None
         self.send_window = send_window
         #: Bytes of DATA, without padding.
         self.received = 0
@@ -74,6 +79,16 @@ class Stream:
         self.call: Call | None = None
         self.output: Output | None = None
         self._window: ReceiveWindow | None = None
+
+    @property
+    def reader(self) -> MessageReader:
+        """Finds the messages; made when it is first needed, which small calls spare."""
+        if self._reader is None:
+            self._reader = MessageReader(self.head.encoding)
+            if self.whole is not None:
+                self._reader.messages.append(self.whole)
+                self.whole = None
+        return self._reader
 
     @property
     def window(self) -> ReceiveWindow:

@@ -12,11 +12,16 @@ import socket
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
-from protocols.grpc.h2.connection import MAX_HELD_BYTE_SIZE, Connection
-from protocols.grpc.h2.frames import ErrorCode
+from protocols.grpc.h2.connection import Connection
+from protocols.grpc.h2.frame_rules import MAX_HELD_BYTE_SIZE
+from protocols.grpc.h2.frames import PING_REQUEST, ErrorCode
+from protocols.grpc.h2.lifetime import Draining, LifetimeTimer
 from protocols.grpc.h2.streams import Event
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protocols.grpc.h2.keepalive import KeepaliveRules
     from protocols.grpc.h2.streams import Call, Stream
 
 #: What is received at once, and must hold any frame but DATA.
@@ -53,10 +58,15 @@ class Owner(Protocol):
 class ServerConnection(asyncio.BufferedProtocol):
     """A client's connection. Calls answer on `machine` and then call `wake`."""
 
-    def __init__(self, owner: Owner) -> None:
-        self.machine = Connection()
+    def __init__(self, owner: Owner, rules: KeepaliveRules | None = None) -> None:
+        """Without `rules` the connection lives as long as its client wants, and nobody asks for a sign of life."""
+        self.machine = Connection(rules)
         self.transport: asyncio.Transport
+        #: When the last byte came.
+        self.received_ns = time.monotonic_ns()
         self._owner = owner
+        self._rules = rules
+        self._timer: LifetimeTimer | None = None
         self._loop = asyncio.get_running_loop()
         self._memory = memoryview(bytearray(RECEIVE_BYTE_SIZE))
         #: The part of the memory that was received and not taken.
@@ -69,6 +79,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._blocked_ns: int | None = None
         self._unread = False
         self._closing = False
+        #: What is to be called when the transport has nothing left to write.
+        self._written: list[Callable[[], None]] = []
 
     # ---- asyncio.BufferedProtocol -------------------------------------------------------------
 
@@ -77,6 +89,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Then writing is paused as long as anything is left to write, and what was written can be given back.
+        # Transports with TLS pause when the limit is reached, others behind it.
+        encrypted = transport.get_extra_info("sslcontext") is not None
+        self.transport.set_write_buffer_limits(1 if encrypted else 0)
+        if self._rules is not None:
+            self._timer = LifetimeTimer(self, self._rules)
         self._owner.opened(self)
         self._flush()
 
@@ -92,6 +110,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, byte_size: int) -> None:
         if self._direct:
+            self.received_ns = time.monotonic_ns()
             self.machine.received_directly(byte_size)
             self._handle_events()
             self._flush()
@@ -104,6 +123,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._blocked, self._blocked_ns = False, None
+        self._release()
         self.wake()
 
     def eof_received(self) -> bool:
@@ -111,8 +131,12 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._closing = True
+        if self._timer is not None:
+            self._timer.stop()
         self.machine.close()
         self._handle_events()
+        self._written += self.machine.releases
+        self._release()
         self._owner.closed(self)
 
     # ---- input -------------------------------------------------------------------------------
@@ -121,7 +145,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Take what was received, a turn's worth, and write what that brought."""
         machine = self.machine
         self._awake = True  # written below, not in another turn
-        self._start += machine.receive(self._memory[self._start : self._end], time.monotonic_ns())
+        self.received_ns = now_ns = time.monotonic_ns()
+        self._start += machine.receive(self._memory[self._start : self._end], now_ns)
         self._handle_events()
         self._awake = False
         self._flush()
@@ -148,7 +173,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             events, machine.events = machine.events, []
             for event, stream in events:
                 call = stream.call
-                if event is Event.OPENED:
+                if event is Event.CALLED:
+                    if stream.open:
+                        call = stream.call = self._owner.answer(self, stream)
+                        if call is not None:
+                            call.readable()
+                elif event is Event.OPENED:
                     if stream.open:
                         stream.call = self._owner.answer(self, stream)
                 elif call is None:
@@ -197,12 +227,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         more = machine.pump(WRITE_BYTE_SIZE)
         if machine.outbox_byte_size:
-            joined = machine.outbox_byte_size <= _JOINED_BYTE_SIZE
-            output = machine.take_output()
-            if joined:
-                self.transport.write(output[0] if len(output) == 1 else b"".join(output))
-            else:
-                self.transport.writelines(output)
+            self._write()
+        if machine.releases:
+            self._written += machine.releases
+            machine.releases = []
+            if not self.transport.get_write_buffer_size():
+                self._release()
         if machine.events:
             self._handle_events()
         if machine.failed:
@@ -211,6 +241,21 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.wake()
         if not machine.streams:
             self._owner.quiet()
+
+    def _write(self) -> None:
+        machine = self.machine
+        joined = machine.outbox_byte_size <= _JOINED_BYTE_SIZE
+        output = machine.take_output()
+        if joined:
+            self.transport.write(output[0] if len(output) == 1 else b"".join(output))
+        else:
+            self.transport.writelines(output)
+
+    def _release(self) -> None:
+        """Give back what was written: the transport keeps nothing of it any more."""
+        releases, self._written = self._written, []
+        for release in releases:
+            release()
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -222,6 +267,17 @@ class ServerConnection(asyncio.BufferedProtocol):
     def go_away(self) -> None:
         """Tell the client to start no more calls here; those that run go on."""
         self.machine.go_away()
+        self._flush()
+
+    def drain(self) -> None:
+        """Tell the client the same because of the connection's age, and close behind the last call."""
+        self._owner = Draining(self, self._owner)
+        self.machine.go_away("max_age")
+        self.ping()
+
+    def ping(self) -> None:
+        """Ask the client for a sign of life."""
+        self.machine.put_control(PING_REQUEST)
         self._flush()
 
     def cut_off_calls(self) -> None:
@@ -256,8 +312,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._closing:
             return
         self._start = self._end = 0
-        with contextlib.suppress(OSError):
-            self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no such half
+            with contextlib.suppress(OSError):
+                self.transport.write_eof()
         self._read(True)
         self._closing = True
         self._loop.call_later(LINGER_S, self.transport.abort)

@@ -15,22 +15,30 @@ from typing import TYPE_CHECKING, cast
 from kernel.errors import ServingError
 from protocols.http.lane.call import LaneCall
 from protocols.http.lane.head import END, Head, InferHead, can_become_head, parse_head
-from protocols.http.lane.reply import as_last, error_bytes
+from protocols.http.lane.reply import error_reply
 from protocols.http.lane.upload import Upload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.bodies import Body
     from kernel.model import Model
+    from protocols.http.lane.forms import RequestBody
     from protocols.http.lane.lane import Lane
+    from protocols.http.lane.reply import Reply
     from protocols.http.listener import Connection
 
 #: Requests of one connection that may wait for their answers; then nothing more is read.
 MAX_OUTSTANDING = 32
 
+#: Bodies from this size on are received into memory of their model.
+_IN_PLACE_BYTE_SIZE = 64 << 10
+
 #: Messages that one connection may begin before others have their turn.
 _MESSAGES_PER_TURN = 32
 
 
-class LaneConnection(asyncio.Protocol):
+class LaneConnection(asyncio.BufferedProtocol):
     """Made by a `Lane`, which calls `expire` now and then."""
 
     def __init__(self, lane: Lane) -> None:
@@ -60,6 +68,11 @@ class LaneConnection(asyncio.Protocol):
         self._active_s = self._begin_s = 0.0
         #: Bytes that the transport had to write at the last look.
         self._unsent = 0
+        #: Where the transport receives to, unless it is the place of an upload.
+        self._memory = memoryview(lane.memory)
+        self._in_place = False
+        #: What is to be called when the transport has nothing left to write.
+        self._written: list[Callable[[], None]] = []
 
     # ---- called by the transport -------------------------------------------------------------
 
@@ -69,6 +82,10 @@ class LaneConnection(asyncio.Protocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Then writing is paused as long as anything is left to write, and what was written can be given back.
+        # Transports with TLS pause when the limit is reached, others behind it.
+        encrypted = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(1 if encrypted else 0)
         self._lane.add(self)
         self._active_s = self._lane.now
 
@@ -78,10 +95,31 @@ class LaneConnection(asyncio.Protocol):
         calls, self._calls = self._calls, deque()
         for call in calls:
             call.cancel(self._lane.kernel)
+        if self._upload is not None and self._upload.place is not None:
+            self._upload.place.release()
+        self._release()
         if self._guest is not None:
             self._guest.connection_lost(exc)
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        upload = self._upload
+        room = upload.room() if upload is not None and not self._received else None
+        self._in_place = room is not None
+        return self._memory if room is None else room
+
+    def buffer_updated(self, byte_size: int) -> None:
+        upload = self._upload
+        if not self._in_place or upload is None:
+            self.data_received(bytes(self._memory[:byte_size]))
+            return
+        self._active_s = self._lane.now
+        upload.received += byte_size
+        self._missing -= byte_size
+        if not self._missing:
+            self._end_upload(upload)
+
     def data_received(self, data: bytes) -> None:
+        """Take what has come and is not in its place already."""
         if self._closing:
             return
         self._active_s = self._lane.now
@@ -97,6 +135,7 @@ class LaneConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._write_paused = False
         self._active_s = self._lane.now
+        self._release()
         if self._guest is not None:
             self._guest.resume_writing()
         self._take_messages()
@@ -132,7 +171,7 @@ class LaneConnection(asyncio.Protocol):
         elif self._upload is not None:
             slowest_s = lane.times.body_s + self._upload.received / lane.times.bytes_per_s
             if waited_s >= lane.times.body_s or lane.now - self._begin_s >= slowest_s:
-                self._transport.write(as_last(error_bytes(408, "Request Timeout", plain=True)))
+                self._transport.write(error_reply(408, "Request Timeout", plain=True).last().head)
                 self._close()
         elif self._missing:
             return  # the guest has answered, and gives the rest of the body its own time
@@ -202,8 +241,14 @@ class LaneConnection(asyncio.Protocol):
             return
         self._upload.add(part)
         if not self._missing:
-            upload, self._upload = self._upload, None
-            self._start(upload.head, upload.model, upload.body)
+            self._end_upload(self._upload)
+
+    def _end_upload(self, upload: Upload) -> None:
+        """All of a body has come."""
+        self._upload = None
+        self._start(upload.head, upload.model, upload.body, upload.place)
+        if upload.place is not None:
+            upload.place.release()
 
     def _wait_for_head(self) -> bool:
         if not can_become_head(self._received):
@@ -230,15 +275,18 @@ class LaneConnection(asyncio.Protocol):
         if len(body) == byte_size:
             self._start(head, model, body)
             return
-        self._upload = Upload(head, model, byte_size)
+        place = None
+        if byte_size >= _IN_PLACE_BYTE_SIZE:
+            place = self._lane.kernel.receive(model, byte_size, head.header_length)
+        self._upload = Upload(head, model, byte_size, place)
         self._upload.add(body)
         self._missing = byte_size - len(body)
         self._begin_s = self._lane.now
 
-    def _start(self, head: InferHead, model: Model, body: bytes | bytearray) -> None:
+    def _start(self, head: InferHead, model: Model, body: RequestBody, place: Body | None = None) -> None:
         call = LaneCall(head, self._flush)
         self._calls.append(call)
-        call.start(self._lane.kernel, model, body, self._lane.max_input_size)
+        call.start(self._lane, model, body, place)
 
     def _flush(self) -> None:
         """Write the answers that are there, in the order of the requests."""
@@ -250,15 +298,27 @@ class LaneConnection(asyncio.Protocol):
             return
         self._active_s = self._lane.now
         if self._draining and not self.busy:
-            replies[-1] = as_last(replies[-1])
-        if len(replies) == 1:
-            self._transport.write(replies[0])
-        else:
-            self._transport.writelines(replies)
+            replies[-1] = replies[-1].last()
+        self._write(replies)
         if self._draining and not self.busy:
             self._close()
         elif self._received:
             self._take_messages()
+
+    def _write(self, replies: list[Reply]) -> None:
+        if len(replies) == 1 and not replies[0].parts:
+            self._transport.write(replies[0].head)
+            return
+        self._transport.writelines([piece for reply in replies for piece in (reply.head, *reply.parts)])
+        self._written += [reply.release for reply in replies if reply.release is not None]
+        if self._written and not self._transport.get_write_buffer_size():
+            self._release()
+
+    def _release(self) -> None:
+        """Give back what was written: the transport keeps nothing of it any more."""
+        written, self._written = self._written, []
+        for release in written:
+            release()
 
     # ---- messages that aiohttp answers -------------------------------------------------------
 
@@ -301,6 +361,7 @@ class LaneConnection(asyncio.Protocol):
         received, self._received = self._received, b""
         self._read_on(True)
         connection = self._lane.aiohttp_server()
+        self._transport.set_write_buffer_limits()  # as they were
         self._transport.set_protocol(connection)
         connection.connection_made(self._transport)
         connection.data_received(received)

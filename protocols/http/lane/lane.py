@@ -10,6 +10,7 @@ import msgspec
 
 from protocols.http.body import INACTIVITY_S, MINIMUM_BYTES_PER_S
 from protocols.http.lane.connection import LaneConnection
+from protocols.http.lane.forms import RequestForms
 from protocols.http.listener import KEEPALIVE_S
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Times(msgspec.Struct, frozen=True):
 _TICK_S = 1.0
 
 
+#: What is received at once.
+_RECEIVE_BYTE_SIZE = 256 << 10
+
+
 class Lane:
     """Answers inference requests in front of aiohttp. A `protocols.http.listener.FirstServer`."""
 
@@ -45,6 +50,9 @@ class Lane:
         """`max_input_size` is in bytes, see `protocols.http.call.Call`."""
         self.kernel = kernel
         self.max_input_size = max_input_size
+        self.forms = RequestForms()
+        #: Where connections receive, one at a time: each takes what has come before the next receives.
+        self.memory = bytearray(_RECEIVE_BYTE_SIZE)
         self.times = times or Times()
         #: Seconds of the event loop's clock at the last tick.
         self.now = 0.0
@@ -55,6 +63,10 @@ class Lane:
     def open(self, aiohttp_server: AiohttpServer) -> Callable[[], LaneConnection]:
         self.aiohttp_server = aiohttp_server
         return functools.partial(LaneConnection, self)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
 
     async def close(self, grace_s: float) -> None:
         """Close idle connections, and others when their requests are answered or `grace_s` seconds are over."""

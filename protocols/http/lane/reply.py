@@ -8,9 +8,13 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from protocols.http.replies import JSON, PLAIN, SERVER_HEADER, error_body
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.request import Buffer
 
 _SERVER = "".join(f"{name}: {value}\r\n" for name, value in SERVER_HEADER.items())
@@ -22,20 +26,28 @@ def reply_head(status: int, content_type: str, byte_size: int, more: bytes = b""
     return b"%b%b%b%d%b" % (before, more, after, byte_size, _date(int(time.time())))
 
 
-def error_bytes(status: int, text: str, *, plain: bool) -> bytes:
+def error_reply(status: int, text: str, *, plain: bool) -> Reply:
     """Return the response that tells an error; `plain` as for `replies.error_reply`."""
     body = error_body(text)
-    return reply_head(status, PLAIN if plain else JSON, len(body)) + body
+    return Reply(reply_head(status, PLAIN if plain else JSON, len(body)) + body)
 
 
-def join_reply(head: bytes, parts: list[Buffer]) -> bytes:
-    """Return a response in one piece, which is independent of `parts`."""
-    return b"".join((head, *parts))
+class Reply(msgspec.Struct):
+    """A whole HTTP response: its head, and what follows it."""
 
+    head: bytes
+    parts: list[Buffer] = []
+    #: To be called when the parts have left: they are memory of a worker.
+    release: Callable[[], None] | None = None
 
-def as_last(reply: bytes) -> bytes:
-    """Return `reply` with the word that the connection is closed after it."""
-    return reply.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    @property
+    def byte_size(self) -> int:
+        return len(self.head) + sum(map(len, self.parts))
+
+    def last(self) -> Reply:
+        """Return the same with the word that the connection is closed after it."""
+        head = self.head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+        return Reply(head, self.parts, self.release)
 
 
 @functools.cache

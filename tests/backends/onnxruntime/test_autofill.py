@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends.onnxruntime.autofill import autofill, is_complete
+from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_complete
 from backends.onnxruntime.tensors import OnnxSignature, tensor_of
 from kernel.errors import InvalidArgument, Unsupported
 
@@ -84,3 +84,17 @@ def test_a_configuration_with_inputs_and_outputs_is_complete() -> None:
     assert is_complete({"batch_input": [{}], "output": [{}]})
     assert not is_complete({"input": [{}]})
     assert not is_complete({"input": [], "output": [{}]})
+
+
+def test_the_default_batch_size_is_that_of_the_command_line() -> None:
+    assert default_max_batch_size({}) == 4
+    assert default_max_batch_size({"default-max-batch-size": "16"}) == 16
+    with pytest.raises(InvalidArgument, match="^failed to convert 'many' to integral number$"):
+        default_max_batch_size({"default-max-batch-size": "many"})
+
+
+@pytest.mark.parametrize(("default", "max_batch_size"), [(0, 0), (-1, 0), (1, 1), (9, 9)])
+def test_a_default_below_one_leaves_a_model_without_batches(default: int, max_batch_size: int) -> None:
+    config = autofill({"name": "m"}, signature(["N", 3], ["N"]), default)
+    assert config["max_batch_size"] == max_batch_size
+    assert ("dynamic_batching" in config) == (max_batch_size > 1)

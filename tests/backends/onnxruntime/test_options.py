@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def arguments(
     return ModelArguments({"name": "m", "parameters": given, **config}, root / "m", 1, "m_0", kind, 1)
 
 
-def test_without_parameters_the_defaults_of_onnx_runtime_hold() -> None:
+def test_without_parameters_the_defaults_of_onnx_runtime_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: len(os.sched_getaffinity(0)))
     options, defaults = session_options(arguments()), ort.SessionOptions()
     assert options.intra_op_num_threads == defaults.intra_op_num_threads == 0
     assert options.inter_op_num_threads == 0
@@ -38,6 +40,13 @@ def test_without_parameters_the_defaults_of_onnx_runtime_hold() -> None:
     assert options.enable_mem_pattern == defaults.enable_mem_pattern
     assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+def test_a_worker_that_may_use_some_cpus_only_has_a_thread_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert session_options(arguments()).intra_op_num_threads == 3
+    assert session_options(arguments({"intra_op_thread_count": "7"})).intra_op_num_threads == 7
 
 
 def test_parameters_have_tritons_names() -> None:

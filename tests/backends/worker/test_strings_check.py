@@ -33,9 +33,9 @@ def test_exactly_the_elements_of_the_shape_are_accepted() -> None:
             "bytes available. Please make sure the string length indicator is in one buffer.",
         ),
         (
-            encode_strings(["a"]) + b"\xff\xff\xff\xffb",
-            "incomplete string data for inference input 'IN' for model 'm', expecting string of length 4294967295 but "
-            "only 1 bytes available. Please make sure the string is in one buffer.",
+            encode_strings(["a", "b"]) + b"\x01",
+            "incomplete string length indicator for inference input 'IN' for model 'm', expecting 4 bytes but only 1 "
+            "bytes available. Please make sure the string length indicator is in one buffer.",
         ),
     ],
 )
@@ -43,3 +43,12 @@ def test_anything_else_is_refused(data: bytes, text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_strings(view(data, 2), "7", "m")
     assert caught.value.message == f"[request id: 7] {text}"
+
+
+def test_a_string_that_is_cut_short_is_refused_in_the_words_of_a_backend() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_strings(view(encode_strings(["a"]) + b"\xff\xff\xff\xffb", 2), "7", "m")
+    assert caught.value.message == (
+        "incomplete string data for inference input 'IN', expecting string of length 4294967295 but only 1 bytes "
+        "available"
+    )

@@ -173,19 +173,6 @@ def test_no_file_outside_the_model_s_folder_can_be_named(more: str, tensors: str
         check_config(prepared(PYTHON + tensors + more), "m")
 
 
-@pytest.mark.parametrize("path", ["../labels.txt", "/labels.txt", "a/../../labels.txt", ".."])
-def test_labels_outside_the_model_s_folder_are_refused(path: str, prepared: Prepare) -> None:
-    output = f'output [{{ name: "X" data_type: TYPE_FP32 dims: 1 label_filename: "{path}" }}]'
-    with pytest.raises(Unsupported) as caught:
-        check_config(prepared(PYTHON + output), "m")
-    assert caught.value.message == (f"label file path '{path}' for output 'X' in model 'm' is outside model directory")
-
-
-def test_labels_in_the_model_s_folder_are_accepted(prepared: Prepare) -> None:
-    output = 'output [{ name: "X" data_type: TYPE_FP32 dims: 1 label_filename: "a/../labels..txt" }]'
-    check_config(prepared(PYTHON + output), "m")
-
-
 @pytest.mark.parametrize(
     ("group", "gpu_count", "message"),
     [

@@ -96,6 +96,14 @@ def test_sound_sequence_batching_passes(more: str, prepared: Prepare) -> None:
                 "CONTROL_SEQUENCE_CORRID for m"
             ),
         ),
+        # Tensors are looked at one after the other: the second has no name either.
+        (
+            control("kind: CONTROL_SEQUENCE_START") + control(READY, ""),
+            (
+                f"sequence batching must specify either {FALSE_TRUE} or 'bool_false_true' for "
+                "CONTROL_SEQUENCE_START for m"
+            ),
+        ),
         (
             control(CORRID + "data_type: TYPE_FP32"),
             (

@@ -30,6 +30,7 @@ def failure_of(config: ModelConfig) -> str:
     [
         ("data_type: TYPE_FP32 dims: 1", "must specify 'name'"),
         ('name: "X" dims: 1', "'X' must specify 'data_type'"),
+        ('name: "X" data_type: 99 dims: 1', "'X' must specify 'data_type'"),
         (FP32, "'X' must specify 'dims'"),
         (FP32 + "dims: 0", f"'X' dimension {ANY_SIZE}"),
         (FP32 + "dims: [1, -2]", f"'X' dimension {ANY_SIZE}"),
@@ -109,6 +110,9 @@ def test_an_image_format_needs_three_dimensions(prepared: Prepare) -> None:
             "batch input data type must be TYPE_INT32 or TYPE_FP32",
         ),
         ('batch_input [{ data_type: TYPE_FP32 source_input: "Z" }]', "unknown source input name 'Z'"),
+        # A number without a name can stand in an open enum; Triton prints no name either.
+        ('batch_input [{ kind: 9 data_type: TYPE_FP32 source_input: "INPUT0" }]', "unknown batch input kind ''"),
+        ('batch_output [{ kind: 9 target_name: "OUTPUT0" source_input: "INPUT0" }]', "unknown batch output kind ''"),
         (
             'batch_output [{ target_name: "OUTPUT0" }]',
             "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0",

@@ -64,6 +64,18 @@ def test_a_wrong_file_is_refused_with_its_name_line_and_column(text: bytes, plac
     assert f"{line}:{column}" == place
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b'backend: "python"\n  nonsense: 1\n', '"nonsense", in the line: nonsense: 1'),
+        (b"max_batch_size: oops  # how many?", "'max_batch_size: oops  # how many?': Couldn't parse integer: oops"),
+        (b"name: '" + b"x" * 500 + b"' nonsense: 1 " + b"name: 'y' " * 50, "x' nonsense: 1 name: 'y'"),
+    ],
+)
+def test_the_wrong_line_is_shown_or_the_part_of_it_that_is_wrong(text: bytes, shown: str) -> None:
+    assert shown in failure_of_pbtxt(text)
+
+
 def test_text_that_is_not_utf8_once_unescaped_is_refused() -> None:
     assert "config.pbtxt:1:" in failure_of_pbtxt(rb'parameters { key: "k" value { string_value: "\377" } }')
 

@@ -1,31 +1,50 @@
-"""Log lines: Triton's forms, switches that work at once, and no line that a client could forge."""
+"""Log lines: Triton's forms and ours, switches that work at once, and no line that a client could forge."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.observe.logs import set_up_logging
-from kernel.settings import LogSettings
+from kernel.observe.log_context import about_model
+from kernel.observe.logs import ESCAPE_VARIABLE, set_up_logging
+from kernel.options import BadOption
+from kernel.settings import LogSettings, LogValues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 logger = logging.getLogger("naiad.test")
 
+#: Texts with which somebody would forge a line, hide one, or take over a terminal.
+HOSTILE = [
+    "a\nE0101 00:00:00.000000 1 forged.py:1]",
+    'a"\nE0101 00:00:00.000000 1 forged.py:1] "',
+    "\r\n",
+    "a\rb\vc\fd",
+    "\x1b]0;title\x07\x1b[2J",
+    "\u2028\u2029\x85",
+    "\x1c\x1d\x1e",
+    "\u202egnp.exe",
+    "\u2066\u2069\ufeff\u200b",
+    "\ud800 half a pair",
+    "\x00",
+    "\x9b31m",
+    "\U000e0041",
+    '"}\n{"level":"ERROR"',
+    "%s %d {} \\n",
+]
+
 
 @pytest.fixture
-def settings() -> Iterator[LogSettings]:
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    made = LogSettings()
-    yield made
-    root.handlers[:] = before
-    root.setLevel(level)
+def settings(root_logger: logging.Logger) -> LogSettings:
+    return LogSettings()
 
 
 def test_lines_have_tritons_form(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,6 +56,58 @@ def test_lines_have_tritons_form(settings: LogSettings, capsys: pytest.CaptureFi
     logger.info("hello")
     line = capsys.readouterr().out
     assert re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ test_logs\.py:\d+\] "hello"\n', line), line
+
+
+def test_times_are_utc_and_the_letter_is_that_of_the_severity(
+    settings: LogSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(settings)
+    settings.update({"log_verbose_level": 1})
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        record = logger.makeRecord("n", level, "/x/file.py", 12, "é", (), None)
+        record.created = 86400.25
+        logger.handle(record)
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines() + captured.err.splitlines()
+    pid = os.getpid()
+    assert lines == [f'{letter}0102 00:00:00.250000 {pid} file.py:12] "é"' for letter in "IIWE"]
+
+
+def test_json_lines_are_objects_with_what_is_known(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(settings)
+    settings.update({"log_format": "json"})
+    record = logger.makeRecord("n", logging.INFO, "/x/file.py", 12, "say %s", ("é",), None)
+    record.created = 86400.25
+    record.request_id = "7"
+    record.peer = ""
+    logger.handle(record)
+    logger.warning("model", extra={"model": "m", "version": "1"})
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {
+        "timestamp": "1970-01-02T00:00:00.250000Z",
+        "level": "INFO",
+        "logger": "n",
+        "file": "file.py",
+        "line": 12,
+        "pid": os.getpid(),
+        "message": "say é",
+        "request_id": "7",
+    }
+    line = json.loads(captured.err)
+    assert (line["level"], line["model"], line["version"]) == ("WARNING", "m", "1")
+
+
+def test_json_lines_say_for_which_model_the_code_runs(
+    settings: LogSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(settings)
+    settings.update({"log_format": "json"})
+    with about_model("m", 3):
+        logger.info("a")
+        logger.info("b", extra={"model": "", "version": ""})
+    logger.info("c")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line.get("model"), line.get("version")) for line in lines] == [("m", "3"), (None, None), (None, None)]
 
 
 def test_information_goes_to_standard_output_and_the_rest_to_standard_error(
@@ -65,29 +136,140 @@ def test_switches_work_while_the_server_runs(settings: LogSettings, capsys: pyte
     assert "off" not in captured.out + captured.err
 
 
-@pytest.mark.parametrize("text", ["a\nE0101 00:00:00.000000 1 forged.py:1]", "\x1b]0;title\x07", "\r\n", "\u2028"])
-def test_a_client_cannot_forge_a_line(settings: LogSettings, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_each_verbose_level_shows_one_more(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(settings)
+    for level in (0, 1, 2, 20):
+        settings.update({"log_verbose_level": level})
+        for number in (logging.DEBUG, logging.DEBUG - 1, 1):
+            logger.log(number, "%d", number)
+        shown = re.findall(r'"(\d+)"', capsys.readouterr().out)
+        assert shown == {0: [], 1: ["10"], 2: ["10", "9"], 20: ["10", "9", "1"]}[level]
+
+
+@pytest.mark.parametrize("form", ["default", "ISO8601"])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_client_cannot_forge_a_line(
+    settings: LogSettings, capsys: pytest.CaptureFixture[str], text: str, form: str
+) -> None:
+    set_up_logging(settings)
+    settings.update({"log_format": form})
     logger.info("model '%s'", text)
     out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert "\x1b" not in out
+    assert out.endswith("\n")
+    assert out[:-1].isprintable()
+    assert len(out.splitlines()) == 1
     assert json.loads(out.partition("] ")[2]) == f"model '{text}'"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_client_cannot_forge_a_json_line(
+    settings: LogSettings, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    set_up_logging(settings)
+    settings.update({"log_format": "json"})
+    logger.info("%s", text, extra={"request_id": text, "model": text})
+    out = capsys.readouterr().out
+    assert out[:-1].isprintable()
+    assert out.isascii()
+    line = json.loads(out)
+    assert (line["message"], line["request_id"], line["model"]) == (text, text, text)
+    assert line["level"] == "INFO"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_client_cannot_forge_a_line_without_quotes_either(
+    settings: LogSettings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv(ESCAPE_VARIABLE, "0")
+    set_up_logging(settings)
+    logger.info('a "model" \\ %s', text)
+    out = capsys.readouterr().out
+    assert '] a "model" \\ ' in out
+    assert out[:-1].isprintable()
     assert len(out.splitlines()) == 1
 
 
 def test_a_very_long_text_is_cut(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(settings)
-    logger.info("model '%s'", "x" * 10_000_000)
-    assert len(capsys.readouterr().out) < 10_000
+    for form in ("default", "json"):
+        settings.update({"log_format": form})
+        logger.info("model '%s'", "x" * 10_000_000, extra={"request_id": "y" * 10_000_000})
+        assert len(capsys.readouterr().out) < 10_000
+        try:
+            raise ValueError("z" * 10_000_000)
+        except ValueError:
+            logger.exception("failed")
+        assert len(capsys.readouterr().err) < 50_000
 
 
-def test_a_traceback_stays_on_its_line(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("form", ["default", "ISO8601", "json"])
+def test_a_traceback_stays_on_its_line(settings: LogSettings, capsys: pytest.CaptureFixture[str], form: str) -> None:
     set_up_logging(settings)
+    settings.update({"log_format": form})
     try:
-        raise ValueError("no")
+        raise ValueError("no\nE0101 forged")
     except ValueError:
         logger.exception("failed")
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "ValueError: no" in err
+
+
+def test_warnings_of_python_are_log_lines(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        logging.captureWarnings(False)
+        logging.captureWarnings(True)
+        warnings.warn("old\nthing", stacklevel=1)
+    err = capsys.readouterr().err
+    assert err.startswith("W")
+    assert "old\\nthing" in err
+
+
+# ---- the log file -------------------------------------------------------------------------------
+
+
+def test_a_log_file_takes_all_lines_behind_what_is_there(
+    root_logger: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.log"
+    file.write_text("before\n")
+    set_up_logging(LogSettings(LogValues(log_file=str(file))))
+    logger.info("one")
+    logger.error("two \ud800")
+    lines = file.read_text().splitlines()
+    assert lines[0] == "before"
+    assert [line[0] for line in lines[1:]] == ["I", "E"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_file_that_cannot_be_written_is_told_at_start(root_logger: logging.Logger, tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="No such file or directory"):
+        set_up_logging(LogSettings(LogValues(log_file=str(tmp_path / "no" / "x"))))
+    with pytest.raises(BadOption, match="Is a directory"):
+        set_up_logging(LogSettings(LogValues(log_file=str(tmp_path))))
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(
+    root_logger: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "server.log"
+    set_up_logging(LogSettings(LogValues(log_file=str(file), log_format="json")))
+    write = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kernel.observe.logs.os.write", lambda fd, data: write(fd, data[:9]))
+    logger.info("torn")
+    monkeypatch.setattr("kernel.observe.logs.os.write", full)
+    logger.info("lost")
+    monkeypatch.undo()
+    logger.info("there is room again")
+    torn, *lines = file.read_text().splitlines()
+    assert len(torn) == 9
+    assert [json.loads(line)["message"] for line in lines] == [
+        "2 log lines before this one could not be written",
+        "there is room again",
+    ]

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.repository.layout import Entry, check_model_name, find_models, model_folder
+from kernel.repository.layout import (
+    Entry,
+    check_model_name,
+    find_models,
+    known_names,
+    model_folder,
+    overriding_folder,
+)
 
 
 def folder(name: str, *children: Entry | str) -> Entry:
@@ -82,18 +89,40 @@ def test_a_change_of_any_file_shows() -> None:
     assert before != after
 
 
-@pytest.mark.parametrize("name", ["m", "a.b", "..a", "a..b", "ü", " "])
+@pytest.mark.parametrize("name", ["m", "a.b", ".a.", "ü", " m"])
 def test_names_of_folders_are_accepted(name: str) -> None:
     check_model_name(name)
 
 
-@pytest.mark.parametrize("name", [".", "..", "../m", "a/b", "/m", "a\\b", "a\0"])
+@pytest.mark.parametrize("name", [".", "..", "..a", "a..b", "../m", "a/b", "/m", "a\\b", "a\0"])
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_model_name(name)
     assert caught.value.message == (
         f"invalid model name '{name}', model name must not contain path traversal characters"
     )
+
+
+def test_with_namespacing_every_repository_has_its_own_model_of_a_name() -> None:
+    contents = find_models({"/a": [folder("m")], "/b": [folder("m")]}, namespacing=True)
+    assert list(contents.models) == ["/a::m", "/b::m"]
+    assert [model.name for model in contents.named("m")] == ["m", "m"]
+    assert contents.duplicates == {}
+    assert known_names({"/a": ["m"], "/b": ["m"]}, namespacing=True) == ({"/a::m": "m", "/b::m": "m"}, set())
+
+
+def test_names_alone_tell_what_there_is_and_what_is_there_twice() -> None:
+    assert known_names({"/a": ["m", "n"], "/b": ["m"]}) == ({"m": "m", "n": "n"}, {"m"})
+
+
+def test_a_folder_can_stand_in_for_a_models_own() -> None:
+    model = overriding_folder("m", "/tmp/x", (folder("1", "model.py"), Entry("config.pbtxt")))
+    assert (model.name, model.identifier, model.path, list(model.versions)) == ("m", "m", "/tmp/x", [1])
+
+
+def test_a_name_of_white_space_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="^model name must not contain only whitespace characters$"):
+        check_model_name(" \t")
 
 
 def test_an_empty_name_is_refused() -> None:

@@ -11,9 +11,9 @@ def test_every_group_has_its_count_of_numbered_instances() -> None:
     config.instance_group.add(name="m_0", kind=ModelInstanceGroup.KIND_CPU, count=2)
     config.instance_group.add(name="extra", kind=ModelInstanceGroup.KIND_MODEL, count=1)
     assert plan_instances(config, "/models/m", 3) == [
-        InstancePlan("m_0_0", "/models/m", 3, "CPU"),
-        InstancePlan("m_0_1", "/models/m", 3, "CPU"),
-        InstancePlan("extra_0", "/models/m", 3, "MODEL"),
+        InstancePlan("m_0_0", "/models/m", 3, "CPU", host_policy="cpu"),
+        InstancePlan("m_0_1", "/models/m", 3, "CPU", host_policy="cpu"),
+        InstancePlan("extra_0", "/models/m", 3, "MODEL", host_policy="model"),
     ]
 
 
@@ -21,3 +21,11 @@ def test_a_group_on_gpus_has_its_count_on_each_of_them() -> None:
     config = ModelConfig(name="m")
     config.instance_group.add(name="m", kind=ModelInstanceGroup.KIND_GPU, count=1, gpus=[0, 2])
     assert [(plan.kind, plan.device_id) for plan in plan_instances(config, "/m", 1)] == [("GPU", 0), ("GPU", 2)]
+
+
+def test_an_instance_has_its_groups_policy_or_that_of_its_kind() -> None:
+    config = ModelConfig(name="m")
+    config.instance_group.add(name="a", kind=ModelInstanceGroup.KIND_CPU, count=1, host_policy="mine", passive=True)
+    config.instance_group.add(name="b", kind=ModelInstanceGroup.KIND_GPU, count=1, gpus=[3])
+    plans = plan_instances(config, "/m", 1)
+    assert [(plan.host_policy, plan.passive) for plan in plans] == [("mine", True), ("gpu_3", False)]

@@ -8,6 +8,7 @@ import pytest
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InvalidArgument, ServingError, Unsupported
+from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
 from kernel.request import InputTensor, Request
 from kernel.response import Response
 from kernel.testing import RecordingSink
@@ -111,6 +112,25 @@ def test_statistics_count_requests_and_batches(lab: FrontDoorLab) -> None:
     assert told.inference_stats.compute_infer.ns == 2_000
     (batch,) = told.batch_stats
     assert (batch.batch_size, batch.compute_input.ns, batch.compute_output.count) == (2, 1_000, 1)
+
+
+def test_statistics_have_the_sections_that_backends_report(lab: FrontDoorLab) -> None:
+    statistics = lab.kernel.resolve("m").statistics
+    statistics.responses["0"] = ResponseStatistics(*(Duration(count, 10 * count) for count in range(1, 7)))
+    statistics.memory_usage.append(MemoryUsage("CPU_PINNED", 2, 4096))
+    message = pb.ModelStatisticsRequest(name="m", version="3")
+    (told,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
+    fields = told.response_stats["0"].ListFields()
+    assert [(field.name, duration.count, duration.ns) for field, duration in fields] == [
+        ("compute_infer", 1, 10),
+        ("compute_output", 2, 20),
+        ("success", 3, 30),
+        ("fail", 4, 40),
+        ("empty_response", 5, 50),
+        ("cancel", 6, 60),
+    ]
+    (memory,) = told.memory_usage
+    assert (memory.type, memory.id, memory.byte_size) == ("CPU_PINNED", 2, 4096)
 
 
 @pytest.mark.parametrize(

@@ -331,8 +331,8 @@ def test_a_response_that_grpc_cannot_carry_is_refused(monkeypatch: pytest.Monkey
 
 
 def test_a_response_on_a_stream_says_whether_it_is_final() -> None:
-    message = pb.ModelStreamInferResponse()
-    codec.encode_stream_response(answer(outputs=[], final=False), message)
+    parts = codec.stream_response_parts(answer(outputs=[], final=False))
+    message = pb.ModelStreamInferResponse.FromString(b"".join(parts))
     assert message.infer_response.parameters["triton_final_response"] == parameter(bool_param=False)
     assert message.infer_response.model_version == "3"
     assert not message.error_message

@@ -82,7 +82,12 @@ def test_the_health_service_has_the_standard_names_and_numbers() -> None:
     assert response["fields"] == [
         ("status", "", 1, ENUM, ".grpc.health.v1.HealthCheckResponse.ServingStatus", OPTIONAL, "")
     ]
-    assert response["enum ServingStatus"] == {"UNKNOWN": 0, "SERVING": 1, "NOT_SERVING": 2}
+    assert response["enum ServingStatus"] == {
+        "UNKNOWN": 0,
+        "SERVING": 1,
+        "NOT_SERVING": 2,
+        "SERVICE_UNKNOWN": 3,
+    }
 
 
 def test_messages_of_server_and_client_live_in_one_process() -> None:

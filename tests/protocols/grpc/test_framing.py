@@ -38,16 +38,33 @@ def test_messages_are_found_however_their_bytes_are_cut(messages: list[bytes], c
     assert reader.fault is None
 
 
+def test_a_large_message_gets_the_place_that_its_begin_asks_for() -> None:
+    content = bytes(range(256)) * (framing.LARGE_BYTE_SIZE // 256)
+    place, asked = bytearray(len(content)), []
+
+    def give(head: bytes, byte_size: int) -> memoryview:
+        asked.append((head, byte_size))
+        return memoryview(place)
+
+    reader = MessageReader("identity")
+    reader.place = give
+    for start in range(0, len(content) + 5, 700):
+        reader.feed(memoryview(framed(content)[start : start + 700]))
+    assert asked == [(content[: framing.HEAD_BYTE_SIZE], len(content))]
+    assert place == content
+    assert [bytes(message) for message in reader.messages] == [content]
+
+
 def test_a_large_message_can_be_written_where_it_belongs() -> None:
     content = bytes(range(256)) * (framing.LARGE_BYTE_SIZE // 256)
     octets = framed(content)
     reader = MessageReader("identity")
     assert reader.direct() is None
-    reader.feed(memoryview(octets[:1000]))
+    reader.feed(memoryview(octets[:2000]))
     buffer = reader.direct()
     assert buffer is not None
-    assert len(buffer) == len(octets) - 1000
-    buffer[:] = octets[1000:]
+    assert len(buffer) == len(octets) - 2000
+    buffer[:] = octets[2000:]
     reader.filled(len(buffer))
     assert reader.direct() is None
     assert [bytes(message) for message in reader.messages] == [content]

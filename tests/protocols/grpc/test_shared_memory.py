@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kernel.errors import ClientSharedMemoryDisabled, NotFound, RegionExists, Unsupported
+from kernel.errors import ClientSharedMemoryDisabled, InvalidArgument, NotFound, RegionExists
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
 from protocols.grpc.shared_memory import SharedMemoryRpcs
@@ -72,7 +72,7 @@ def test_a_caller_from_elsewhere_may_not_change_regions(lab: FrontDoorLab, key: 
 
 def test_cuda_regions_are_refused_and_there_are_none(lab: FrontDoorLab) -> None:
     rpcs = SharedMemoryRpcs(lab.kernel)
-    with pytest.raises(Unsupported, match="GPUs not supported"):
+    with pytest.raises(InvalidArgument, match="GPUs not supported"):
         done(rpcs.cuda_register(pb.CudaSharedMemoryRegisterRequest(name="r", byte_size=8), LOCAL))
     assert not done(rpcs.cuda_status(pb.CudaSharedMemoryStatusRequest(), LOCAL)).regions
     done(rpcs.cuda_unregister(pb.CudaSharedMemoryUnregisterRequest(), LOCAL))

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -12,8 +12,10 @@ from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InternalError
 from kernel.request import Request
 from kernel.response import OutputTensor, Response
+from protocols.grpc.forms import RequestForms
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
+from protocols.grpc.stream import StreamCall
 from protocols.testing import FrontDoorLab, listening
 
 Replies = list[pb.ModelStreamInferResponse]
@@ -27,7 +29,7 @@ def spec(name: str, *, decoupled: bool = False) -> ModelSpec:
 def respond(request: Request, raw: bytes, *, final: bool, released: list[bytes] | None = None) -> None:
     outputs = [OutputTensor("X", "UINT8", [len(raw)], data=raw)]
     release = None if released is None else lambda: released.append(raw)
-    request.respond(Response(request.model_name, "1", request.id, outputs=outputs, final=final, release=release))
+    request.respond(Response(request.model_name, "1", request.id, outputs=outputs, final=final, on_release=release))
 
 
 def end(request: Request) -> None:
@@ -334,3 +336,61 @@ def test_requests_of_a_stream_that_run_when_the_server_stops_are_answered(lab: F
         respond(held[0], b"done", final=True)
 
     assert asyncio.run(main()) == ([b"done"], grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_stream_has_a_deadline(lab: FrontDoorLab) -> None:
+    held: list[Request] = []
+    instance = lab.add_model(spec("slow"), held.append)
+
+    def conversation(channel: grpc.Channel) -> grpc.StatusCode:
+        call = stub(channel)(iter([infer("echo", "1", b"a"), infer("slow", "2")]), timeout=0.1)
+        assert shown(next(call))[1] == b"a"
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        return caught.value.code()
+
+    assert talk(lab, conversation) is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert instance.cancelled == held
+
+
+class SlowClient:
+    """The server's side of a stream whose client has sent all its requests, and takes replies one at a time."""
+
+    def __init__(self, requests: list[pb.ModelInferRequest]) -> None:
+        self.metadata: dict[str, str] = {}
+        self.unread = [request.SerializeToString() for request in requests]
+        self.taken: list[str] = []
+        self.takes = asyncio.Semaphore(0)
+        self._stream = self
+
+    def place_messages(self, place: object) -> None:
+        pass
+
+    async def next_message(self) -> bytes | None:
+        return self.unread.pop(0) if self.unread else None
+
+    async def send_initial_metadata(self) -> None:
+        pass
+
+    async def send_message(self, parts: list[bytes], release: Callable[[], None]) -> None:
+        await self.takes.acquire()
+        message = pb.ModelStreamInferResponse.FromString(b"".join(parts))
+        release()
+        self.taken.append(message.infer_response.id)
+
+
+def test_a_client_that_takes_no_responses_is_read_until_the_pool_is_full(lab: FrontDoorLab) -> None:
+    async def main() -> None:
+        ids = [str(number) for number in range(20)]
+        stream = SlowClient([infer("echo", id, b"a") for id in ids])
+        call = StreamCall(lab.kernel, cast("Any", stream), RequestForms(), max_response_pool_size=3)
+        running = asyncio.ensure_future(call.run())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert 20 - len(stream.unread) == 4  # one is on its way to the client, three wait
+        for _ in ids:
+            stream.takes.release()
+        await running
+        assert stream.taken == ids
+
+    asyncio.run(main())

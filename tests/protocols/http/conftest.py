@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,13 @@ from kernel.errors import ErrorCode, NotFound, ServerStopping, error_of
 from kernel.events import Cancelled, Submitted
 from kernel.inputs import InputPlacer
 from kernel.model import Model
+from kernel.options import HttpOptions
 from kernel.regions import RegionRegistry
 from kernel.response import OutputTensor, Response
 from kernel.router import Kernel, KernelSettings
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
 from protocols.http.server import HttpServer
-from shm.arena import Block
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -100,8 +101,7 @@ def _data(tensor: InputTensor) -> bytes:
     if tensor.data is not None:
         return bytes(tensor.data)
     assert tensor.span is not None
-    assert isinstance(tensor.span.lease, Block)
-    return bytes(tensor.span.lease.view())
+    return os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
 
 
 class FakeRepository:
@@ -111,7 +111,7 @@ class FakeRepository:
         self._catalog = catalog
         self.calls: list[tuple[str, str, Any]] = []
 
-    def index(self, ready: bool = False) -> list[IndexItem]:
+    async def index(self, ready: bool = False) -> list[IndexItem]:
         return self._catalog.index(ready)
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
@@ -150,10 +150,12 @@ def bound_socket() -> socket.socket:
     return sock
 
 
-async def _exchange(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]], *, lane: bool) -> None:
+async def _exchange(
+    test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]], options: HttpOptions, *, lane: bool
+) -> None:
     kernel = build_kernel()
     sock = bound_socket()
-    server = HttpServer(kernel, sock, max_input_size=MAX_INPUT_SIZE, lane=lane)
+    server = HttpServer(kernel, sock, options, lane=lane)
     await server.start()
     address = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
@@ -173,14 +175,26 @@ def exchange(
 
     Each test runs with the lane and without it: what clients see is the same.
     """
-    return lambda test: asyncio.run(_exchange(test, lane=request.param))
+    options = HttpOptions(max_input_size=MAX_INPUT_SIZE)
+    return lambda test: asyncio.run(_exchange(test, options, lane=request.param))
 
 
 @pytest.fixture
-def with_kernel() -> Callable[[Callable[[Kernel], Awaitable[None]]], None]:
-    """Return a function that runs a coroutine function with a kernel that no server is in front of."""
+def serve() -> Callable[[HttpOptions, Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
+    """Return a function that runs a coroutine function as `exchange` does, with a server of other options."""
+    return lambda options, test: asyncio.run(_exchange(test, options, lane=True))
 
-    def run(test: Callable[[Kernel], Awaitable[None]]) -> None:
+
+@pytest.fixture
+def with_kernel() -> Callable[..., None]:
+    """Return a function that runs a coroutine function with a kernel that no server is in front of.
+
+    It takes the factory of the event loop, too.
+    """
+
+    def run(
+        test: Callable[[Kernel], Awaitable[None]], new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    ) -> None:
         async def inner() -> None:
             kernel = build_kernel()
             try:
@@ -188,7 +202,8 @@ def with_kernel() -> Callable[[Callable[[Kernel], Awaitable[None]]], None]:
             finally:
                 close_kernel(kernel)
 
-        asyncio.run(inner())
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(inner())
 
     return run
 

@@ -63,6 +63,8 @@ def test_any_body_is_inflated_or_refused(body: bytes) -> None:
         ("identity;q=0.2,deflate;q=0.3", "deflate"),
         ("br, gzip", "gzip"),
         ("*", "identity"),
+        ("gzip;Q=0.1 , deflate ; level=1 ; q = 0.5", "deflate"),
+        ("gzip;;q=0", "identity"),
         ("gzip;q=abc", "identity"),
         ("GZIP", "identity"),
         (",;=,", "identity"),

@@ -64,7 +64,10 @@ def test_the_innermost_variable_dimension_takes_what_is_left(
     assert fit_shape("X", dims, count) == shape
 
 
-@pytest.mark.parametrize(("dims", "count"), [((4,), 8), ((4,), 3), ((4,), 0), ((), 2), ((0,), 1)])
+@pytest.mark.parametrize(
+    ("dims", "count"),
+    [((4,), 8), ((4,), 3), ((4,), 0), ((), 2), ((0,), 1), ((2, -1), 1), ((2, -1), 3), ((-1, 2), 3)],
+)
 def test_a_count_that_does_not_come_out_even_is_refused(dims: tuple[int, ...], count: int) -> None:
     with pytest.raises(InvalidArgument) as caught:
         fit_shape("X", dims, count)
@@ -88,6 +91,12 @@ def test_a_count_that_does_not_come_out_even_is_refused(dims: tuple[int, ...], c
         ({"TEXT": 5}, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
         ({"ONE": [[1, 2]]}, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         ({"ONE": None}, "Unable to parse 'data': attempt to access JSON non-number as double"),
+        (b'{"ONE":1e400}', "failed to parse the request JSON buffer: Number too big to be stored in double. at 7"),
+        (b'{"parameters":{"x":[1,}}', "failed to parse the request JSON buffer: Invalid value. at 22"),
+        (
+            {"ONE": 1, "parameters": {"ONE": 2}},
+            "Converting keyword: 'parameters': [request id: <id_unknown>] input 'ONE' already exists in request",
+        ),
         ({"ONE": [[]] * 2}, "The schema can not convert input 'ONE' to tensor with proper shape"),
     ],
 )

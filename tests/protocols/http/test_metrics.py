@@ -1,13 +1,18 @@
+"""The metrics port from outside, and what its options do."""
+
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING
 
 import aiohttp
-import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from kernel.observe.statistics import Duration
+from kernel.options import BadOption, MetricsOptions
 from protocols.http.metrics import MetricsServer
+from protocols.http.server import HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -16,6 +21,8 @@ if TYPE_CHECKING:
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
 
+CPU = {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"}
+
 
 def bound_socket() -> socket.socket:
     sock = socket.socket()
@@ -23,35 +30,69 @@ def bound_socket() -> socket.socket:
     return sock
 
 
-def test_counters_are_rendered_with_tritons_names_and_labels(with_kernel: WithKernel) -> None:
+def page(kernel: Kernel, options: MetricsOptions = MetricsOptions()) -> str:  # noqa: B008 - it is frozen
+    with bound_socket() as sock:
+        return MetricsServer(kernel, sock, options).render().decode()
+
+
+def test_the_page_is_one_that_prometheus_reads(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
-        model = kernel.resolve("echo")
-        model.spec = msgspec.structs.replace(model.spec, metric_tags={"team": 'a"b\\'})
-        statistics = model.statistics
-        statistics.success = Duration(3, 5_999)
-        statistics.failures["BACKEND"] = 2
-        statistics.pending = 4
-        statistics.workers_lost = 1
-        statistics.load_ns = 1_500_000_000
-        with bound_socket() as sock:
-            lines = MetricsServer(kernel, sock).render().decode().splitlines()
-        labels = '_team="a\\"b\\\\",model="echo"'
-        for line in (
-            "# HELP nv_inference_request_success Number of successful inference requests, all batch sizes",
-            "# TYPE nv_inference_request_success counter",
-            f'nv_inference_request_success{{{labels},version="1"}} 3',
-            f'nv_inference_request_duration_us{{{labels},version="1"}} 5',
-            f'nv_inference_request_failure{{{labels},reason="BACKEND",version="1"}} 2',
-            f'nv_inference_request_failure{{{labels},reason="OTHER",version="1"}} 0',
-            "# TYPE nv_inference_pending_request_count gauge",
-            f'nv_inference_pending_request_count{{{labels},version="1"}} 4',
-            f'nv_model_load_duration_secs{{{labels},version="1"}} 1.5',
-            f'nv_model_instance_count{{{labels},version="1"}} 1',
-            f'nv_worker_lost_count{{{labels},version="1"}} 1',
-            "# TYPE nv_cpu_utilization gauge",
-        ):
-            assert line in lines, line
-        assert all(line.startswith(("#", "nv_")) for line in lines if line)
+        kernel.connections["grpc"] = lambda: 3
+        families = {family.name: family for family in text_string_to_metric_families(page(kernel))}
+        successes = families["nv_inference_request_success"].samples
+        assert {sample.labels["model"] for sample in successes} == {m.name for m in kernel.catalog.ready_models()}
+        assert set(families) >= CPU
+        (connections,) = families["nv_server_open_connections"].samples
+        assert (connections.labels, connections.value) == ({"protocol": "grpc"}, 3)
+        total, used = (families[f"nv_cpu_memory_{part}_bytes"].samples[0].value for part in ("total", "used"))
+        assert 0 < used < total
+
+    with_kernel(test)
+
+
+def test_every_line_ends_and_every_family_is_there_once(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        text = page(kernel)
+        assert text.endswith("\n")
+        lines = text.split("\n")[:-1]
+        assert all(line.startswith(("# HELP nv_", "# TYPE nv_", "nv_")) for line in lines)
+        heads = [line for line in lines if line.startswith("#")]
+        assert len(heads) == len({" ".join(line.split(" ")[:3]) for line in heads})
+
+    with_kernel(test)
+
+
+def test_figures_of_the_machine_can_be_left_out(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        assert "nv_cpu_" not in page(kernel, MetricsOptions(allow_cpu_metrics=False))
+
+    with_kernel(test)
+
+
+def test_kinds_of_latencies_are_switched_by_the_configuration(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        options = MetricsOptions(config=("counter_latencies=false", "summary_latencies=true"))
+        text = page(kernel, options)
+        assert "nv_inference_request_duration_us" not in text
+        assert "# TYPE nv_inference_request_summary_us summary" in text
+
+    with_kernel(test)
+
+
+def test_a_configuration_that_is_none_is_refused_before_anything_starts(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        with pytest.raises(BadOption, match="--metrics-config option format is <setting>=<value>. Got foo"):
+            page(kernel, MetricsOptions(config=("foo",)))
+
+    with_kernel(test)
+
+
+def test_what_has_no_effect_is_logged(with_kernel: WithKernel, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(kernel: Kernel) -> None:
+        page(kernel, MetricsOptions(config=("summary_quantiles=0.9",)))
+        assert [record.getMessage() for record in caplog.records] == [
+            "Invalid option: [0.9]. No ':' delimiter found. Expected format is <quantile>:<error>"
+        ]
 
     with_kernel(test)
 
@@ -72,6 +113,29 @@ def test_the_metrics_port_answers_only_get(with_kernel: WithKernel) -> None:
             async with session.post("/metrics") as reply:
                 assert (reply.status, await reply.read()) == (405, b'{"error":"Method Not Allowed"}')
         await server.stop(1.0)
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("lane", [True, False])
+def test_connections_are_counted_once_whoever_serves_them(with_kernel: WithKernel, lane: bool) -> None:
+    async def test(kernel: Kernel) -> None:
+        sock = bound_socket()
+        server = HttpServer(kernel, sock, lane=lane)
+        await server.start()
+        count = kernel.connections["http"]
+        assert count() == 0
+        clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
+        for head in ("GET /v2 HTTP/1.1", "POST /v2/models/echo/infer HTTP/1.1"):
+            for reader, writer in clients:
+                writer.write(f"{head}\r\nHost: h\r\nContent-Length: 0\r\n\r\n".encode())
+                assert b"\r\n\r\n" in await reader.readuntil(b"}")
+            assert count() == 2
+        for _, writer in clients:
+            writer.close()
+            await writer.wait_closed()
+        await server.stop(1.0)
+        assert count() == 0
 
     with_kernel(test)
 

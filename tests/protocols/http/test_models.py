@@ -93,14 +93,14 @@ def test_the_configuration_of_a_model(exchange: Exchange) -> None:
 def test_statistics_have_tritons_form(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         counted = kernel.resolve("echo").statistics
-        counted.success.add(7)
-        counted.batches[2] = BatchStatistics(Duration(1, 3), Duration(1, 4), Duration(1, 5))
+        counted.success = Duration(1, 7)
+        counted.batches[2] = BatchStatistics(1, 3, 4, 5)
         async with session.get("/v2/models/echo/versions/1/stats") as reply:
             assert await reply.read() == (
                 b'{"model_stats":[{"name":"echo","version":"1","last_inference":0,"inference_count":0,'
                 b'"execution_count":0,"inference_stats":{"success":{"count":1,"ns":7},"fail":{"count":0,"ns":0},'
-                b'"queue":{"count":0,"ns":0},"compute_input":{"count":0,"ns":0},"compute_infer":{"count":0,"ns":0},'
-                b'"compute_output":{"count":0,"ns":0},"cache_hit":{"count":0,"ns":0},"cache_miss":{"count":0,"ns":0}},'
+                b'"queue":{"count":1,"ns":0},"compute_input":{"count":1,"ns":0},"compute_infer":{"count":1,"ns":0},'
+                b'"compute_output":{"count":1,"ns":0},"cache_hit":{"count":0,"ns":0},"cache_miss":{"count":0,"ns":0}},'
                 b'"response_stats":{},"batch_stats":[{"batch_size":2,"compute_input":{"count":1,"ns":3},'
                 b'"compute_infer":{"count":1,"ns":4},"compute_output":{"count":1,"ns":5}}],"memory_usage":[]}]}'
             )

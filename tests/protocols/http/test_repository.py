@@ -70,6 +70,7 @@ def test_models_are_loaded_and_unloaded(exchange: Exchange, path: str, body: byt
         ("models/missing/load", b"", 404, "no such model"),
         ("models/m/load", b'{"parameters":5}', 500, "attempt to get members for non-object"),
         ("models/m/load", b'{"parameters":{"x":"y"}}', 500, "unexpected error on creating Triton parameter"),
+        ("models/m/load", b'{"parameters":{"x":5}}', 500, "attempt to access JSON non-string as string"),
         ("models/m/load", b'{"parameters":{"config":5}}', 500, "attempt to access JSON non-string as string"),
         ("models/m/load", b'{"parameters":{"file:f":5}}', 500, "attempt to access JSON non-string as string"),
         (

@@ -14,6 +14,7 @@ from protocols.http import listener as listener_module
 from protocols.http import routes
 from protocols.http.body import read_json_text
 from protocols.http.routes import Endpoint
+from protocols.restricted import Category
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,6 +59,15 @@ def test_wrong_paths_and_methods(
         async with session.request(method, path) as reply:
             assert (reply.status, reply.headers["Content-Type"]) == (status, content_type)
             assert await reply.json(content_type=None) == {"error": text}
+
+    exchange(test)
+
+
+def test_a_wrong_method_is_told_the_right_ones(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        for path, allowed in (("/v2/models/echo/infer", "POST"), ("/v2/logging", "GET, POST")):
+            async with session.put(path) as reply:
+                assert reply.headers["Allow"] == allowed
 
     exchange(test)
 
@@ -176,7 +186,7 @@ def test_a_body_may_not_be_cut_into_too_many_chunks(
 
 def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[Call], Awaitable[web.StreamResponse]]) -> None:
     """Let `handler` answer /v2."""
-    monkeypatch.setitem(routes._LITERAL, "/v2", Endpoint({"GET": handler, "POST": handler}))
+    monkeypatch.setitem(routes._LITERAL, "/v2", Endpoint(Category.HEALTH, {"GET": handler, "POST": handler}))
 
 
 def test_a_bug_is_logged_and_told_by_a_number(

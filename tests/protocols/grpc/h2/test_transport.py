@@ -35,6 +35,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.reading = True
+        self.unwritten = 0
         self.ended = self.aborted = self.closed = False
 
     def write(self, data: Any) -> None:
@@ -43,11 +44,20 @@ class Wire(asyncio.Transport):
     def writelines(self, list_of_data: Any) -> None:
         self.written.append(b"".join(list_of_data))
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0, "what is written must be known to have left"
+
+    def get_write_buffer_size(self) -> int:
+        return self.unwritten
+
     def pause_reading(self) -> None:
         self.reading = False
 
     def resume_reading(self) -> None:
         self.reading = True
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def write_eof(self) -> None:
         self.ended = True
@@ -216,6 +226,25 @@ def test_a_large_answer_leaves_in_pieces_while_the_socket_takes_them() -> None:
     converse(conversation, HeldCall)
 
 
+def test_memory_is_given_back_when_the_transport_has_nothing_of_it_left() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        windows = frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**30)]) + frames.window_update(0, 2**30)
+        receive(connection, windows + request(1))
+        released: list[bool] = []
+        wire.unwritten = 5
+        content = bytes(transport.WRITE_BYTE_SIZE // 2)
+        connection.machine.respond(connection.machine.streams[1], [content], lambda: released.append(True))
+        connection.wake()
+        await asyncio.sleep(0)
+        assert len(wire.output) > len(content)
+        assert not released
+        wire.unwritten = 0
+        connection.resume_writing()
+        assert released == [True]
+
+    converse(conversation, HeldCall)
+
+
 def test_the_body_of_a_large_request_is_received_where_it_belongs() -> None:
     async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
         content = bytes(range(256)) * 2**11
@@ -263,3 +292,40 @@ def test_a_connection_that_is_closed_says_goodbye() -> None:
         assert wire.closed
 
     converse(conversation, HeldCall)
+
+
+# ---- keepalive and age ----------------------------------------------------------------------
+
+PONG = frames.head(8, frames.PING, frames.ACK, 0) + bytes(8)
+
+
+def test_a_connection_that_is_too_old_closes_when_the_client_knows_and_the_last_call_has_ended() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        receive(connection, request(1))
+        connection.drain()
+        assert wire.output == frames.goaway(2**31 - 1, ErrorCode.NO_ERROR, "max_age") + frames.PING_REQUEST
+        receive(connection, request(3) + PONG)  # the one call was on its way when the client was told
+        assert len(owner.calls) == 2
+        receive(connection, request(5))
+        assert len(owner.calls) == 2
+        assert wire.output.endswith(frames.rst_stream(5, ErrorCode.REFUSED_STREAM))
+        assert not wire.closed
+        for number in (1, 3):
+            connection.machine.send_trailers(connection.machine.streams[number], status_block(5, "no"))
+        connection.wake()
+        await some_turns()
+        assert wire.closed
+        assert wire.output.endswith(frames.goaway(5, ErrorCode.NO_ERROR))
+
+    converse(conversation, HeldCall)
+
+
+def test_a_connection_that_is_too_old_and_idle_waits_only_for_the_client_to_know() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        connection.drain()
+        await some_turns()
+        assert not wire.closed
+        receive(connection, PONG)
+        assert wire.closed
+
+    converse(conversation)

@@ -43,6 +43,9 @@ class RecordingTransport(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
         self.writes.append(b"".join(list_of_data))
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
     def get_write_buffer_size(self) -> int:
         return self.unsent
 

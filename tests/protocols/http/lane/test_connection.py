@@ -30,7 +30,7 @@ def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
 
 def answer(request: Request, release: Callable[[], None] | None = None) -> None:
     output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
-    request.respond(Response("stuck", "1", request.id, outputs=[output], release=release))
+    request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
 
 
 def statuses(written: bytes) -> list[int]:
@@ -156,7 +156,7 @@ def test_more_than_one_response_is_an_error(with_lane: WithLane) -> None:
         output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
         for number in range(2):
             lab.waiting[0].respond(
-                Response("stuck", "1", "", outputs=[output], final=number == 1, release=lambda: released.append(1))
+                Response("stuck", "1", "", outputs=[output], final=number == 1, on_release=lambda: released.append(1))
             )
         lab.waiting[1].respond(Response("stuck", "1", ""))
         assert released == [1, 1]
@@ -176,7 +176,7 @@ def test_an_exception_nobody_expected_is_told_by_a_number(
         raise ZeroDivisionError("the secret of the server")
 
     async def test(lab: Any) -> None:
-        monkeypatch.setattr(lab.kernel, "submit", broken)
+        monkeypatch.setattr(lab.kernel, "start", broken)
         lab.connection.data_received(infer(1))
         monkeypatch.setattr("protocols.http.lane.call.encode_infer", broken)
         monkeypatch.undo()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.options import HttpOptions
 from protocols.http.server import HttpServer
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def bound_socket() -> socket.socket:
 async def converse(kernel: Kernel, sent: bytes, *, lane: bool) -> bytes:
     """Return all that a server answers until it closes the connection, without the time."""
     sock = bound_socket()
-    server = HttpServer(kernel, sock, max_input_size=1 << 20, lane=lane)
+    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), lane=lane)
     await server.start()
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     try:

@@ -1,0 +1,171 @@
+"""A load of many connections and models from one thread: each connection always has one request under way.
+
+perf_analyzer asks one model and takes a thread per connection; where connections and models are what grows, the client
+must stay the same. Runs as a process of its own: `python -m bench.load SPEC` prints `Sample` as JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import socket
+import subprocess
+import sys
+import time
+from array import array
+
+import msgspec
+
+from bench.machine import children_of, cpu_seconds_of
+from bench.peers import PEERS, BadAnswer, Peer
+
+#: What a request may take before the load is given up.
+PATIENCE_S = 10.0
+#: From the first request to the first that counts: connections are open, caches warm.
+WARM_UP_S = 0.3
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """A load: connections to a port on loopback, models asked in turn, for so many seconds."""
+
+    protocol: str
+    port: int
+    connections: int
+    models: list[str]
+    seconds: float
+    #: Whose CPU time is counted: this process, and apart from it its descendants.
+    server_pid: int
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What one load showed. CPU microseconds per request of the server's main process, and of its descendants."""
+
+    rate: float
+    p50_us: float
+    p99_us: float
+    requests: int
+    server_cpu_us: float
+    worker_cpu_us: float
+
+
+class LoadFailed(Exception):
+    """The load could not be carried out; the message says why."""
+
+
+class Connection:
+    """A socket, its protocol state, and when its request left."""
+
+    def __init__(self, spec: Spec, number: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", spec.port), timeout=PATIENCE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer: Peer = PEERS[spec.protocol]()
+        self._models = spec.models
+        self._next = number
+        self.sent_at = 0.0
+
+    def send(self) -> None:
+        """Send the next request; small as it is, it fits into the socket's buffer."""
+        model = self._models[self._next % len(self._models)]
+        self._next += 1
+        self.peer.pending += self.peer.request(model)
+        self.flush()
+        self.sent_at = time.perf_counter()
+
+    def flush(self) -> None:
+        if self.peer.pending:
+            self.socket.sendall(self.peer.pending)
+            self.peer.pending.clear()
+
+    def receive(self) -> bool:
+        """Read what is there; returns whether the answer is complete."""
+        received = self.socket.recv(1 << 16)
+        if not received:
+            raise BadAnswer("the server closed the connection")
+        return self.peer.feed(received)
+
+
+def run(spec: Spec) -> Sample:
+    """Carry a load out, in this thread. Raises `BadAnswer`, `OSError`."""
+    gc.disable()  # a collection in the client would look like a slow server
+    poll = select.epoll()
+    connections: dict[int, Connection] = {}
+    try:
+        for number in range(spec.connections):
+            connection = Connection(spec, number)
+            connections[connection.socket.fileno()] = connection
+            poll.register(connection.socket, select.EPOLLIN)
+        for connection in connections.values():
+            connection.send()
+        _drive(poll, connections, WARM_UP_S)
+        before = _cpu(spec.server_pid)
+        latencies, elapsed_s = _drive(poll, connections, spec.seconds)
+        after = _cpu(spec.server_pid)
+    finally:
+        poll.close()
+        for connection in connections.values():
+            connection.socket.close()
+    used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
+    count = len(latencies)
+    if not count:
+        raise BadAnswer("no request was answered")
+    ordered = sorted(latencies)
+    return Sample(
+        rate=count / elapsed_s,
+        p50_us=ordered[count // 2] * 1e6,
+        p99_us=ordered[count * 99 // 100] * 1e6,
+        requests=count,
+        server_cpu_us=used.pop(spec.server_pid) / count * 1e6,
+        worker_cpu_us=sum(used.values()) / count * 1e6,
+    )
+
+
+def _drive(poll: select.epoll, connections: dict[int, Connection], seconds: float) -> tuple[array[float], float]:
+    """Keep every connection busy; returns the latencies and the length of the measurement, in seconds."""
+    latencies = array("d")
+    began = now = time.perf_counter()
+    while now - began < seconds:
+        ready = poll.poll(PATIENCE_S)
+        if not ready:
+            raise BadAnswer(f"no answer for {PATIENCE_S:.0f} s")
+        for descriptor, _ in ready:
+            connection = connections[descriptor]
+            if connection.receive():
+                latencies.append(time.perf_counter() - connection.sent_at)
+                connection.send()
+            else:
+                connection.flush()
+        now = time.perf_counter()
+    return latencies, now - began
+
+
+def _cpu(pid: int) -> dict[int, float]:
+    """Return CPU seconds by process, so that one that ends in between, an unloaded model's, takes nothing away."""
+    return {each: cpu_seconds_of(each) for each in (pid, *children_of(pid))}
+
+
+def run_apart(spec: Spec) -> Sample:
+    """Carry a load out in a process of its own, away from progress bars. Raises `LoadFailed`."""
+    command = [sys.executable, "-m", "bench.load", msgspec.json.encode(spec).decode()]
+    timeout_s = spec.seconds + WARM_UP_S + 2 * PATIENCE_S + 10
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise LoadFailed("the load did not end") from None
+    if done.returncode:
+        raise LoadFailed(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    return msgspec.json.decode(done.stdout, type=Sample)
+
+
+def main() -> int:
+    """Carry out the load in the first argument."""
+    try:
+        sample = run(msgspec.json.decode(sys.argv[1], type=Spec))
+    except (BadAnswer, OSError) as error:
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(sample))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

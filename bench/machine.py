@@ -1,0 +1,106 @@
+"""What somebody needs to repeat a measurement: the machine, the versions and the commit; and CPU time of processes.
+
+Every result file begins with `Machine`, and every picture shows it in one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+PACKAGES = ("aiohttp", "grpclib", "hpack", "msgspec", "numpy", "onnxruntime", "protobuf", "uvloop")
+TRITON = "2.51.0"
+PERF_ANALYZER = "2.41"
+
+#: A machine that is busier than this before the start has something else to do.
+BUSY = 0.5
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where and with what a measurement was made. `load` is the load average of the minute before it."""
+
+    date: str
+    commit: str
+    processor: str
+    cores: int
+    memory_gib: int
+    kernel: str
+    python: str
+    packages: dict[str, str]
+    load: float
+
+    @property
+    def line(self) -> str:
+        """The machine in a few words, for the line under a picture."""
+        commit = [f"commit {self.commit}"] if self.commit else []
+        return ", ".join([f"{self.cores} cores ({self.processor})", f"Python {self.python}", *commit, self.date])
+
+
+def this_machine() -> Machine:
+    """Describe the machine as it is now; call it before the load begins."""
+    return Machine(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        commit=_commit(),
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        packages={name: each for name in PACKAGES if (each := _version(name))},
+        load=round(os.getloadavg()[0], 2),
+    )
+
+
+def _commit() -> str:
+    """Return the commit that is measured, with a plus sign where files were changed since."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].replace("(R)", "").replace("(TM)", "").split())
+    return platform.machine()
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return ""
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the process ids of all living descendants of `pid`."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        each = pending.pop()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in Path(f"/proc/{each}/task").iterdir():
+                children = [int(child) for child in (task / "children").read_text().split()]
+                found += children
+                pending += children
+    return found
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Return the CPU seconds that one process has used so far, in steps of 10 ms; 0 for one that is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds that a process and its living descendants have used so far."""
+    return sum(map(cpu_seconds_of, [pid, *children_of(pid)]))

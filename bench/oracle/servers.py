@@ -1,0 +1,125 @@
+"""Our server and a real Triton over one folder of models, with the flags that the cases rely on.
+
+Each serves a copy of its own: Python writes compiled files beside a model, and a change there is a change of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.oracle.answers import Answer
+from bench.oracle.ask import Server
+from bench.server import ServerProcess, free_ports, wait_for
+from bench.triton import triton
+
+if TYPE_CHECKING:
+    from bench.oracle.steps import Step
+
+ROOT = Path(__file__).parents[2]
+CASES = ROOT / "tests/conformance/cases"
+MODELS = ROOT / "tests/conformance/models"
+RECORDED = ROOT / "tests/conformance/recorded"
+
+#: Models whose names begin so are loaded by cases, not at the start.
+LATER = "late_"
+#: Headers that reach models, and a category of the API that needs a header: no other case uses them.
+FLAGS = (
+    "--model-control-mode=explicit",
+    "--http-header-forward-pattern=x-case-.*",
+    "--grpc-header-forward-pattern=x-case-.*",
+    "--http-restricted-api=logging:case-key=open",
+    "--grpc-restricted-protocol=logging:case-key=open",
+)
+
+
+def flags(models: Path) -> list[str]:
+    """Return the flags of both servers."""
+    names = sorted(path.name for path in models.iterdir() if path.is_dir())
+    return [*FLAGS, *(f"--load-model={name}" for name in names if not name.startswith(LATER))]
+
+
+class Ours:
+    """Our server, while the `with` block runs. Raises `bench.server.ServerFailed`."""
+
+    def __init__(self, models: Path) -> None:
+        self._models = models
+        self._running = contextlib.ExitStack()
+        self._server: Server
+        self.process: ServerProcess
+        #: The path of its copy of the models.
+        self.repository = ""
+
+    def __enter__(self) -> Ours:
+        with contextlib.ExitStack() as started:
+            folder = started.enter_context(tempfile.TemporaryDirectory())
+            copy = shutil.copytree(self._models, Path(folder, "models"))
+            self.process = started.enter_context(ServerProcess(copy, *flags(copy)))
+            self._server = started.enter_context(Server(self.process.http_port, self.process.grpc_port))
+            self.repository = str(copy)
+            self._running = started.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def ask(self, step: Step) -> Answer:
+        return self._server.ask(step)
+
+
+class Triton:
+    """A real Triton that is started again where a request has ended it. Raises `bench.triton.NotAvailable`."""
+
+    def __init__(self, models: Path) -> None:
+        self._models = models
+        self._running = contextlib.ExitStack()
+        self._server: Server
+        self._pid = 0
+        #: The path of its copy of the models.
+        self.repository = ""
+
+    def __enter__(self) -> Triton:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def _start(self) -> None:
+        folder = self._running.enter_context(tempfile.TemporaryDirectory())
+        copy = shutil.copytree(self._models, Path(folder, "models"))
+        http_port, grpc_port, metrics_port = free_ports(3)
+        self._pid = self._running.enter_context(triton(copy, http_port, grpc_port, metrics_port, *flags(copy)))
+        self._server = self._running.enter_context(Server(http_port, grpc_port))
+        self.repository = str(copy)
+
+    def ask(self, step: Step) -> Answer:
+        """Send one step; the status is `crashed` where it ends the server."""
+        answer = self._server.ask(step)
+        if "tatistics" in str(step.args.get("name")) or str(step.args.get("path")).endswith("/stats"):
+            answer = self._settled(step, answer)
+        if (answer.status == "broken" or answer.status == "grpc UNAVAILABLE") and self._has_ended():
+            self._running.close()
+            self._start()
+            return Answer("crashed")
+        return answer
+
+    def _settled(self, step: Step, answer: Answer) -> Answer:
+        """Ask again until nothing changes: Triton counts a request some time after it has answered it."""
+        while True:
+            time.sleep(0.1)
+            again = self._server.ask(step)
+            if again == answer:
+                return answer
+            answer = again
+
+    def _has_ended(self) -> bool:
+        try:
+            wait_for(lambda: Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", 2)
+        except TimeoutError:
+            return False
+        return True

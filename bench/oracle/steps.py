@@ -1,0 +1,146 @@
+"""What a case of requests is made of: the words that files of cases are written in.
+
+A file of cases has a list `CASES` of `Case(name, step, step, ...)`. Steps are plain records; `bench.oracle.ask`
+sends them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+#: A request or an answer in JSON, or protobuf's JSON form.
+Document = dict[str, Any]
+
+#: Bodies of errors over HTTP, whose text is kept apart; those of early ones are not marked as JSON (Triton).
+ERROR: Document = {"content-type": "application/json", "json": {}}
+EARLY_ERROR: Document = {"content-type": "text/plain", "json": {}}
+#: The body of an answer that says nothing but its status.
+EMPTY: Document = {"content-type": "application/json", "text": ""}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where our answer is knowingly another one than Triton's: why, and what it says instead."""
+
+    reason: str
+    #: Fields of `bench.oracle.answers.Answer` that are ours; `...` for one that is not compared.
+    ours: Document
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request: a kind that `bench.oracle.ask.Server` can send, and what it says."""
+
+    kind: str
+    args: Document
+    #: What may differ: members of the answer at any depth, and entries of lists that have such a name.
+    ignore: tuple[str, ...] = ()
+    difference: Difference | None = None
+
+    def differs(self, reason: str, **ours: Any) -> Step:
+        """Return this step, with the fields in which our answer is another one, and the reason for that."""
+        return replace(self, difference=Difference(reason, ours))
+
+    def digest(self) -> str:
+        """Return a short text that is another one when the request is another one."""
+        told = json.dumps([self.kind, self.args, self.ignore], sort_keys=True, default=bytes.hex)
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Steps that are taken in order, on one server that other cases use before and after."""
+
+    name: str
+    steps: list[Step] = field(default_factory=list)
+
+    def __init__(self, name: str, *steps: Step) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "steps", list(steps))
+
+
+def get(path: str, ignore: tuple[str, ...] = (), headers: dict[str, str] | None = None) -> Step:
+    return Step("http", {"method": "GET", "path": path, "body": None, "headers": headers or {}}, ignore)
+
+
+def post(
+    path: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    ignore: tuple[str, ...] = (),
+    method: str = "POST",
+) -> Step:
+    """POST `body`: bytes as they are, anything else as JSON."""
+    return Step("http", {"method": method, "path": path, "body": body, "headers": headers or {}}, ignore)
+
+
+def chunked(path: str, *chunks: bytes, headers: dict[str, str] | None = None) -> Step:
+    """POST a body in chunks, each sent as it is here."""
+    return Step("chunked", {"path": path, "chunks": list(chunks), "headers": headers or {}})
+
+
+def infer(
+    model: str, header: Document, binary: bytes = b"", *, version: str = "", length: int | str | None = None,
+    headers: dict[str, str] | None = None, ignore: tuple[str, ...] = (),
+) -> Step:  # fmt: skip
+    """An HTTP inference request: JSON header, then binary tensor data.
+
+    `length` is what Inference-Header-Content-Length says; the truth where there is binary data, no such header else.
+    """
+    text = json.dumps(header).encode()
+    path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
+    more = dict(headers or {})
+    if binary or length is not None:
+        more["Inference-Header-Content-Length"] = str(len(text) if length is None else length)
+    return Step("http", {"method": "POST", "path": path, "body": text + binary, "headers": more}, ignore)
+
+
+def rpc(
+    name: str, request: Document | None = None, raw: list[bytes] | None = None, ignore: tuple[str, ...] = (),
+    timeout: float = 10, metadata: dict[str, str] | None = None,
+) -> Step:  # fmt: skip
+    """A unary call; `request` is in protobuf's JSON form."""
+    args: Document = {"name": name, "request": request or {}, "raw": raw or [], "timeout": timeout}
+    return Step("rpc", args | ({"metadata": metadata} if metadata else {}), ignore)
+
+
+def stream(
+    requests: list[Document], raws: list[list[bytes]] | None = None, ignore: tuple[str, ...] = (),
+    metadata: dict[str, str] | None = None,
+) -> Step:  # fmt: skip
+    """All requests down one ModelStreamInfer call; the answers in order."""
+    args: Document = {"requests": requests, "raws": raws or [[] for _ in requests]}
+    return Step("stream", args | ({"metadata": metadata} if metadata else {}), ignore)
+
+
+def region(key: str, content: bytes) -> Step:
+    """Make the POSIX shared memory `key` with this content, in place of an older one."""
+    return Step("region", {"key": key, "content": content})
+
+
+def read_region(key: str, offset: int, byte_size: int) -> Step:
+    """Read what a server has written into `key`."""
+    return Step("read_region", {"key": key, "offset": offset, "byte_size": byte_size})
+
+
+def remove_region(key: str) -> Step:
+    return Step("remove_region", {"key": key})
+
+
+def tensor(name: str, datatype: str, shape: list[Any], data: Any = None, **parameters: Any) -> Document:
+    """An input of an HTTP request."""
+    told: Document = {"name": name, "datatype": datatype, "shape": shape}
+    if data is not None:
+        told["data"] = data
+    if parameters:
+        told["parameters"] = parameters
+    return told
+
+
+def bytes_tensor(*values: bytes) -> bytes:
+    """Strings as a BYTES tensor is framed."""
+    return b"".join(struct.pack("<I", len(value)) + value for value in values)

@@ -1,0 +1,9 @@
+"""The pictures that the README shows, drawn from stored numbers alone; needs matplotlib (dependency group `bench`)."""
+
+from __future__ import annotations
+
+from bench.pictures.curve import draw_curve
+from bench.pictures.growth import draw_growth
+from bench.pictures.style import save
+
+__all__ = ["draw_curve", "draw_growth", "save"]

@@ -1,0 +1,88 @@
+"""Statistics of a model version in the form of Triton's statistics extension, for both protocols. Pure.
+
+Field names and their order are those of the JSON of `/stats`, and of the gRPC message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
+
+if TYPE_CHECKING:
+    from kernel.model import Model
+
+
+class InferStatistics(msgspec.Struct, frozen=True):
+    """Requests, by how they ended and where their time went."""
+
+    success: Duration
+    fail: Duration
+    queue: Duration
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+    cache_hit: Duration
+    cache_miss: Duration
+
+
+class InferBatchStatistics(msgspec.Struct, frozen=True):
+    """Executions with one number of rows."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class ModelReport(msgspec.Struct, frozen=True):
+    """One entry of `model_stats`."""
+
+    name: str
+    version: str
+    #: Milliseconds since the epoch, 0 for never.
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferStatistics
+    #: By the index of the response among those of its request.
+    response_stats: dict[str, ResponseStatistics]
+    batch_stats: list[InferBatchStatistics]
+    memory_usage: list[MemoryUsage]
+
+
+def model_report(model: Model) -> ModelReport:
+    """Return what is so now."""
+    counted = model.statistics
+    answered = counted.success.count
+    executed = answered - counted.cache_hit.count
+    return ModelReport(
+        name=model.name,
+        version=model.version_text,
+        last_inference=counted.last_inference_ms,
+        inference_count=counted.inference_count,
+        execution_count=counted.execution_count,
+        inference_stats=InferStatistics(
+            success=counted.success,
+            fail=counted.fail,
+            queue=Duration(answered, counted.queue_ns),
+            compute_input=Duration(executed, counted.input_ns),
+            compute_infer=Duration(executed, counted.infer_ns),
+            compute_output=Duration(executed, counted.output_ns),
+            cache_hit=counted.cache_hit,
+            cache_miss=counted.cache_miss,
+        ),
+        response_stats=counted.responses,
+        batch_stats=[
+            InferBatchStatistics(
+                rows,
+                Duration(size.count, size.input_ns),
+                Duration(size.count, size.infer_ns),
+                Duration(size.count, size.output_ns),
+            )
+            for rows, size in sorted(counted.batches.items())
+        ],
+        memory_usage=counted.memory_usage,
+    )

@@ -1,0 +1,156 @@
+"""Warm-up: requests that every instance executes before its model is READY. Pure, given the files' contents.
+
+`warmup_samples` reads the configuration's model_warmup, and a sample makes the requests of each run. Texts
+are those of Triton's backend_model_instance.cc.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from kernel.config.generated.model_config_pb2 import DataType
+from kernel.errors import InvalidArgument, request_prefix
+from kernel.request import InputTensor, Request
+from kernel.validate import validate
+from shm.datatypes import BY_CONFIG_NAME, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernel.config.generated.model_config_pb2 import ModelConfig, ModelWarmup
+    from kernel.config.spec import ModelSpec
+    from kernel.response import Sink
+
+WARMUP_FOLDER = "warmup"
+
+#: Triton gives a string element as many zero bytes as its length takes: an empty string.
+_STRING_LENGTH_BYTE_SIZE = 4
+
+#: Most bytes of one run's inputs, and most requests: they travel in one message to the worker.
+MAX_BYTE_SIZE = 256 << 20
+MAX_REQUESTS = 1 << 16
+
+
+class Random(Protocol):
+    """Where random bytes come from; `random.Random` is one."""
+
+    def randbytes(self, n: int) -> bytes: ...
+
+
+class WarmupSample(msgspec.Struct, frozen=True):
+    """One entry of model_warmup: `batch_size` equal requests, executed together, `count` times."""
+
+    name: str
+    batch_size: int
+    count: int
+    inputs: tuple[InputTensor, ...]
+
+    def request(self, model_name: str, sink: Sink) -> Request:
+        """Return a new request of this sample, with one row."""
+        return Request(model_name, [msgspec.structs.replace(tensor) for tensor in self.inputs], sink, streaming=True)
+
+    def failed(self, errors: list[str]) -> InvalidArgument:
+        """Return the error of a load whose warm-up was answered with `errors`."""
+        return InvalidArgument(
+            f"failed to run warmup sample '{self.name}': " + "".join(f"{error}; " for error in errors)
+        )
+
+
+def warmup_files(config: ModelConfig) -> list[str]:
+    """Return the names of the files that warm-up needs, in the model's folder `warmup`."""
+    names = {
+        given.input_data_file
+        for sample in config.model_warmup
+        if sample.batch_size
+        for given in sample.inputs.values()
+        if given.WhichOneof("input_data_type") == "input_data_file"
+    }
+    return sorted(names)
+
+
+def warmup_samples(
+    config: ModelConfig, spec: ModelSpec, files: Mapping[str, bytes], random: Random
+) -> list[WarmupSample]:
+    """Return the samples of a checked configuration; `files` are those that `warmup_files` names.
+
+    Raises `InvalidArgument` where a sample does not fit the model.
+    """
+    samples = []
+    for setting in config.model_warmup:
+        if not setting.batch_size:
+            continue
+        for name, given in sorted(setting.inputs.items()):
+            _check_dims(name, given)
+        inputs = [_input(name, given, spec, files, random) for name, given in sorted(setting.inputs.items())]
+        total = sum(tensor.byte_size for tensor in inputs) * setting.batch_size
+        if total > MAX_BYTE_SIZE or setting.batch_size > MAX_REQUESTS:
+            raise InvalidArgument(
+                f"warmup sample '{setting.name}' has {setting.batch_size} requests with {total} bytes, at most "
+                f"{MAX_REQUESTS} requests and {MAX_BYTE_SIZE} bytes are allowed"
+            )
+        # Inputs that the configuration does not have pass unchecked, as in Triton: they are controls.
+        known = [tensor for tensor in inputs if tensor.name in spec.inputs]
+        validate(Request(spec.name, known, _NOWHERE), spec)
+        samples.append(WarmupSample(setting.name, setting.batch_size, max(setting.count, 1), tuple(inputs)))
+    return samples
+
+
+class _Nowhere:
+    def send(self, response: object) -> None:
+        raise AssertionError("a request that is only checked was answered")
+
+
+_NOWHERE = _Nowhere()
+
+
+def _check_dims(name: str, given: ModelWarmup.Input) -> None:
+    if any(dim < 0 for dim in given.dims):
+        raise InvalidArgument(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+
+
+def _input(
+    name: str, given: ModelWarmup.Input, spec: ModelSpec, files: Mapping[str, bytes], random: Random
+) -> InputTensor:
+    """Return one input of a request with one row."""
+    datatype = BY_CONFIG_NAME.get(DataType.Name(given.data_type)) if given.data_type in DataType.values() else None
+    element_byte_size = datatype.byte_size if datatype is not None else 0
+    is_string = element_byte_size == 0
+    byte_size = element_count(given.dims) * (element_byte_size or _STRING_LENGTH_BYTE_SIZE)
+    match given.WhichOneof("input_data_type"):
+        case "input_data_file":
+            data = _file_data(given.input_data_file, files, None if is_string else byte_size)
+        case "random_data" if not is_string:
+            _check_byte_size(name, byte_size)
+            data = random.randbytes(byte_size)
+        case "random_data" | "zero_data":
+            _check_byte_size(name, byte_size)
+            data = bytes(byte_size)
+        case _:
+            raise InvalidArgument(
+                f"{request_prefix('')}warmup setting expects input '{name}' to have input_data_type set"
+            )
+    if datatype is not None and datatype.name == "BOOL":
+        data = bytes(byte & 1 for byte in data)
+    rows = [1] if spec.max_batch_size > 0 else []
+    return InputTensor(name, datatype.name if datatype is not None else "INVALID", [*rows, *given.dims], data)
+
+
+def _check_byte_size(name: str, byte_size: int) -> None:
+    if byte_size > MAX_BYTE_SIZE:
+        raise InvalidArgument(f"warmup input '{name}' has {byte_size} bytes, at most {MAX_BYTE_SIZE} are allowed")
+
+
+def _file_data(name: str, files: Mapping[str, bytes], byte_size: int | None) -> bytes:
+    """Return the first `byte_size` bytes of a file, None for all of it."""
+    data = files[name]
+    if byte_size is None:
+        return data
+    if byte_size > len(data):
+        raise InvalidArgument(
+            # Triton has no space behind the file's name either.
+            f"{request_prefix('')}warmup setting expects {byte_size} bytes, but the data provided from {name}only "
+            f"has {len(data)} bytes"
+        )
+    return data[:byte_size]

@@ -1,0 +1,114 @@
+"""grpc.reflection.v1 and v1alpha: what the server offers, from the descriptor pool that its messages are in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpclib.const import Cardinality, Handler, Status
+
+from kernel.config.pool import POOL
+from protocols.grpc.generated import reflection_v1_pb2 as v1
+from protocols.grpc.generated import reflection_v1alpha_pb2 as v1alpha
+from protocols.grpc.rpc import receive, translated_errors
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from google.protobuf.descriptor import FileDescriptor
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from grpclib.server import Stream
+
+#: What is offered, as `list_services` tells it.
+SERVICES = (
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "inference.GRPCInferenceService",
+)
+
+
+class ReflectionService:
+    """Both versions of the service; they differ by the name of their package only."""
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {
+            f"/grpc.reflection.{name}.ServerReflection/ServerReflectionInfo": Handler(
+                _answers(messages),
+                Cardinality.STREAM_STREAM,
+                messages.ServerReflectionRequest,
+                messages.ServerReflectionResponse,
+            )
+            for name, messages in (("v1", v1), ("v1alpha", v1alpha))
+        }
+
+
+def _answers(messages: ModuleType) -> Any:
+    """Return the handler that speaks in `messages`: each request has one answer."""
+
+    async def handle(stream: Stream[Any, Any]) -> None:
+        with translated_errors("ServerReflectionInfo"):
+            while (request := await receive(stream)) is not None:
+                await stream.send_message(answer(request, messages.ServerReflectionResponse, POOL))
+
+    return handle
+
+
+def answer(request: Any, response_type: Any, pool: DescriptorPool) -> Any:
+    """Return the response, a message of `response_type`, to one reflection request."""
+    response = response_type(valid_host=request.host, original_request=request)
+    try:
+        match request.WhichOneof("message_request"):
+            case "list_services":
+                for name in SERVICES:
+                    response.list_services_response.service.add(name=name)
+            case "file_by_filename":
+                _tell_file(response, pool.FindFileByName(request.file_by_filename))
+            case "file_containing_symbol":
+                _tell_file(response, _file_of_symbol(pool, request.file_containing_symbol))
+            case "file_containing_extension":
+                asked = request.file_containing_extension
+                extended = pool.FindMessageTypeByName(asked.containing_type)
+                extension = pool.FindExtensionByNumber(extended, asked.extension_number)
+                _tell_file(response, pool.FindFileContainingSymbol(extension.full_name))
+            case "all_extension_numbers_of_type":
+                extended = pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
+                told = response.all_extension_numbers_response
+                told.base_type_name = extended.full_name
+                told.extension_number.extend(sorted(found.number for found in pool.FindAllExtensions(extended)))
+            case _:
+                _tell_error(response, Status.INVALID_ARGUMENT, "the request asks for nothing")
+    except KeyError as error:
+        _tell_error(response, Status.NOT_FOUND, str(error.args[0]))
+    return response
+
+
+def _file_of_symbol(pool: DescriptorPool, symbol: str) -> FileDescriptor:
+    """Return the file that defines a symbol, which may be a method. Raises `KeyError`."""
+    try:
+        return pool.FindFileContainingSymbol(symbol)
+    except KeyError:
+        service, _, method = symbol.rpartition(".")
+        if method not in pool.FindServiceByName(service).methods_by_name:
+            raise
+        return pool.FindFileContainingSymbol(service)
+
+
+def _tell_file(response: Any, file: FileDescriptor) -> None:
+    """Write a file and all that it imports, what is imported first."""
+    response.file_descriptor_response.file_descriptor_proto.extend(_with_imports(file, {}).values())
+
+
+def _with_imports(file: FileDescriptor, found: dict[str, bytes]) -> dict[str, bytes]:
+    for imported in file.dependencies:
+        if imported.name not in found:
+            _with_imports(imported, found)
+    described = FileDescriptorProto()
+    file.CopyToProto(described)
+    found[file.name] = described.SerializeToString()
+    return found
+
+
+def _tell_error(response: Any, status: Status, text: str) -> None:
+    response.error_response.error_code = status.value
+    response.error_response.error_message = text

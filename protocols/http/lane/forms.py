@@ -1,0 +1,129 @@
+"""Requests whose JSON was seen before but for the id: a client sends the same kind all the time. Pure.
+
+The JSON is looked up instead of being parsed, checked and translated again, where all tensors are binary data
+or in shared memory. What is remembered holds until the catalog of models changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.request import InputTensor, Request, RequestedOutput
+
+if TYPE_CHECKING:
+    from kernel.model import Model
+    from kernel.response import Sink
+    from protocols.http.codec import OutputForm
+    from protocols.http.lane.head import InferHead
+
+#: How JSON of the usual clients begins that has an id.
+_ID_BEGINS = (b'{"id":"', b'{"id": "')
+
+#: What is remembered, and how long the JSON may be.
+_FORMS = 1024
+_MAX_JSON_BYTE_SIZE = 2048
+
+#: Bodies up to here are cut into copies; of larger ones inputs keep views.
+_SMALL_BYTE_SIZE = 16 << 10
+
+#: A body that has come in one piece, in a buffer of its own, or in memory of its model.
+RequestBody = bytes | bytearray | memoryview
+
+#: Model and version as the client gave them, and the JSON without its id.
+Key = tuple[str, str, bytes]
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What requests of one form have in common."""
+
+    #: A request that was checked for the model and never submitted; its inputs have no data.
+    request: Request
+    model: Model
+    outputs: OutputForm
+    #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
+    byte_sizes: list[int]
+    byte_size: int
+    #: Whether anything is in shared memory, so that tensors are not shared between requests.
+    leases: bool
+
+    def another(self, body: RequestBody, start: int, id: str, sink: Sink) -> Request:
+        """Return the request whose binary data is `body` from `start` on."""
+        small = len(body) <= _SMALL_BYTE_SIZE and type(body) is bytes
+        view = body if small else memoryview(body)
+        inputs: list[InputTensor] = []
+        for tensor, byte_size in zip(self.request.inputs, self.byte_sizes, strict=True):
+            if byte_size < 0:
+                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
+                continue
+            end = start + byte_size
+            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
+            start = end
+        request = self.request.copy()
+        request.id, request.inputs, request.sink = id, inputs, sink
+        if self.leases:
+            request.outputs = [RequestedOutput(o.name, o.classification, o.shared_memory) for o in request.outputs]
+        if request.parameters:
+            request.parameters = dict(request.parameters)
+        return request
+
+
+class RequestForms:
+    """The forms that the lane has seen."""
+
+    def __init__(self) -> None:
+        self._forms: dict[Key, Form] = {}
+        self._generation = -1
+
+    def find(self, head: InferHead, body: RequestBody, generation: int, sink: Sink) -> tuple[Request, Form] | None:
+        """Return the request in `body` and its form, or None where it has to be parsed.
+
+        `generation` is that of the catalog. The request needs no checks but of its shared memory.
+        """
+        if generation != self._generation:
+            self._forms.clear()
+            self._generation = generation
+            return None
+        id, rest = _split(body, head.header_length)
+        form = self._forms.get((head.model, head.version, rest))
+        if form is None or len(body) - head.header_length != form.byte_size:
+            return None
+        return form.another(body, head.header_length, id, sink), form
+
+    def remember(self, head: InferHead, body: RequestBody, request: Request, model: Model, outputs: OutputForm) -> None:
+        """Remember the form of a request that was parsed out of `body` and checked for `model`.
+
+        Called before it is started, and with the catalog as it was when `find` was asked.
+        """
+        if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
+            return
+        id, rest = _split(body, head.header_length)
+        if id != request.id or (id and b'"id"' in rest):
+            return
+        if any(tensor.shared_memory is None and type(tensor.data) is not memoryview for tensor in request.inputs):
+            return  # data in JSON
+        sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
+        form_request = request.copy()
+        form_request.inputs = [InputTensor(t.name, t.datatype, t.shape, None, t.shared_memory) for t in request.inputs]
+        form_request.parameters = dict(request.parameters)
+        leases = any(tensor.shared_memory is not None for tensor in request.inputs) or any(
+            output.shared_memory is not None for output in request.outputs
+        )
+        if len(self._forms) >= _FORMS:
+            self._forms.clear()
+        total = sum(size for size in sizes if size > 0)
+        self._forms[head.model, head.version, rest] = Form(form_request, model, outputs, sizes, total, leases)
+
+
+def _split(body: RequestBody, header_length: int) -> tuple[str, bytes]:
+    """Return the id and the JSON without it; no id where it does not stand first, or is not plain."""
+    text = bytes(body[:header_length])
+    for begin in _ID_BEGINS:
+        if text.startswith(begin):
+            end = text.find(b'"', len(begin))
+            octets = text[len(begin) : end]
+            if end > 0 and octets.isascii() and (id := octets.decode()).isprintable() and "\\" not in id:
+                return id, text[end:]
+            break
+    return "", text

@@ -1,0 +1,48 @@
+"""The OpenAPI 3.1 document of the server, made anew from the models that are loaded. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocols.http.openapi.model import model_paths
+from protocols.http.openapi.paths import generic_paths
+from protocols.http.openapi.schemas import SCHEMAS
+from protocols.restricted import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.config.spec import ModelSpec
+    from protocols.http.openapi.operation import Part
+    from protocols.restricted import Restrictions
+
+_DESCRIPTION = (
+    "KServe's protocol version 2 with Triton's extensions. Bodies may be compressed (Content-Encoding: gzip or "
+    'deflate), and answers to inference are on request (Accept-Encoding). Errors are {"error": text}.'
+)
+
+
+def openapi_document(version: str, specs: Iterable[ModelSpec], restrictions: Restrictions) -> Part:
+    """Return the document; `specs` are of the newest ready version of each model, `version` is the server's."""
+    paths = generic_paths()
+    for spec in specs:
+        paths |= model_paths(spec)
+    components: Part = {"schemas": SCHEMAS}
+    closed = {category: restrictions.of(category) for category in Category}
+    schemes = {
+        category.value: {"type": "apiKey", "in": "header", "name": restriction.header}
+        for category, restriction in closed.items()
+        if restriction is not None
+    }
+    if schemes:
+        components["securitySchemes"] = schemes
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Naiad inference server", "version": version, "description": _DESCRIPTION},
+        "tags": [{"name": category.value} for category in Category],
+        "paths": {
+            path: {operation.method: operation.render(restrictions) for operation in operations}
+            for path, operations in paths.items()
+        },
+        "components": components,
+    }

@@ -1,0 +1,44 @@
+"""GET /v2/openapi.json: keeps the document that was made last, and makes it anew when models have changed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from protocols.http.openapi.document import openapi_document
+
+if TYPE_CHECKING:
+    from kernel.config.spec import ModelSpec
+    from kernel.router import Kernel
+    from protocols.restricted import Restrictions
+
+_encoder = msgspec.json.Encoder()
+
+
+class OpenApi:
+    """The document of one server."""
+
+    def __init__(self, kernel: Kernel, restrictions: Restrictions) -> None:
+        self._kernel = kernel
+        self._restrictions = restrictions
+        self._made = asyncio.Lock()
+        #: What the catalog counted when the document was made.
+        self._generation = -1
+        self._text = b""
+
+    async def text(self) -> bytes:
+        """Return the document with the newest ready version of each model, in JSON."""
+        async with self._made:
+            catalog = self._kernel.catalog
+            if self._generation != catalog.generation:
+                generation = catalog.generation
+                newest = {model.name: model.spec for model in catalog.ready_models()}
+                # A thousand models take half a second, in which others are served.
+                self._text = await asyncio.to_thread(self._make, list(newest.values()))
+                self._generation = generation
+            return self._text
+
+    def _make(self, specs: list[ModelSpec]) -> bytes:
+        return _encoder.encode(openapi_document(self._kernel.identity.version, specs, self._restrictions))

@@ -1,0 +1,118 @@
+"""One method of one path in the OpenAPI document: what it takes, and every answer that it can give. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from protocols.restricted import Category, Restrictions
+
+#: A part of the document.
+Part = dict[str, Any]
+
+JSON = "application/json"
+PLAIN = "text/plain"
+EVENTS = "text/event-stream"
+
+_ERRORS = {
+    400: "The request is wrong, or was cancelled.",
+    404: "There is no such thing.",
+    408: "The body did not come in time; the connection is closed.",
+    500: "The model failed, or the request is no JSON of the form that is expected (as in Triton).",
+    501: "This is not supported.",
+    503: "Not now: the model is not ready, its queue is full, or the server is stopping.",
+}
+_FORBIDDEN = "This API is restricted, and the header is not there or has another value."
+
+_ERROR_CONTENT: dict[str, Part] = {
+    JSON: {"schema": {"$ref": "#/components/schemas/Error"}},
+    # Triton calls errors of some phases plain text, although they are the same JSON.
+    PLAIN: {
+        "schema": {
+            "type": "string",
+            "contentMediaType": JSON,
+            "contentSchema": {"$ref": "#/components/schemas/Error"},
+        }
+    },
+    # OpenAPI 3.1 has no words for events.
+    EVENTS: {},
+}
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A method with its answers; `errors` are their statuses, each with every one of `error_types`."""
+
+    #: Unique in the document.
+    id: str
+    summary: str
+    category: Category
+    #: The response with status 200.
+    answer: Part
+    method: str = "get"
+    errors: tuple[int, ...] = ()
+    error_types: tuple[str, ...] = (JSON,)
+    #: The content of the body by media type; None where none is read.
+    body: Part | None = None
+    body_required: bool = True
+    parameters: tuple[Part, ...] = ()
+
+    def render(self, restrictions: Restrictions) -> Part:
+        """Return the operation object."""
+        responses = {"200": self.answer}
+        for status in self.errors:
+            responses[str(status)] = _error(_ERRORS[status], self.error_types)
+        if self.body is not None:
+            responses["408"] = _error(_ERRORS[408], (PLAIN,))
+        rendered: Part = {
+            "operationId": self.id,
+            "summary": self.summary,
+            "tags": [self.category.value],
+            "responses": responses,
+        }
+        if self.parameters:
+            rendered["parameters"] = list(self.parameters)
+        if self.body is not None:
+            rendered["requestBody"] = {"content": self.body, "required": self.body_required}
+        if restrictions.of(self.category) is not None:
+            rendered["security"] = [{self.category.value: []}]
+            responses["403"] = _error(_FORBIDDEN, (PLAIN,))
+        return rendered
+
+
+def answer(description: str, **content: Part) -> Part:
+    """Return a response; `content` has a media type object for each of its types, `json` for JSON's."""
+    if not content:
+        return {"description": description}
+    return {"description": description, "content": {_TYPES[name]: part for name, part in content.items()}}
+
+
+_TYPES = {
+    "json": JSON,
+    "plain": PLAIN,
+    "binary": "application/octet-stream",
+    "events": EVENTS,
+}
+
+
+def json_answer(description: str, schema: Part) -> Part:
+    """Return a response in JSON."""
+    return answer(description, json={"schema": schema})
+
+
+def json_body(schema: Part) -> Part:
+    """Return the content of a body in JSON."""
+    return {JSON: {"schema": schema}}
+
+
+def ref(name: str) -> Part:
+    """Return a reference to a schema of `schemas.SCHEMAS`."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _error(description: str, media_types: tuple[str, ...]) -> Part:
+    return {
+        "description": description,
+        "content": {media_type: _ERROR_CONTENT[media_type] for media_type in media_types},
+    }

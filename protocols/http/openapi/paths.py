@@ -1,0 +1,305 @@
+"""The paths of the OpenAPI document that are there whatever models are loaded. Pure.
+
+Every route of `protocols.http.routes` has its entry here; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from protocols.http.openapi.operation import EVENTS, JSON, PLAIN, Operation, answer, json_answer, json_body, ref
+from protocols.restricted import Category
+
+if TYPE_CHECKING:
+    from protocols.http.openapi.operation import Part
+
+#: Bytes of JSON, behind which tensors lie.
+BINARY = "application/octet-stream"
+
+_EMPTY = answer("Done.")
+_BODY_ERRORS = (400, 500)
+
+_MODEL: Part = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_VERSION: Part = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
+}
+_REGION: Part = {"name": "region", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_REPOSITORY: Part = {"name": "repository", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_HEADER_LENGTH: Part = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "description": "How many bytes of the body are JSON; what follows are the tensors that are sent as binary data. "
+    "0 makes the whole body the only input of the model.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
+
+_get = Operation
+_post = functools.partial(Operation, method="post")
+
+
+def generic_paths() -> dict[str, list[Operation]]:
+    """Return the operations of each path."""
+    paths: dict[str, list[Operation]] = {**_server(), **_repository(), **_shared_memory()}
+    for prefix, parameters, suffix in (
+        ("/v2/models/{model}", (_MODEL,), ""),
+        ("/v2/models/{model}/versions/{version}", (_MODEL, _VERSION), "OfVersion"),
+    ):
+        # A version that is no number is a path that is not there, which Triton tells in plain text.
+        types = (JSON, PLAIN) if suffix else (JSON,)
+        paths |= _model(prefix, parameters, suffix, types)
+        paths |= _inference(prefix, parameters, suffix)
+    paths["/v2/models/{model}/trace/setting"] = _trace("Model", (_MODEL,))
+    return paths
+
+
+def _server() -> dict[str, list[Operation]]:
+    health, metadata = Category.HEALTH, Category.METADATA
+    statistics = json_answer("Statistics of what is ready.", ref("Statistics"))
+    return {
+        "/v2": [
+            _get(
+                "serverMetadata",
+                "Name, version and extensions",
+                metadata,
+                json_answer("Metadata.", ref("ServerMetadata")),
+            )
+        ],
+        "/v2/openapi.json": [
+            _get("openapi", "This document", metadata, json_answer("OpenAPI 3.1.", {"type": "object"}))
+        ],
+        "/v2/health/live": [
+            _get(
+                "serverLive",
+                "Whether the server runs",
+                health,
+                answer("It does."),
+                errors=(400, 503),
+                error_types=(PLAIN,),
+            )
+        ],
+        "/v2/health/ready": [
+            _get(
+                "serverReady",
+                "Whether the server is ready",
+                health,
+                answer("It is."),
+                errors=(400, 503),
+                error_types=(PLAIN,),
+            )
+        ],
+        "/v2/models/stats": [_get("allStatistics", "Statistics of all models", Category.STATISTICS, statistics)],
+        "/v2/trace/setting": _trace("Server", ()),
+        "/v2/logging": [
+            _get("getLogSettings", "Log settings", Category.LOGGING, json_answer("Settings.", ref("LogSettings"))),
+            _post(
+                "setLogSettings",
+                "Change log settings",
+                Category.LOGGING,
+                json_answer("The settings as they are now.", ref("LogSettings")),
+                body=json_body(ref("LogChange")),
+                errors=(400, 500, 501, 503),
+            ),
+        ],
+    }
+
+
+def _trace(whose: str, parameters: tuple[Part, ...]) -> list[Operation]:
+    found = json_answer("The settings as they are now.", ref("TraceSettings"))
+    return [
+        _get(
+            f"get{whose}TraceSettings",
+            "Trace settings",
+            Category.TRACE,
+            found,
+            parameters=parameters,
+            errors=(400,) if parameters else (),
+        ),
+        _post(
+            f"set{whose}TraceSettings",
+            "Change trace settings",
+            Category.TRACE,
+            found,
+            parameters=parameters,
+            body=json_body(ref("TraceChange")),
+            errors=(400, 500, 501),
+        ),
+    ]
+
+
+def _model(
+    prefix: str, parameters: tuple[Part, ...], suffix: str, types: tuple[str, ...]
+) -> dict[str, list[Operation]]:
+    lookup = functools.partial(Operation, parameters=parameters, errors=(400, 404, 503), error_types=types)
+    metadata = json_answer("Inputs and outputs.", ref("ModelMetadata"))
+    config = json_answer("The configuration.", ref("ModelConfig"))
+    statistics = json_answer("Statistics of its versions.", ref("Statistics"))
+    return {
+        prefix: [lookup(f"modelMetadata{suffix}", "Metadata of a model", Category.METADATA, metadata)],
+        f"{prefix}/ready": [
+            _get(
+                f"modelReady{suffix}",
+                "Whether a model is ready",
+                Category.HEALTH,
+                answer("It is."),
+                parameters=parameters,
+                errors=(400, 404),
+                error_types=(PLAIN,),
+            )
+        ],
+        f"{prefix}/config": [lookup(f"modelConfig{suffix}", "Model configuration", Category.MODEL_CONFIG, config)],
+        f"{prefix}/stats": [
+            lookup(f"modelStatistics{suffix}", "Statistics of a model", Category.STATISTICS, statistics)
+        ],
+    }
+
+
+def _inference(prefix: str, parameters: tuple[Part, ...], suffix: str) -> dict[str, list[Operation]]:
+    infer_body = {JSON: {"schema": ref("InferRequest")}, BINARY: {}}
+    return {
+        f"{prefix}/infer": [
+            infer_operation(
+                f"infer{suffix}", "Inference", infer_body, ref("InferResponse"), (*parameters, _HEADER_LENGTH)
+            )
+        ],
+        f"{prefix}/generate": [
+            generate_operation(f"generate{suffix}", ref("GenerateRequest"), ref("GenerateResponse"), parameters)
+        ],
+        f"{prefix}/generate_stream": [
+            generate_stream_operation(f"generateStream{suffix}", ref("GenerateRequest"), parameters)
+        ],
+    }
+
+
+def infer_operation(id: str, summary: str, body: Part, found: Part, parameters: tuple[Part, ...] = ()) -> Operation:
+    """Return the operation of an /infer path; `body` is its content, `found` the schema of an answer in JSON."""
+    return _post(
+        id,
+        summary,
+        Category.INFERENCE,
+        answer("The outputs.", json={"schema": found}, binary={}),
+        parameters=parameters,
+        body=body,
+        errors=(400, 404, 500, 501, 503),
+        error_types=(JSON, PLAIN),
+    )
+
+
+def generate_operation(id: str, body: Part, found: Part, parameters: tuple[Part, ...] = ()) -> Operation:
+    """Return the operation of a /generate path."""
+    return _post(
+        id,
+        "Inference with one flat object in and out",
+        Category.INFERENCE,
+        json_answer(
+            "The only response; an error where there is another number of them.", {"anyOf": [found, ref("Error")]}
+        ),
+        parameters=parameters,
+        body=json_body(body),
+        errors=(400, 404, 500, 501, 503),
+        error_types=(JSON, PLAIN) if parameters else (JSON,),
+    )
+
+
+def generate_stream_operation(id: str, body: Part, parameters: tuple[Part, ...] = ()) -> Operation:
+    """Return the operation of a /generate_stream path: each response is an event with one JSON object."""
+    return _post(
+        id,
+        "Inference with a stream of responses",
+        Category.INFERENCE,
+        answer("Server-sent events, each with a response as /generate gives it.", events={}),
+        parameters=parameters,
+        body=json_body(body),
+        errors=(400, 404, 500, 501, 503),
+        error_types=(JSON, PLAIN, EVENTS),
+    )
+
+
+def _repository() -> dict[str, list[Operation]]:
+    category = Category.MODEL_REPOSITORY
+    errors = (400, 404, 500, 501, 503)
+    paths: dict[str, list[Operation]] = {}
+    for prefix, parameters, suffix in (
+        ("/v2/repository", (), ""),
+        ("/v2/repository/{repository}", (_REPOSITORY,), "OfRepository"),
+    ):
+        controls: tuple[tuple[str, str, str], ...] = (
+            ("load", "Load a model, or load it again", "LoadRequest"),
+            ("unload", "Unload a model", "UnloadRequest"),
+        )
+        paths[f"{prefix}/index"] = [
+            _post(
+                f"repositoryIndex{suffix}",
+                "Models and their states",
+                category,
+                json_answer("The index.", ref("Index")),
+                parameters=parameters,
+                body=json_body(ref("IndexRequest")),
+                body_required=False,
+                errors=_BODY_ERRORS,
+            )
+        ]
+        for verb, summary, schema in controls:
+            paths[f"{prefix}/models/{{model}}/{verb}"] = [
+                _post(
+                    f"{verb}Model{suffix}",
+                    summary,
+                    category,
+                    _EMPTY,
+                    parameters=(*parameters, _MODEL),
+                    body=json_body(ref(schema)),
+                    body_required=False,
+                    errors=errors,
+                )
+            ]
+    return paths
+
+
+def _shared_memory() -> dict[str, list[Operation]]:
+    paths: dict[str, list[Operation]] = {}
+    for kind, title in (("system", "System"), ("cuda", "Cuda")):
+        prefix = f"/v2/{kind}sharedmemory"
+        for path, parameters, suffix in ((prefix, (), ""), (f"{prefix}/region/{{region}}", (_REGION,), "Region")):
+            paths |= _regions(path, parameters, f"{title}{suffix}", title)
+    return paths
+
+
+def _regions(path: str, parameters: tuple[Part, ...], name: str, title: str) -> dict[str, list[Operation]]:
+    category = Category.SHARED_MEMORY
+    return {
+        f"{path}/status": [
+            _get(
+                f"status{name}",
+                "Registered regions",
+                category,
+                json_answer("The regions.", ref(f"{title}Regions")),
+                parameters=parameters,
+                errors=(404,) if parameters else (),
+            )
+        ],
+        f"{path}/register": [
+            _post(
+                f"register{name}",
+                "Register a region" if parameters else "Refused: a region needs a name",
+                category,
+                _EMPTY,
+                parameters=parameters,
+                body=json_body(ref(f"{title}Registration")),
+                errors=(400, 500, 501),
+            )
+        ],
+        f"{path}/unregister": [
+            _post(
+                f"unregister{name}",
+                "Forget a region" if parameters else "Forget all regions",
+                category,
+                _EMPTY,
+                parameters=parameters,
+                errors=(501,),
+            )
+        ],
+    }

@@ -1,0 +1,91 @@
+"""The `ssl.SSLContext` of a front door, made from its `TlsOptions`: TLS 1.2 and newer, on request with clients
+that must show a certificate. Every mistake in the files is told to the operator in one line at start.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+from kernel.options import BadOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from kernel.options import TlsOptions
+
+_PEM_BEGIN = b"-----BEGIN "
+
+#: What OpenSSL calls a mistake, and what it means for who has to mend it.
+_PROBLEMS = {
+    "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "there is no certificate in it",
+    "CA_MD_TOO_WEAK": "its signature is too weak",
+    "EE_KEY_TOO_SMALL": "its key is too short",
+}
+
+
+def server_context(options: TlsOptions, application_protocols: Sequence[str] = ()) -> ssl.SSLContext:
+    """Return a context for connections that clients open. Reads the files; raises `BadOption`.
+
+    `application_protocols` are what is offered to clients with ALPN, the one that is liked best first.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client could make the server negotiate again and again on one connection.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_certificate(context, options)
+    if options.mutual:
+        _require_certificates(context, options.client_ca)
+    if application_protocols:
+        context.set_alpn_protocols(list(application_protocols))
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
+    _check_pem("server certificate", options.certificate)
+    _check_pem("server key", options.key)
+    try:
+        context.load_cert_chain(options.certificate, options.key, password=_no_passphrase)
+    except _Encrypted:
+        raise BadOption(f"TLS server key '{options.key}' is encrypted: give one without a passphrase") from None
+    except (ssl.SSLError, OSError) as error:
+        raise BadOption(
+            f"TLS server certificate '{options.certificate}' with key '{options.key}' cannot be used: {_explain(error)}"
+        ) from None
+
+
+def _require_certificates(context: ssl.SSLContext, client_ca: Path | None) -> None:
+    if client_ca is None:
+        raise BadOption("mutual TLS needs the certificates of those who sign for clients (root certificate)")
+    _check_pem("root certificate", client_ca)
+    try:
+        context.load_verify_locations(client_ca)
+    except (ssl.SSLError, OSError) as error:
+        raise BadOption(f"TLS root certificate '{client_ca}' cannot be used: {_explain(error)}") from None
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _check_pem(title: str, path: Path) -> None:
+    """Raise `BadOption` for a file that cannot be read, or that is plainly no PEM."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BadOption(f"TLS {title} '{path}' cannot be read: {error.strerror}") from None
+    if _PEM_BEGIN not in text:
+        raise BadOption(f"TLS {title} '{path}' is not PEM: it has no line that starts with '-----BEGIN '")
+
+
+class _Encrypted(Exception):
+    """A passphrase is asked for."""
+
+
+def _no_passphrase() -> str:
+    # Without this OpenSSL would ask for it on the terminal, and the server would wait.
+    raise _Encrypted
+
+
+def _explain(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or ""
+    return _PROBLEMS.get(reason, reason.replace("_", " ").lower() or "it is no valid PEM")

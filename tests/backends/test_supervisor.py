@@ -1,0 +1,84 @@
+"""A worker that takes too long over its model is ended, with a reason that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends import wire
+from backends.channel import BlockingChannel
+from backends.supervisor import InstanceSupervisor
+from kernel.errors import InternalError
+from kernel.repository.placement import InstancePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class SilentWorker:
+    """Says hello, and then nothing. Launcher and process in one."""
+
+    def __init__(self) -> None:
+        self.socket, self._theirs = socket.socketpair()
+        self.channel = BlockingChannel(self._theirs)
+        self.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        self.killed = False
+        self._on_lost: Callable[[str], None] | None = None
+
+    async def launch(self, title: str) -> SilentWorker:
+        return self
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        self._on_lost = callback
+
+    def kill(self) -> None:
+        if not self.killed and self._on_lost is not None:
+            self.killed = True
+            self._theirs.close()
+            self._on_lost("killed by signal 9 (SIGKILL)")
+
+    async def stop(self, grace_s: float) -> None:
+        self.kill()
+
+
+@pytest.mark.parametrize("step", ["loading", "completing its configuration"])
+def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None:
+    async def scenario() -> None:
+        worker = SilentWorker()
+        supervisor = InstanceSupervisor(worker, arena_byte_size=1 << 20, verbose=0, load_timeout_s=0.001)
+        await supervisor.start("m")
+        if step == "loading":
+            work: Awaitable[object] = supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
+        else:
+            work = supervisor.complete("{}", "/m", 1, {})
+        with pytest.raises(InternalError) as caught:
+            await work
+        assert caught.value.message == f"the model was still {step} after 0.001 s, and its worker was killed"
+        assert worker.killed
+        await supervisor.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
+    async def scenario() -> None:
+        worker = SilentWorker()
+        supervisor = InstanceSupervisor(worker, arena_byte_size=1 << 20, verbose=0)
+        await supervisor.start("m")
+        worker.channel.send(wire.Loaded(5))
+        plan = InstancePlan("m_0", "/m", 1, cpus=(2, 3), backend_config={"a": "b"})
+        load = asyncio.ensure_future(supervisor.load(plan, "{}"))
+        received: list[bytes] | None = []
+        while not received:
+            await asyncio.sleep(0)
+            received = worker.channel.receive(wait=False)
+        message = wire.to_worker_decoder.decode(received[0])
+        assert isinstance(message, wire.Load)
+        assert (message.cpus, message.backend_config) == ((2, 3), {"a": "b"})
+        assert await load == 5
+        await supervisor.stop()
+
+    asyncio.run(scenario())

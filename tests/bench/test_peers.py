@@ -1,0 +1,108 @@
+"""The measuring client's protocols: answers are complete when they are, and errors are never counted."""
+
+from __future__ import annotations
+
+import struct
+
+import hpack
+import pytest
+
+from bench.peers import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    GREETING,
+    HEADERS,
+    PING,
+    SETTINGS,
+    WINDOW_UPDATE,
+    BadAnswer,
+    GrpcPeer,
+    HttpPeer,
+    frame,
+)
+from protocols.grpc.generated import grpc_service_pb2 as pb
+
+HTTP_ANSWER = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\nContent-Length: 5\r\n\r\nabcde"
+
+
+@pytest.mark.parametrize("cut", range(len(HTTP_ANSWER)))
+def test_an_http_answer_is_complete_with_its_last_byte(cut: int) -> None:
+    peer = HttpPeer()
+    assert not peer.feed(HTTP_ANSWER[:cut])
+    assert peer.feed(HTTP_ANSWER[cut:])
+    assert peer.feed(HTTP_ANSWER)
+
+
+def test_an_http_error_is_not_counted() -> None:
+    with pytest.raises(BadAnswer, match="no such model"):
+        HttpPeer().feed(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\n\r\nno such model")
+
+
+def test_an_http_request_names_its_model_and_lengths() -> None:
+    head, _, body = HttpPeer().request("m").partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
+    assert f"\r\nContent-Length: {len(body)}".encode() in head
+    json_size = int(head.partition(b"Inference-Header-Content-Length: ")[2].partition(b"\r\n")[0])
+    assert len(body) - json_size == 128
+
+
+def grpc_answer(status: str = "0", message: str = "") -> bytes:
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0
+    head = encoder.encode([(":status", "200"), ("content-type", "application/grpc")])
+    trailers = encoder.encode([("grpc-status", status), ("grpc-message", message)])
+    return (
+        frame(HEADERS, END_HEADERS, 1, head)
+        + frame(DATA, 0, 1, b"\0\0\0\0\0")
+        + frame(HEADERS, END_HEADERS | END_STREAM, 1, trailers)
+    )
+
+
+def test_a_grpc_answer_is_complete_with_its_trailers_however_it_is_cut() -> None:
+    answer = grpc_answer()
+    for cut in range(len(answer)):
+        peer = GrpcPeer()
+        assert not peer.feed(answer[:cut])
+        assert peer.feed(answer[cut:])
+
+
+def test_a_grpc_error_is_not_counted() -> None:
+    with pytest.raises(BadAnswer, match="14 it is gone"):
+        GrpcPeer().feed(grpc_answer("14", "it is gone"))
+
+
+def test_a_goodbye_ends_the_load() -> None:
+    with pytest.raises(BadAnswer, match="type 7"):
+        GrpcPeer().feed(frame(GOAWAY, 0, 0, bytes(8)))
+
+
+def test_a_grpc_connection_begins_with_its_greeting_and_acknowledges() -> None:
+    peer = GrpcPeer()
+    assert peer.pending.startswith(GREETING)
+    peer.pending.clear()
+    peer.feed(frame(SETTINGS, 0, 0, b"") + frame(PING, 0, 0, b"12345678") + frame(SETTINGS, 1, 0, b""))
+    assert peer.pending == frame(SETTINGS, 1, 0, b"") + frame(PING, 1, 0, b"12345678")
+
+
+def grpc_message(model: str) -> bytes:
+    request = GrpcPeer().request(model)
+    headers = int.from_bytes(request[:3])
+    return request[9 + headers + 9 :]
+
+
+def test_grpc_requests_use_new_streams_and_the_connection_window() -> None:
+    peer = GrpcPeer()
+    requests = [peer.request("m") for _ in range(65535 // len(grpc_message("m")))]
+    assert [struct.unpack_from(">I", request, 5)[0] for request in requests[:3]] == [1, 3, 5]
+    with pytest.raises(BadAnswer, match="window"):
+        peer.request("m")
+    peer.feed(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 65535)))
+    assert peer.request("m")
+
+
+def test_a_grpc_request_is_one_message() -> None:
+    message = pb.ModelInferRequest.FromString(grpc_message("m")[5:])
+    assert message.model_name == "m"
+    assert [len(raw) for raw in message.raw_input_contents] == [64, 64]

@@ -1,0 +1,99 @@
+"""What a running server tells Prometheus: options, a model's own settings, and workers that die."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.server import ServerProcess, wait_for
+
+WriteModel = Callable[[str, str, str], Path]
+
+CONFIG = """
+max_batch_size: 4
+input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
+instance_group [{ kind: KIND_CPU count: 1 }]
+metric_tags { key: "team" value: "core" }
+model_metrics {
+  metric_control [{
+    metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+    histogram_options { buckets: [60000, 2.5] }
+  }, {
+    metric_identifier { family: "nv_other" } histogram_options { buckets: 1 }
+  }]
+}
+"""
+
+ECHO = """
+import os
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if value[0][0] < 0:
+                os._exit(7)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
+        return responses
+"""
+
+
+def infer(server: ServerProcess, rows: int, value: int) -> int:
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [rows, 1], "data": [value] * rows}
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    connection.request("POST", "/v2/models/echo/infer", json.dumps({"inputs": [tensor]}))
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def samples(server: ServerProcess) -> dict[str, float]:
+    """Return the values of the page by name, with what sets apart the samples of one model.
+
+    The parser gives every counter the name that it would have in OpenMetrics, with `_total`.
+    """
+    _, text = server.get("/metrics", server.metrics_port)
+    return {
+        ":".join([sample.name, *(sample.labels[key] for key in ("reason", "le", "quantile") if key in sample.labels)])
+        : sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }  # fmt: skip
+
+
+def test_metrics_of_a_server_whose_worker_dies(write_model: WriteModel) -> None:
+    flags = ("--metrics-config=histogram_latencies=true", "--metrics-config=summary_latencies=true")
+    with ServerProcess(write_model("echo", CONFIG, ECHO), *flags) as server:
+        assert [infer(server, rows, 1) for rows in (1, 3)] == [200, 200]
+        assert infer(server, 1, -1) == 503
+        wait_for(lambda: samples(server)["nv_worker_restarts_total"] == 1)
+        found = samples(server)
+        _, text = server.get("/metrics", server.metrics_port)
+        log = server.log
+    assert 'nv_inference_count{_team="core",model="echo",version="1"} 4\n' in text
+    for name, value in (
+        ("nv_inference_request_success_total", 2),
+        ("nv_inference_exec_count_total", 2),
+        ("nv_inference_request_failure_total:BACKEND", 1),
+        ("nv_inference_request_failure_total:REJECTED", 0),
+        ("nv_inference_batch_size_bucket:1", 1),
+        ("nv_inference_batch_size_sum", 4),
+        ("nv_inference_request_duration_seconds_count", 2),
+        ("nv_inference_first_response_histogram_ms_bucket:60000", 2),
+        ("nv_inference_request_summary_us_count", 2),
+        ("nv_inference_pending_request_count", 0),
+        ("nv_inference_in_flight_requests", 0),
+        ("nv_worker_lost_total", 1),
+        ("nv_model_instance_count", 1),
+    ):
+        assert found[name] == value, name
+    assert "nv_inference_first_response_histogram_ms_bucket:2.5" in found
+    assert found["nv_inference_request_summary_us:0.99"] > 0
+    assert found["nv_model_load_duration_secs"] > 0
+    assert "Metric family 'nv_other' in 'metric_identifier' is not a customizable metric in Triton core." in log

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from kernel.batch import Batch
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.model import Model
+from kernel.observe.report import model_report
+from kernel.observe.statistics import Duration, ExecutionTimes, MemoryUsage, ResponseStatistics
+from kernel.request import Request
+from kernel.testing import FakeClock, RecordingSink, model_spec
+from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model(model_spec("m", max_batch_size=8), ModelConfig(), 3, direct, FakeClock())
+
+
+def as_json(model: Model) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(model_report(model)))
+
+
+def test_a_report_has_all_sections_before_the_first_request(model: Model) -> None:
+    report = as_json(model)
+    nothing = {"count": 0, "ns": 0}
+    durations = (
+        "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss",
+    )  # fmt: skip
+    assert list(report.items()) == [
+        ("name", "m"),
+        ("version", "3"),
+        ("last_inference", 0),
+        ("inference_count", 0),
+        ("execution_count", 0),
+        ("inference_stats", dict.fromkeys(durations, nothing)),
+        ("response_stats", {}),
+        ("batch_stats", []),
+        ("memory_usage", []),
+    ]
+    assert tuple(report["inference_stats"]) == durations
+
+
+def test_what_was_waited_and_computed_is_counted_as_often_as_what_succeeded(model: Model) -> None:
+    request = Request("m", [], RecordingSink())
+    request.received_ns, request.queue_start_ns, request.batch_size = 100, 200, 4
+    for _ in range(2):
+        model.statistics.record_execution(Batch([request], 300), ExecutionTimes(1, 2, 3), 1000, 5)
+    report = as_json(model)
+    assert report["inference_count"] == 8
+    assert report["inference_stats"]["success"] == {"count": 2, "ns": 1800}
+    assert report["inference_stats"]["queue"] == {"count": 2, "ns": 2 * (800 - 6)}
+    assert report["inference_stats"]["compute_output"] == {"count": 2, "ns": 6}
+    assert report["batch_stats"] == [
+        {
+            "batch_size": 4,
+            "compute_input": {"count": 2, "ns": 2},
+            "compute_infer": {"count": 2, "ns": 4},
+            "compute_output": {"count": 2, "ns": 6},
+        }
+    ]
+
+
+def test_answers_from_a_cache_were_not_computed(model: Model) -> None:
+    model.statistics.success = Duration(5, 50)
+    model.statistics.cache_hit = Duration(2, 20)
+    stats = as_json(model)["inference_stats"]
+    assert [stats[part]["count"] for part in ("success", "queue", "compute_infer", "cache_hit")] == [5, 5, 3, 2]
+
+
+def test_batch_sizes_are_in_order(model: Model) -> None:
+    for rows in (3, 1, 2):
+        request = Request("m", [], RecordingSink())
+        request.batch_size = rows
+        model.statistics.record_execution(Batch([request], 0), ExecutionTimes(0, 0, 0), 10, 5)
+    assert [batch["batch_size"] for batch in as_json(model)["batch_stats"]] == [1, 2, 3]
+
+
+def test_what_a_backend_reports_is_shown_with_tritons_keys(model: Model) -> None:
+    parts = [Duration(count, 10 * count) for count in range(1, 7)]
+    model.statistics.responses["0"] = ResponseStatistics(*parts)
+    model.statistics.memory_usage.append(MemoryUsage("GPU", 1, 4096))
+    report = as_json(model)
+    assert list(report["response_stats"]["0"].items()) == [
+        (name, {"count": count, "ns": 10 * count})
+        for count, name in enumerate(
+            ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel"), 1
+        )
+    ]
+    assert report["memory_usage"] == [{"type": "GPU", "id": 1, "byte_size": 4096}]

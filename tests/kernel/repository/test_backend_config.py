@@ -1,0 +1,37 @@
+"""Settings of backends from the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.errors import InvalidArgument
+from kernel.repository.backend_config import backend_config, parse_backend_configs
+
+FORMAT = "--backend-config option format is '<backend name>,<setting>=<value>'. Got "
+
+
+def test_a_setting_of_one_backend_goes_before_that_of_all() -> None:
+    configs = parse_backend_configs(
+        ["default-max-batch-size=8", "onnxruntime,default-max-batch-size=16", "python,a=1,b=2"]
+    )
+    assert backend_config(configs, "onnxruntime") == {"default-max-batch-size": "16"}
+    assert backend_config(configs, "identity") == {"default-max-batch-size": "8"}
+    assert backend_config(configs, "python") == {"default-max-batch-size": "8", "a": "1,b=2"}
+
+
+def test_every_backend_has_a_default_batch_size() -> None:
+    assert backend_config({}, "any") == {"default-max-batch-size": "4"}
+
+
+@pytest.mark.parametrize("value", ["", "python", "python,", "python,a", "python,a=", "=", "a=", "python,=1"])
+def test_a_value_of_another_form_is_refused(value: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_backend_configs([value])
+    assert caught.value.message == FORMAT + value
+
+
+def test_a_comma_needs_a_backend_before_it() -> None:
+    with pytest.raises(
+        InvalidArgument, match="^No backend specified. --backend-config option format is <backend name>,"
+    ):
+        parse_backend_configs([",a=1"])

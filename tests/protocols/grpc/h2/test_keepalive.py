@@ -1,0 +1,164 @@
+"""Keepalive, ping strikes and connection age with times that the tests choose."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, PingStrikes, Wanted
+
+SECOND = 10**9
+HOUR = 3600 * SECOND
+
+RULES = KeepaliveRules(
+    time_ns=100 * SECOND,
+    timeout_ns=20 * SECOND,
+    permit_without_calls=False,
+    max_pings_without_data=2,
+    min_recv_ping_interval_ns=300 * SECOND,
+    max_ping_strikes=2,
+    max_age_ns=None,
+    max_age_grace_ns=None,
+)
+
+
+def rules(**changes: Any) -> KeepaliveRules:
+    return msgspec.structs.replace(RULES, **changes)
+
+
+def strikes(times_s: list[int], rules: KeepaliveRules, *, calls: bool, sent: list[int] | None = None) -> list[bool]:
+    """Return for pings at `times_s` whether each was one too many; `sent` is what the server had sent by then."""
+    counter = PingStrikes(rules)
+    sent = sent or [0] * len(times_s)
+    return [
+        counter.too_many(time_s * SECOND, calls=calls, sent_byte_size=size)
+        for time_s, size in zip(times_s, sent, strict=True)
+    ]
+
+
+# ---- pings of the peer ----------------------------------------------------------------------
+
+
+def test_the_first_ping_is_free_and_of_those_that_come_too_soon_two_are_forgiven() -> None:
+    assert strikes([0, 1, 2, 3], RULES, calls=True) == [False, False, False, True]
+
+
+def test_pings_that_keep_to_the_interval_are_never_too_many() -> None:
+    assert strikes([0, 300, 600, 900, 1200], RULES, calls=True) == [False] * 5
+
+
+def test_without_calls_the_interval_is_two_hours() -> None:
+    assert strikes([0, 300, 600, 900], RULES, calls=False) == [False, False, False, True]
+    assert strikes([0, 7200, 14400, 21600], RULES, calls=False) == [False] * 4
+
+
+def test_where_pings_without_calls_are_permitted_the_interval_is_that_of_calls() -> None:
+    assert strikes([0, 300, 600, 900], rules(permit_without_calls=True), calls=False) == [False] * 4
+
+
+def test_an_answer_between_two_pings_forgives_all() -> None:
+    assert strikes([0, 1, 2, 3, 4, 5, 6], RULES, calls=True, sent=[0, 0, 0, 100, 100, 100, 100]) == [False] * 6 + [True]
+
+
+def test_a_limit_of_no_strikes_forgives_always() -> None:
+    assert strikes(list(range(50)), rules(max_ping_strikes=0), calls=True) == [False] * 50
+
+
+# ---- pings of the server --------------------------------------------------------------------
+
+
+class Connection:
+    """A connection as `Lifetime` sees it. What happened to it is in `seen`."""
+
+    def __init__(self, rules: KeepaliveRules, *, calls: bool = True, jitter: float = 0.0) -> None:
+        self.lifetime = Lifetime(rules, 0, jitter)
+        self.calls = calls
+        self.received_ns = 0
+        self.sent_byte_size = 0
+        self.seen: list[tuple[float, Wanted]] = []
+
+    def run(self, until_s: float) -> list[tuple[float, Wanted]]:
+        """Look whenever it is due, up to a time; returns what was done, and when, in seconds."""
+        while (now_ns := self.lifetime.due_ns) <= until_s * SECOND:
+            wanted = self.lifetime.look(
+                now_ns, received_ns=self.received_ns, calls=self.calls, sent_byte_size=self.sent_byte_size
+            )
+            assert wanted is Wanted.CLOSE or self.lifetime.due_ns > now_ns, "it would spin"
+            if wanted is not Wanted.NOTHING:
+                self.seen.append((now_ns / SECOND, wanted))
+            if wanted is Wanted.CLOSE:
+                break
+        return self.seen
+
+
+def test_a_silent_peer_is_pinged_and_cut_when_it_does_not_answer() -> None:
+    assert Connection(RULES).run(1000) == [(100, Wanted.PING), (120, Wanted.CLOSE)]
+
+
+def test_any_byte_after_the_ping_is_an_answer() -> None:
+    connection = Connection(RULES)
+    connection.run(100)
+    connection.received_ns = 101 * SECOND
+    assert connection.run(210) == [(100, Wanted.PING), (201, Wanted.PING)]
+
+
+def test_a_peer_that_sends_is_not_pinged() -> None:
+    connection = Connection(RULES)
+    for time_s in range(0, 1000, 90):
+        connection.received_ns = time_s * SECOND
+        assert connection.run(time_s) == []
+
+
+def test_a_connection_without_calls_is_pinged_only_where_that_is_permitted() -> None:
+    assert Connection(RULES, calls=False).run(10_000) == []
+    permitted = Connection(rules(permit_without_calls=True), calls=False)
+    assert permitted.run(1000) == [(100, Wanted.PING), (120, Wanted.CLOSE)]
+
+
+def answer_pings(connection: Connection, until_s: float) -> list[float]:
+    """Let the peer answer each ping within a second; returns when it was pinged."""
+    while connection.lifetime.due_ns <= until_s * SECOND:
+        count = len(connection.seen)
+        now_ns = connection.lifetime.due_ns
+        connection.run(now_ns / SECOND)
+        if len(connection.seen) > count:
+            connection.received_ns = now_ns + SECOND
+    return [time_s for time_s, wanted in connection.seen if wanted is Wanted.PING]
+
+
+def test_after_so_many_pings_without_data_there_are_no_more() -> None:
+    assert len(answer_pings(Connection(RULES), 10_000)) == 2
+    assert len(answer_pings(Connection(rules(max_pings_without_data=0)), 1300)) > 8
+
+
+def test_data_that_was_sent_allows_pings_again() -> None:
+    connection = Connection(RULES)
+    assert len(answer_pings(connection, 1000)) == 2
+    connection.sent_byte_size = 100
+    assert len(answer_pings(connection, 2000)) == 4
+
+
+# ---- age ------------------------------------------------------------------------------------
+
+NEVER_SILENT = rules(time_ns=1000 * HOUR)
+
+
+def test_an_old_connection_is_let_end_and_its_calls_have_their_grace() -> None:
+    aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND, max_age_grace_ns=5 * SECOND)
+    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN), (55, Wanted.CLOSE)]
+
+
+def test_without_a_grace_calls_of_an_old_connection_take_what_they_need() -> None:
+    aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND)
+    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN)]
+
+
+@pytest.mark.parametrize(("jitter", "end_s"), [(-1, 45), (0.5, 52.5), (1, 55)])
+def test_ages_differ_by_up_to_a_tenth(jitter: float, end_s: float) -> None:
+    aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND)
+    assert Connection(aging, jitter=jitter).run(1000) == [(end_s, Wanted.DRAIN)]
+
+
+def test_a_silent_peer_of_an_old_connection_is_cut_all_the_same() -> None:
+    aging = rules(max_age_ns=50 * SECOND)
+    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN), (100, Wanted.PING), (120, Wanted.CLOSE)]

@@ -1,0 +1,117 @@
+"""The access log of the HTTP front door: a line for each request, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from protocols.http.server import HttpServer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kernel.model import Model
+    from kernel.router import Kernel
+
+    WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
+
+_BODY = {"id": "an id", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
+
+
+@pytest.fixture
+def talk(with_kernel: WithKernel) -> Callable[..., None]:
+    """Return a function that runs a coroutine function with a client of a server that logs every request."""
+
+    def run(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]) -> None:
+        async def inner(kernel: Kernel) -> None:
+            sock = socket.socket()
+            sock.bind(("127.0.0.1", 0))
+            server = HttpServer(kernel, sock, log_access=True)
+            await server.start()
+            try:
+                async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:
+                    await test(session, kernel)
+            finally:
+                await server.stop(1.0)
+
+        with_kernel(inner)
+
+    return run
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of the access log, without what differs from run to run."""
+    found = [record.getMessage() for record in caplog.records if record.name == "access"]
+    assert all(line.startswith("127.0.0.1:") for line in found)
+    return [re.sub(r" (in|out|ms)=[-0-9.]+", "", line.partition(" ")[2]) for line in found]
+
+
+def test_every_request_gets_a_line(talk: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        for path in ("/v2", "/v2/models/echo/versions/1?a=b", "/v2/models/none", "/nowhere"):
+            async with session.get(path) as reply:
+                await reply.read()
+        for path in ("/v2/models/echo/infer", "/v2/models/echo/versions/7/infer"):
+            async with session.post(path, json=_BODY) as reply:
+                await reply.read()
+        body = {"id": "s", "IN": [1, 2]}
+        async with session.post("/v2/models/repeat/generate_stream", json=body) as reply:
+            await reply.read()
+
+    with caplog.at_level(logging.INFO, "access"):
+        talk(test)
+    assert lines(caplog) == [
+        "GET /v2 200",
+        "GET /v2/models/echo/versions/1?a=b 200 model=echo version=1",
+        "GET /v2/models/none 404 model=none",
+        "GET /nowhere 404",
+        "POST /v2/models/echo/infer 200 model=echo id=an id",
+        "POST /v2/models/echo/versions/7/infer 404 model=echo version=7",
+        "POST /v2/models/repeat/generate_stream 200 model=repeat id=s",
+    ]
+
+
+def test_a_client_that_does_not_wait_gets_a_line(
+    talk: Callable[..., None], announce_submit: Callable[[Model], asyncio.Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        submitted = announce_submit(kernel.resolve("stuck", ""))
+        call = asyncio.ensure_future(session.post("/v2/models/stuck/infer", json=_BODY))
+        await submitted.wait()
+        call.cancel()
+
+    with caplog.at_level(logging.INFO, "access"):
+        talk(test)
+    assert lines(caplog) == ["POST /v2/models/stuck/infer 499 model=stuck id=an id"]
+
+
+def test_what_is_no_http_gets_a_line(talk: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        url = session._base_url
+        assert url is not None
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"GET / BAD\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    with caplog.at_level(logging.INFO, "access"):
+        talk(test)
+    assert [line.split()[2] for line in lines(caplog)] == ["400"]
+
+
+def test_without_the_option_nothing_is_logged_and_the_lane_answers(
+    exchange: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get("/v2") as reply:
+            await reply.read()
+
+    with caplog.at_level(logging.INFO, "access"):
+        exchange(test)
+    assert lines(caplog) == []

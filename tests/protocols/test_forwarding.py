@@ -1,0 +1,61 @@
+"""Header forwarding: which headers become parameters, with which names and values."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.options import BadOption
+from protocols.forwarding import HeaderForwarder, ReservedHeader, make_forwarder
+
+
+def test_nothing_is_forwarded_without_a_pattern() -> None:
+    assert make_forwarder("") is None
+
+
+def test_the_pattern_may_match_anywhere_in_the_name_in_any_case() -> None:
+    forwarder = HeaderForwarder("x-[a-z]+")
+    headers = [("X-User", "ann"), ("AX-abc", "2"), ("x-1", "no"), ("Accept", "*/*")]
+    assert forwarder.parameters(headers) == {"X-User": "ann", "AX-abc": "2"}
+
+
+def test_an_anchored_pattern_is_about_the_whole_name() -> None:
+    assert HeaderForwarder("^x-user$").parameters([("X-User", "1"), ("X-User-Id", "2")]) == {"X-User": "1"}
+
+
+def test_of_a_repeated_header_the_last_counts() -> None:
+    assert HeaderForwarder("x").parameters([("x", "1"), ("x", "2"), ("X", "3")]) == {"x": "2", "X": "3"}
+
+
+def test_values_are_always_text_that_a_model_can_be_sent() -> None:
+    odd = b"caf\xe9 \xc3\xa9".decode(errors="surrogateescape")
+    assert HeaderForwarder("x").parameters([("x", odd), ("xy", "")]) == {"x": "caf� é", "xy": ""}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "priority",
+        "Priority",
+        "timeout",
+        "headers",
+        "binary_data_output",
+        "triton_",
+        "Triton_Enable_Empty_Final_Response",
+    ],
+)
+def test_reserved_names_are_refused_as_they_were_sent(name: str) -> None:
+    with pytest.raises(ReservedHeader) as caught:
+        HeaderForwarder(".*").parameters([(name, "1")])
+    assert caught.value.message == f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+
+
+def test_reserved_names_that_do_not_match_are_nobodys_concern() -> None:
+    assert HeaderForwarder("^x").parameters([("priority", "u=1"), ("triton_a", "1")]) == {}
+
+
+def test_a_pattern_that_is_none_is_refused_at_start() -> None:
+    with pytest.raises(BadOption, match=r"^'\(' is no regular expression for headers to forward: "):
+        make_forwarder("(")
