@@ -29,8 +29,9 @@ MAX_INFLATED_BYTE_SIZE = 64 * 2**20
 #: From here on a message gets memory of its own before it has come.
 LARGE_BYTE_SIZE = 64 * 2**10
 
-#: How much of such a message is looked at to find its place.
+#: How much of such a message is looked at to find its place, and how much is gathered until there is one.
 HEAD_BYTE_SIZE = 1024
+_MAX_GATHERED_BYTE_SIZE = 256 * 2**10
 
 #: Compressions of messages that are understood, for `grpc-accept-encoding`, and zlib's name for them.
 ACCEPTED_ENCODINGS = ("identity", "deflate", "gzip")
@@ -94,6 +95,8 @@ class MessageReader:
 
     def direct(self) -> memoryview | None:
         """Return where the next bytes of a large message belong, None where there is none."""
+        if self._large is None and self._length >= LARGE_BYTE_SIZE and len(self._gathered) >= HEAD_BYTE_SIZE:
+            self._allocate()
         return None if self._large is None else self._large[self._filled :]
 
     def filled(self, byte_size: int) -> None:
@@ -125,9 +128,18 @@ class MessageReader:
             if not length:
                 self._complete(b"")
 
-    def _allocate(self, head: bytearray) -> None:
+    def _is_due(self) -> bool:
+        """Whether a message should get its memory now: it is large, and whoever may know where has been asked.
+
+        What comes together with the headers of a call comes before anybody has seen these.
+        """
+        enough = HEAD_BYTE_SIZE if self.place is not None else _MAX_GATHERED_BYTE_SIZE
+        return self._length >= LARGE_BYTE_SIZE and len(self._gathered) >= enough
+
+    def _allocate(self) -> None:
         """Give a large message memory, now that its begin is known."""
-        placed = None if self.place is None or self._compressed else self.place(bytes(head), self._length)
+        head = self._gathered
+        placed = None if self.place is None or self._compressed else self.place(bytes(head[:HEAD_BYTE_SIZE]), self._length)
         try:
             self._large = memoryview(mmap.mmap(-1, self._length)) if placed is None else placed
         except OSError:
@@ -139,19 +151,18 @@ class MessageReader:
         self.filled(taken)
 
     def _take_content(self, data: memoryview) -> int:
+        if self._large is None and self._is_due():
+            self._allocate()
+            if self.fault is not None:
+                return 0
         if self._large is not None:
             taken = min(self._length - self._filled, len(data))
             self._large[self._filled : self._filled + taken] = data[:taken]
             self.filled(taken)
             return taken
-        large = self._length >= LARGE_BYTE_SIZE
-        wanted = min(HEAD_BYTE_SIZE, self._length) if large else self._length
-        taken = min(wanted - len(self._gathered), len(data))
+        taken = min(self._length - len(self._gathered), len(data))
         self._gathered += data[:taken]
-        if len(self._gathered) == wanted:
-            if large:
-                self._allocate(self._gathered)
-                return taken
+        if len(self._gathered) == self._length:
             message, self._gathered = self._gathered, bytearray()
             self._complete(message)
         return taken

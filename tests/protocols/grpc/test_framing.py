@@ -55,6 +55,20 @@ def test_a_large_message_gets_the_place_that_its_begin_asks_for() -> None:
     assert [bytes(message) for message in reader.messages] == [content]
 
 
+def test_what_comes_before_anybody_could_say_where_is_gathered() -> None:
+    content = bytes(range(256)) * (framing.LARGE_BYTE_SIZE // 128)
+    octets, place = framed(content), bytearray(len(content))
+    reader = MessageReader("identity")
+    reader.feed(memoryview(octets[:50_000]))
+    reader.place = lambda head, byte_size: memoryview(place)
+    buffer = reader.direct()
+    assert buffer is not None
+    assert len(buffer) == len(octets) - 50_000
+    reader.feed(memoryview(octets[50_000:]))
+    assert place == content
+    assert [bytes(message) for message in reader.messages] == [content]
+
+
 def test_a_large_message_can_be_written_where_it_belongs() -> None:
     content = bytes(range(256)) * (framing.LARGE_BYTE_SIZE // 256)
     octets = framed(content)

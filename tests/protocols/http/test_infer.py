@@ -218,7 +218,7 @@ def test_a_large_body_is_inflated_and_deflated(exchange: Exchange) -> None:
         ),
         (
             "echo",
-            bytes(10),
+            bytes(2_000_001),
             {HEADER_LENGTH: "2000000"},
             (
                 400,

@@ -5,6 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocols.grpc.h2 import frames
+from protocols.grpc.h2.connection import Connection as H2Connection
+from protocols.grpc.h2.headers import encode_block, status_block
 from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, PingStrikes, Wanted
 
 SECOND = 10**9
@@ -162,3 +165,35 @@ def test_ages_differ_by_up_to_a_tenth(jitter: float, end_s: float) -> None:
 def test_a_silent_peer_of_an_old_connection_is_cut_all_the_same() -> None:
     aging = rules(max_age_ns=50 * SECOND)
     assert Connection(aging).run(1000) == [(50, Wanted.DRAIN), (100, Wanted.PING), (120, Wanted.CLOSE)]
+
+
+# ---- in a connection ------------------------------------------------------------------------
+
+BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("te", "trailers")])
+
+
+def ended(connection: H2Connection, octets: bytes) -> bool:
+    """Receive `octets`, all at the same time; returns whether the connection has ended."""
+    connection.receive(memoryview(octets), SECOND)
+    return connection.failed
+
+
+def test_a_connection_ends_with_the_ping_that_is_one_too_many() -> None:
+    connection = H2Connection(RULES)
+    assert not ended(connection, frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 3)
+    assert ended(connection, frames.PING_REQUEST)
+    goaway = frames.goaway(0, frames.ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+    assert b"".join(connection.take_output()).endswith(goaway)
+
+
+def test_acknowledgements_do_not_forgive_pings_and_answers_do() -> None:
+    connection = H2Connection(RULES)
+    assert not ended(connection, frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 3)
+    number = 1
+    for _ in range(10):
+        head = frames.head(len(BLOCK), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number)
+        assert not ended(connection, head + BLOCK)
+        connection.send_trailers(connection.streams[number], status_block(0, None))
+        assert not ended(connection, frames.PING_REQUEST * 3 + frames.settings([]))
+        number += 2
+    assert ended(connection, frames.PING_REQUEST)
