@@ -124,7 +124,7 @@ class InstanceSet:
             self._depth = 1
         else:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)
-            self._depth = depth if depth < MAX_DEPTH else MAX_DEPTH  # noqa: PLR1730 - a call of min costs more
+            self._depth = depth if depth < MAX_DEPTH else MAX_DEPTH  # a call of min costs more
         self._inbox.post(_IDLE)
 
     def lost(self, instance: Instance, unstarted: list[Request]) -> None:

@@ -16,9 +16,9 @@ from kernel.errors import ClientSharedMemoryDisabled, ServerStopping, Unavailabl
 from kernel.validate import validate
 
 if TYPE_CHECKING:
-    from kernel.bodies import Body
     from collections.abc import Callable
 
+    from kernel.bodies import Body
     from kernel.catalog import Catalog, IndexItem
     from kernel.clock import Clock
     from kernel.inputs import InputPlacer

@@ -18,8 +18,8 @@ from kernel.repository.layout import Entry
 #: Written by Python next to a model's code, and not part of the model.
 _IGNORED = frozenset({"__pycache__"})
 
-#: Gone since it was listed, a link to nothing, or not for us to read.
-_ABSENT = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
+#: Gone since it was listed, a link to nothing, not for us to read, or nothing that could ever be there.
+_ABSENT = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 #: A folder's device and inode, by which links that lead in a circle are found.
 _Identity = tuple[int, int]

@@ -139,7 +139,8 @@ class MessageReader:
     def _allocate(self) -> None:
         """Give a large message memory, now that its begin is known."""
         head = self._gathered
-        placed = None if self.place is None or self._compressed else self.place(bytes(head[:HEAD_BYTE_SIZE]), self._length)
+        ask = self.place if not self._compressed else None
+        placed = ask(bytes(head[:HEAD_BYTE_SIZE]), self._length) if ask is not None else None
         try:
             self._large = memoryview(mmap.mmap(-1, self._length)) if placed is None else placed
         except OSError:

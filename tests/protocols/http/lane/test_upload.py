@@ -22,7 +22,7 @@ def test_parts_become_one_body_and_memory_follows_what_has_come(with_kernel: Wit
         for place in range(0, len(data), 999):
             upload.add(data[place : place + 999])
             assert len(upload.body) <= max(64 << 10, 8 * upload.received)
-        assert upload.body == data
+        assert bytes(upload.body) == data
 
     with_kernel(test)
 
@@ -39,7 +39,7 @@ def test_a_body_with_a_place_is_received_there(with_kernel: WithKernel) -> None:
         assert room is not None
         room[:] = data[1000:]
         upload.received += len(room)
-        assert upload.body == data
+        assert bytes(upload.body) == data
         span = place.span(place.view[100:8000], 64)
         assert span is not None, "the first tensor is aligned"
         assert place.span(place.view[101:8000], 4) is None
