@@ -28,9 +28,12 @@ bench: $(VENV)/installed-dev
 oracle: $(VENV)/installed-dev
 	$(BIN)/python -m bench.oracle $(ARGS)
 
-# The tests of tritonclient once more, with its version 2.41 (which needs the pkg_resources of an older setuptools).
+# The tests with clients once more: with tritonclient 2.41 (which needs the pkg_resources of an older setuptools), and,
+# where npm is, with Node's gRPC.
 clients: $(VENV)/tritonclient-2.41
-	PYTHONPATH=$< $(BIN)/python -m pytest $(wildcard tests/end_to_end/test_clients_t*.py tests/conformance/test_*client*.py) $(ARGS)
+	PYTHONPATH=$< $(BIN)/python -m pytest $(wildcard tests/end_to_end/test_clients_t*.py tests/conformance/test_*client*.py)
+	command -v npm >/dev/null && npm install --silent --no-package-lock --no-audit --no-fund --prefix tests/end_to_end/clients/node || true
+	$(BIN)/python -m pytest -rs tests/end_to_end/test_clients_foreign.py
 
 $(VENV)/tritonclient-2.41: $(VENV)/installed-dev
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ tritonclient==2.41.0 'setuptools<81'

@@ -34,7 +34,9 @@ Rounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; fig
 Seconds = Annotated[float, typer.Option(min=0.1, help="length of a window; a round has three")]
 Output = Annotated[Path | None, typer.Option(help="write figures and settings to this JSON file", dir_okay=False)]
 WithoutTriton = Annotated[bool, typer.Option("--without-triton", help="measure our server alone")]
-Quick = Annotated[bool, typer.Option("--quick", help="one round, fewer points; written to build/bench/")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="for a first look: one cold round, fewer points; written to build/bench/")
+]
 
 
 @cli.command()

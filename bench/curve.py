@@ -219,7 +219,7 @@ def print_table(curve: Curve) -> None:
     points = {(p.transport, p.byte_size, p.clients, p.server): p for p in curve.points}
     table = Table(title="median latency with one client, MB/s with four; ratio: ours to Triton's")
     for name in ("transport", "size", "ours us", "triton us", "ratio", "ours MB/s", "triton MB/s", "ratio"):
-        table.add_column(name, justify="left" if name == "transport" else "right")
+        table.add_column(name, justify="left" if name == "transport" else "right", no_wrap=name == "transport")
     for transport in TRANSPORTS:
         for size in sorted({p.byte_size for p in curve.points if p.transport == transport.name}):
             cells = [transport.name, size_name(size)]

@@ -21,8 +21,12 @@ from bench.peers import PEERS, BadAnswer, Peer
 
 #: What a request may take before the load is given up.
 PATIENCE_S = 10.0
-#: From the first request to the first that counts: connections are open, caches warm.
-WARM_UP_S = 0.3
+#: From the first request to the first that counts: at least so long, and at least so many requests to each model.
+#: Models of Triton that were just loaded answered their first twenty requests at a tenth of the later rate (64 models:
+#: 485 a second, 5,400 ten seconds later), so time alone would flatter whoever warms up faster.
+WARM_UP_S, WARM_UP_REQUESTS = 0.3, 100
+#: How long that may take.
+WARM_UP_LIMIT_S = 60.0
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -96,7 +100,7 @@ def run(spec: Spec) -> Sample:
             poll.register(connection.socket, select.EPOLLIN)
         for connection in connections.values():
             connection.send()
-        _drive(poll, connections, WARM_UP_S)
+        _drive(poll, connections, WARM_UP_S, WARM_UP_REQUESTS * len(spec.models))
         before = _cpu(spec.server_pid)
         latencies, elapsed_s = _drive(poll, connections, spec.seconds)
         after = _cpu(spec.server_pid)
@@ -119,11 +123,18 @@ def run(spec: Spec) -> Sample:
     )
 
 
-def _drive(poll: select.epoll, connections: dict[int, Connection], seconds: float) -> tuple[array[float], float]:
-    """Keep every connection busy; returns the latencies and the length of the measurement, in seconds."""
+def _drive(
+    poll: select.epoll, connections: dict[int, Connection], seconds: float, requests: int = 0
+) -> tuple[array[float], float]:
+    """Keep every connection busy for so long, and until so many requests have ended.
+
+    Returns their latencies and the time that passed, in seconds.
+    """
     latencies = array("d")
     began = now = time.perf_counter()
-    while now - began < seconds:
+    while now - began < seconds or len(latencies) < requests:
+        if now - began > seconds + WARM_UP_LIMIT_S:
+            raise BadAnswer(f"only {len(latencies)} of {requests} requests of the warm-up were answered")
         ready = poll.poll(PATIENCE_S)
         if not ready:
             raise BadAnswer(f"no answer for {PATIENCE_S:.0f} s")
@@ -146,7 +157,7 @@ def _cpu(pid: int) -> dict[int, float]:
 def run_apart(spec: Spec) -> Sample:
     """Carry a load out in a process of its own, away from progress bars. Raises `LoadFailed`."""
     command = [sys.executable, "-m", "bench.load", msgspec.json.encode(spec).decode()]
-    timeout_s = spec.seconds + WARM_UP_S + 2 * PATIENCE_S + 10
+    timeout_s = spec.seconds + WARM_UP_S + WARM_UP_LIMIT_S + 2 * PATIENCE_S + 10
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

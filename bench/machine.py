@@ -40,7 +40,9 @@ class Machine(msgspec.Struct, frozen=True):
     def line(self) -> str:
         """The machine in a few words, for the line under a picture."""
         commit = [f"commit {self.commit}"] if self.commit else []
-        return ", ".join([f"{self.cores} cores ({self.processor})", f"Python {self.python}", *commit, self.date])
+        busy = [f"busy with other things (load average {self.load})"] if self.load > BUSY else []
+        cores = f"{self.cores} cores ({self.processor})"
+        return ", ".join([cores, f"Python {self.python}", *commit, self.date, *busy])
 
 
 def this_machine() -> Machine:

@@ -36,7 +36,7 @@ COLOURS = {"JSON": VERMILLION, "HTTP, binary": BLUE, "gRPC": GREEN, "shared memo
 
 #: Diagonals of the throughput panel, where so many requests a second lie, and at which size each is labelled: where
 #: no curve comes near.
-RATES = {1: 16 * MIB, 10: 4 * MIB, 100: 32 * MIB, 1_000: 4 * MIB, 10_000: 24 * KIB}
+RATES = {1: 16 * MIB, 10: 4 * MIB, 100: 32 * MIB, 1_000: 2.5 * KIB, 10_000: 24 * KIB}
 
 
 def draw_curve(curve: Curve) -> Figure:
@@ -44,7 +44,7 @@ def draw_curve(curve: Curve) -> Figure:
     with mpl.rc_context(RC):
         figure = paper(5.2)
         latency, throughput = figure.subplots(
-            1, 2, gridspec_kw={"left": 0.062, "right": 0.882, "bottom": 0.212, "top": 0.86, "wspace": 0.46}
+            1, 2, gridspec_kw={"left": 0.062, "right": 0.885, "bottom": 0.212, "top": 0.86, "wspace": 0.53}
         )
         _panel(latency, curve, LATENCY_CLIENTS, lambda p: (p.p50_us / 1e3, p.p99_us / 1e3))
         plain(latency, _latency_title(curve))

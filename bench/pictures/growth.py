@@ -30,7 +30,7 @@ def draw_growth(growth: Growth) -> Figure:
         figure = paper(6.2)
         rows = figure.subplots(
             2, len(TITLES), sharex="col", sharey="row",
-            gridspec_kw={"left": 0.07, "right": 0.935, "bottom": 0.16, "top": 0.88, "wspace": 0.2, "hspace": 0.28},
+            gridspec_kw={"left": 0.07, "right": 0.935, "bottom": 0.18, "top": 0.88, "wspace": 0.2, "hspace": 0.28},
         )  # fmt: skip
         for (axis, title), rate, cpu in zip(TITLES.items(), *rows, strict=True):
             points = [point for point in growth.points if point.axis == axis]
