@@ -15,6 +15,13 @@ _PLAIN_CHARACTERS = re.compile(rb'[^"\\\x00-\x1f]*')
 _DIGITS = re.compile(rb"[0-9]*")
 _HEX4 = re.compile(rb"[0-9A-Fa-f]{4}")
 
+#: Array elements that need no closer look, each with the comma behind it, so many at once. Without them a tensor
+#: with one NaN would be walked number by number in Python.
+_PLAIN_ELEMENTS = re.compile(
+    rb"(?:[ \t\n\r]*+(?:-?(?:(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,40})?|NaN|Inf(?:inity)?)|true|false|null)"
+    rb"[ \t\n\r]*+,){1,256}+"
+)
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LITERALS = {0x74: b"true", 0x66: b"false", 0x6E: b"null"}
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
@@ -66,6 +73,12 @@ class _Scanner:
         assert match is not None
         self._at = match.end()
 
+    def _skip_plain_elements(self) -> None:
+        """Read elements of an array up to the next that is not plain, or is the last."""
+        while match := _PLAIN_ELEMENTS.match(self._text, self._at):
+            self._at = match.end()
+        self._skip_space()
+
     def _value(self) -> None:
         """Read a scalar, or enter containers down to the first scalar or empty container."""
         while True:
@@ -96,9 +109,11 @@ class _Scanner:
         in_object = self._open[-1] == _OPEN_OBJECT
         if follows == _COMMA:
             self._at += 1
-            self._skip_space()
             if in_object:
+                self._skip_space()
                 self._name()
+            else:
+                self._skip_plain_elements()
             self._value()
         elif follows == (_CLOSE_OBJECT if in_object else _CLOSE_ARRAY):
             self._at += 1

@@ -119,6 +119,8 @@ def _decode_carefully(datatype: str, text: Buffer, element_count: int) -> list[A
         raise BadData("attempt to access JSON non-array as array")
     expected, complaint = _ELEMENT_TYPES[datatype]
     accepted = (int, float) if expected is float else (expected,)
+    if len(document) == element_count and set(map(type, document)).issubset(accepted):  # usual: one dimension
+        return document
     prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
     values: list[Any] = []
     for element in _flatten(document):

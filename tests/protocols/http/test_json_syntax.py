@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.http import json_syntax
 from protocols.http.json_syntax import JsonSyntaxError, check_syntax
 
 # Recorded from Triton 2.51.
@@ -105,3 +107,42 @@ def test_any_bytes_are_accepted_or_refused(text: bytes) -> None:
     except JsonSyntaxError as error:
         end = error.offset
     assert 0 <= end <= len(text)
+
+
+_TOKENS = st.sampled_from(
+    [
+        "1",
+        "-0",
+        "01",
+        "1.5",
+        "1.",
+        "-",
+        "NaN",
+        "-NaN",
+        "Inf",
+        "-Infinity",
+        "Infin",
+        "true",
+        "nul",
+        "1e5",
+        "1e999",
+        '"a"',
+    ]
+    + ["[]", "[1,2]", "{}", " 7 ", "", "12345678901234567890", "+1", ".5"]
+)
+
+
+@given(st.lists(_TOKENS, max_size=12))
+def test_elements_that_are_skipped_together_are_judged_as_one_by_one(tokens: list[str]) -> None:
+    text = f"[{','.join(tokens)}]".encode()
+
+    def judged() -> object:
+        try:
+            return check_syntax(text)
+        except JsonSyntaxError as error:
+            return error.message
+
+    together = judged()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_syntax, "_PLAIN_ELEMENTS", re.compile(rb"(?!)"))
+        assert judged() == together
