@@ -109,27 +109,25 @@ def test_any_bytes_are_accepted_or_refused(text: bytes) -> None:
     assert 0 <= end <= len(text)
 
 
-_TOKENS = st.sampled_from(
-    [
-        "1",
-        "-0",
-        "01",
-        "1.5",
-        "1.",
-        "-",
-        "NaN",
-        "-NaN",
-        "Inf",
-        "-Infinity",
-        "Infin",
-        "true",
-        "nul",
-        "1e5",
-        "1e999",
-        '"a"',
-    ]
-    + ["[]", "[1,2]", "{}", " 7 ", "", "12345678901234567890", "+1", ".5"]
-)
+_NUMBERS = [
+    "1",
+    "-0",
+    "01",
+    "1.5",
+    "1.",
+    "-",
+    "NaN",
+    "-NaN",
+    "Inf",
+    "-Infinity",
+    "Infin",
+    "1e5",
+    "1e999",
+    "12345678901234567890",
+    "+1",
+    ".5",
+]
+_TOKENS = st.sampled_from([*_NUMBERS, "true", "nul", '"a"', "[]", "[1,2]", "{}", " 7 ", ""])
 
 
 @given(st.lists(_TOKENS, max_size=12))
