@@ -101,6 +101,7 @@ def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *fla
         cwd=_numpy(),  # the stub ignores PYTHONPATH and looks in its working folder first
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         _wait_ready(process, http_port)
@@ -112,6 +113,9 @@ def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *fla
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        # Its Python workers outlive a Triton that has crashed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], http_port: int) -> None:

@@ -254,6 +254,7 @@ CASES = [
             ({"model_name": "fail", "id": "f", "inputs": [tensor("KIND", "BYTES", [1])]}, [bytes_tensor(b"not_found")]),
             metadata={"triton_grpc_error": "true"},
         ),
+        # Ends Triton 2.51 now and then (CVE-2026-24266); what is recorded is its answer when it does not.
         streamed(asked(3, fail_at=1), metadata={"triton_grpc_error": "true"}),
         streamed(PLAIN, metadata={"triton_grpc_error": "true"}),
         streamed(({"model_name": "no_such", "id": "n"}, []), metadata={"triton_grpc_error": "false"}),

@@ -105,3 +105,7 @@ def test_a_configuration_is_not_read_beyond_what_is_parsed(repository: Path) -> 
 def test_a_configuration_that_cannot_be_read_is_an_error(repository: Path) -> None:
     with pytest.raises(InternalError, match=r"failed to read '.*': No such file or directory"):
         read_config(str(repository / "m" / "absent.pbtxt"))
+
+
+def test_a_name_that_no_folder_can_have_is_not_there(repository: Path) -> None:
+    assert list_repository(str(repository), "m" * 300) == ()
