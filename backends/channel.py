@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.framing import FrameReader, frame
+from backends.framing import LENGTH, LENGTH_PLACE, FrameReader, frame
 from backends.outbox import Outbox, OutboxReader
 from backends.wire import OutboxCreated, encoder
 
@@ -45,6 +45,14 @@ def _receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, array.array[in
     return data, fds
 
 
+def frame_into(buffer: bytearray, message: Message) -> None:
+    """Append `message` with its length in front, see `backends.framing`."""
+    start = len(buffer)
+    buffer += LENGTH_PLACE
+    encoder.encode_into(message, buffer, -1)
+    LENGTH.pack_into(buffer, start, len(buffer) - start - len(LENGTH_PLACE))
+
+
 class LoopChannel:
     """The kernel's end. Messages of one loop turn leave in one write.
 
@@ -60,7 +68,8 @@ class LoopChannel:
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
-        self._outbox: list[bytes] = []
+        #: The messages of this loop turn, framed.
+        self._outbox = bytearray()
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._fds: deque[int] = deque()
         self._closed = False
@@ -77,7 +86,7 @@ class LoopChannel:
         """Send `message` at the end of this loop turn. After the end of the channel it is dropped."""
         if not self._outbox:
             self._loop.call_soon(self.flush)
-        self._outbox.append(frame(encoder.encode(message)))
+        frame_into(self._outbox, message)
 
     def send_with_fd(self, message: Message, fd: int) -> None:
         """Send `message` together with a duplicate of `fd`, in order with the others."""
@@ -92,8 +101,7 @@ class LoopChannel:
         if not self._outbox or self._closed:
             self._outbox.clear()
             return
-        data = self._outbox[0] if len(self._outbox) == 1 else b"".join(self._outbox)
-        self._outbox.clear()
+        data, self._outbox = self._outbox, bytearray()
         if self._unsent:
             self._unsent.append((memoryview(data), None))
             return

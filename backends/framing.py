@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import struct
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
+
+#: Stands where a length belongs that is not known yet.
+LENGTH_PLACE = bytes(LENGTH.size)
 
 #: A longer frame cannot be ours: whoever sent it is broken.
 MAX_FRAME = 1 << 30
@@ -16,7 +19,7 @@ class BadFrame(ValueError):
 
 def frame(message: bytes) -> bytes:
     """Return `message` with its length in front."""
-    return _LENGTH.pack(len(message)) + message
+    return LENGTH.pack(len(message)) + message
 
 
 class FrameReader:
@@ -35,7 +38,7 @@ class FrameReader:
         messages: list[bytes] = []
         position, size = 0, len(source)
         while size - position >= 4:
-            (length,) = _LENGTH.unpack_from(source, position)
+            (length,) = LENGTH.unpack_from(source, position)
             if length > MAX_FRAME:
                 raise BadFrame(f"a frame of {length} bytes")
             end = position + 4 + length

@@ -72,6 +72,15 @@ class InstanceSet:
         return self._has_room(1)
 
     @property
+    def soon_idle(self) -> bool:
+        """Whether an instance has nothing to do, or is a fast one that has a single batch.
+
+        What a scheduler that makes batches asks: while a fast model executes one batch it is given the next,
+        but no more, so that the others can grow.
+        """
+        return self._has_room(2 if self._depth > 1 else 1)
+
+    @property
     def open(self) -> bool:
         """Whether `dispatch` can take a batch: to an idle instance, or ahead of time to a fast one."""
         return self._has_room(self._depth)

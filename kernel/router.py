@@ -159,6 +159,16 @@ class Kernel:
         """Return where to receive the body of a request for `model`; see `InputPlacer.body`."""
         return self._inputs.body(model, byte_size, first_tensor)
 
+    def start_small(self, request: Request, model: Model) -> None:
+        """Queue a request whose like was checked, and whose inputs are all small and travel in the message.
+
+        The same as `lease` and `start`, without looking at each tensor. Raises `ServingError`.
+        """
+        if self.stopping:
+            raise ServerStopping(request.id)
+        request.received_ns = self._clock.now_ns()
+        model.submit(request)
+
     def start(self, request: Request, model: Model, body: Body | None = None) -> None:
         """Queue a request that was checked, or leased. Raises `ServingError` as `submit`.
 

@@ -12,6 +12,7 @@ import msgspec
 
 from kernel.request import InputTensor, Request, RequestedOutput
 from protocols.grpc.raw import varint
+from shm.arena import INLINE_LIMIT
 from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class Form(msgspec.Struct, frozen=True):
     #: Whether anything is in shared memory, so that tensors are not shared between requests.
     leases: bool
     wants_empty_final: bool
+
+    @property
+    def small(self) -> bool:
+        """Whether all inputs travel in a message, and nothing is in shared memory."""
+        return self.byte_size <= INLINE_LIMIT and not self.leases
 
     def another(self, message: Buffer, start: int, id: str, sink: Sink) -> Request | None:
         """Return the request in `message`, whose contents begin at `start`; None where it is of another form."""

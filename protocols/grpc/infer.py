@@ -71,6 +71,9 @@ class Inference:
         if known is not None:
             request, form = known
             model = form.model
+            if form.small and not forwarded:
+                kernel.start_small(request, model)
+                return request
             kernel.lease(request)
         else:
             request, model = self._parse(message, call)

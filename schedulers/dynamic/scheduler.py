@@ -34,14 +34,14 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
         now_ns = clock.now_ns()
         for request in batcher.queue.expire(now_ns):
             request.fail(errors.QueueTimeout())
-        while instances.idle and (batch := batcher.take(now_ns)):
+        while instances.soon_idle and (batch := batcher.take(now_ns)):
             instances.dispatch(batch)
 
 
 def _wake_ns(batcher: DynamicBatcher, instances: InstanceSet) -> int | None:
-    """When time alone can change something: with no idle instance it cannot start a batch."""
+    """When time alone can change something: where no instance is free it cannot start a batch."""
     expiry_ns = batcher.queue.next_expiry_ns
-    start_ns = batcher.wait_until_ns() if instances.idle else None
+    start_ns = batcher.wait_until_ns() if instances.soon_idle else None
     if expiry_ns is None or start_ns is None:
         return start_ns if expiry_ns is None else expiry_ns
     return min(expiry_ns, start_ns)

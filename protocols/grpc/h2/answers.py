@@ -178,9 +178,11 @@ class Answers:
         """The stream has ended in both directions."""
         stream.open = False
         del self.streams[stream.number]
-        self._credit_connection(stream.held)
-        stream.held = 0
-        self.drop_data(stream)
+        if stream.held:
+            self._credit_connection(stream.held)
+            stream.held = 0
+        if stream.output is not None:
+            self.drop_data(stream)
 
     def put_reset(self, number: int, code: ErrorCode) -> None:
         self.recently_reset.append(number)

@@ -58,6 +58,10 @@ class LaneCall:
             if known is not None:
                 request, form = known
                 self._form = form.outputs
+                if form.small:
+                    self._request = request
+                    kernel.start_small(request, form.model)
+                    return
                 kernel.lease(request)
             else:
                 request, model = self._parse(lane, model, body)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.request import InputTensor, Request, RequestedOutput
+from shm.arena import INLINE_LIMIT
 
 if TYPE_CHECKING:
     from kernel.model import Model
@@ -47,6 +48,11 @@ class Form(msgspec.Struct, frozen=True):
     byte_size: int
     #: Whether anything is in shared memory, so that tensors are not shared between requests.
     leases: bool
+
+    @property
+    def small(self) -> bool:
+        """Whether all inputs travel in a message, and nothing is in shared memory."""
+        return self.byte_size <= INLINE_LIMIT and not self.leases
 
     def another(self, body: RequestBody, start: int, id: str, sink: Sink) -> Request:
         """Return the request whose binary data is `body` from `start` on."""
