@@ -38,12 +38,12 @@ class Instance(Protocol):
 
 #: An instance may be given so much work ahead of time, as far as past executions tell: enough that a
 #: fast model never waits for the kernel, too little to matter when another instance becomes idle first.
-PREFETCH_NS = 200_000
+PREFETCH_NS = 500_000
 
 #: Executions longer than this are never dispatched ahead of time.
 FAST_EXECUTION_NS = 100_000
 
-MAX_DEPTH = 16
+MAX_DEPTH = 32
 
 _IDLE = InstanceIdle()
 
