@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from backends import wire
 from backends.framing import FrameReader, frame
+from bench import inside
 from kernel.batch import Batch
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
@@ -35,6 +36,8 @@ def run() -> None:
         count, _ = timer.autorange()
         best = min(timer.repeat(REPEATS, count)) / count
         print(f"{name:44} {best * 1e6:8.2f} us")
+    for name, microseconds in inside.measure().items():
+        print(f"{name:44} {microseconds:8.2f} us")
 
 
 def operations() -> dict[str, Callable[[], object]]:

@@ -1,0 +1,248 @@
+"""A whole request through the kernel process, from received bytes to written ones, with no socket and no worker.
+
+What remains is the Python that every request costs: connection, codec, checks, scheduling, messages to and from
+the worker, statistics and the answer. The worker's answers are made here, outside of what is timed as far as possible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+from hpack import Encoder
+
+from backends import wire
+from backends.framing import FrameReader, frame
+from backends.handle import WorkerHandle
+from kernel.catalog import Catalog, ModelState
+from kernel.clock import LoopClock
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.spec import ModelSpec, TensorSpec
+from kernel.inputs import InputPlacer
+from kernel.model import Model
+from kernel.regions import RegionRegistry
+from kernel.router import Kernel, KernelSettings
+from kernel.settings import LogSettings, TraceSettings
+from protocols.grpc.calls import OpenCalls
+from protocols.grpc.framing import PREFIX
+from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.grpc.h2 import frames
+from protocols.grpc.h2.transport import ServerConnection
+from protocols.grpc.infer import Inference
+from protocols.http.lane.connection import LaneConnection
+from protocols.http.lane.lane import Lane
+from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Requests that come together, as from so many clients, and rounds of them: to warm up, and measured.
+TOGETHER = 8
+WARM_UP, ROUNDS = 200, 1500
+
+_NAMES = ("INPUT0", "INPUT1")
+_TENSOR = struct.pack("<16f", *range(16))
+
+
+def measure() -> dict[str, float]:
+    """Return microseconds per request by front door: the best of three runs."""
+    return {
+        f"whole request in the kernel: {name}": min(asyncio.run(_run(door)) for _ in range(3))
+        for name, door in (("HTTP", _HttpDoor), ("gRPC", _GrpcDoor))
+    }
+
+
+async def _run(door_type: type[_HttpDoor | _GrpcDoor]) -> float:
+    kernel, worker = _kernel()
+    door = door_type(kernel)
+    spent_ns = 0
+    for number in range(WARM_UP + ROUNDS):
+        receive = door.prepared()
+        begun_ns = time.process_time_ns()
+        receive()
+        asked_ns = time.process_time_ns()
+        answers = worker.answers()
+        answered_ns = time.process_time_ns()
+        worker.deliver(answers)
+        await asyncio.sleep(0)  # connections write at the end of a turn
+        if number >= WARM_UP:
+            spent_ns += asked_ns - begun_ns + time.process_time_ns() - answered_ns
+    door.check(WARM_UP + ROUNDS)
+    return spent_ns / ROUNDS / TOGETHER / 1000
+
+
+def _kernel() -> tuple[Kernel, _Worker]:
+    catalog, regions, clock = Catalog(), RegionRegistry(), LoopClock()
+    settings = KernelSettings(TraceSettings(), LogSettings())
+    kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 24), clock, settings)
+    inputs = {name: TensorSpec(name, "FP32", (16,), (16,)) for name in _NAMES}
+    outputs = {name: TensorSpec(name, "FP32", (16,), (16,)) for name in ("OUTPUT0", "OUTPUT1")}
+    model = Model(ModelSpec("add_sub", "", "python", 0, inputs, outputs), ModelConfig(), 1, direct, clock)
+    model.start()
+    catalog.set_state("add_sub", 1, ModelState.READY, "", model)
+    worker = _Worker()
+    handle = WorkerHandle("add_sub_0", worker, model)  # type: ignore[arg-type]  # what it uses of a session
+    model.instances.add(handle)
+    return kernel, worker
+
+
+class _Worker:
+    """A session whose worker has answered as soon as it is asked."""
+
+    def __init__(self) -> None:
+        self.on_message: Callable[[wire.ToKernel], None]
+        self._asked: list[wire.Execute] = []
+        self._reader = FrameReader()
+        outputs = [wire.TensorRef(name, "FP32", [16], _TENSOR) for name in ("OUTPUT0", "OUTPUT1")]
+        self._response = wire.ResponseRef(outputs)
+
+    def send(self, message: wire.Execute) -> None:
+        wire.encoder.encode(message)
+        self._asked.append(message)
+
+    def take_unsent(self) -> None:
+        """Nothing is kept."""
+
+    def answers(self) -> bytes:
+        asked, self._asked = self._asked, []
+        executed = [wire.Executed(each.batch, [self._response], 1_000, 2_000, 3_000) for each in asked]
+        return b"".join(frame(wire.encoder.encode(message)) for message in executed)
+
+    def deliver(self, answers: bytes) -> None:
+        """Hand on `answers`, and those to what is asked when they have come."""
+        while answers:
+            for raw in self._reader.feed(answers):
+                self.on_message(wire.to_kernel_decoder.decode(raw))
+            answers = self.answers()
+
+
+class _Transport:
+    """Takes everything and keeps how much it was."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.written += sum(map(len, pieces))
+
+    def set_write_buffer_limits(self, high: int = 0) -> None:
+        """There is no buffer."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def is_reading(self) -> bool:
+        return True
+
+
+class _HttpDoor:
+    """Eight connections, one request on each."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        lane = Lane(kernel, 1 << 26)
+        self._transports = [_Transport() for _ in range(TOGETHER)]
+        self._connections = [LaneConnection(lane) for _ in range(TOGETHER)]
+        for connection, transport in zip(self._connections, self._transports, strict=True):
+            connection.connection_made(transport)  # type: ignore[arg-type]  # what it uses of a transport
+        header = _json_header()
+        body = header + _TENSOR * 2
+        head = (
+            "POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+            f"Inference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._request = head.encode() + body
+
+    def prepared(self) -> Callable[[], None]:
+        def receive() -> None:
+            for connection in self._connections:
+                _receive(connection, self._request)
+
+        return receive
+
+    def check(self, rounds: int) -> None:
+        assert all(transport.written > rounds * len(_TENSOR) * 2 for transport in self._transports)
+
+
+def _json_header() -> bytes:
+    inputs = ",".join(
+        f'{{"name":"{name}","datatype":"FP32","shape":[16],"parameters":{{"binary_data_size":{len(_TENSOR)}}}}}'
+        for name in _NAMES
+    )
+    return f'{{"inputs":[{inputs}],"parameters":{{"binary_data_output":true}}}}'.encode()
+
+
+class _GrpcDoor:
+    """One connection with eight calls. An `Owner` of it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._inference = Inference(kernel, OpenCalls())
+        self._transport = _Transport()
+        self._connection = ServerConnection(self)
+        self._connection.connection_made(self._transport)  # type: ignore[arg-type]  # what it uses of a transport
+        window = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW_BYTE_SIZE)
+        _receive(self._connection, frames.PREFACE + frames.settings([]) + window)
+        self._hpack = Encoder()
+        self._number = 1
+        message = pb.ModelInferRequest(model_name="add_sub", raw_input_contents=[_TENSOR] * 2)
+        for name in _NAMES:
+            message.inputs.add(name=name, datatype="FP32", shape=[16])
+        self._message = PREFIX.pack(0, message.ByteSize()) + message.SerializeToString()
+
+    def prepared(self) -> Callable[[], None]:
+        octets = b"".join(self._call() for _ in range(TOGETHER))
+        return lambda: _receive(self._connection, octets)
+
+    def _call(self) -> bytes:
+        block = self._hpack.encode(
+            [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":path", "/inference.GRPCInferenceService/ModelInfer"),
+                (":authority", "localhost:8001"),
+                ("te", "trailers"),
+                ("content-type", "application/grpc"),
+                ("user-agent", "bench"),
+            ]
+        )
+        number, self._number = self._number, self._number + 2
+        return (
+            frames.head(len(block), frames.HEADERS, frames.END_HEADERS, number)
+            + block
+            + frames.head(len(self._message), frames.DATA, frames.END_STREAM, number)
+            + self._message
+        )
+
+    def check(self, rounds: int) -> None:
+        assert self._transport.written > rounds * TOGETHER * len(_TENSOR) * 2
+
+    def opened(self, connection: Any) -> None:
+        """The only connection."""
+
+    def closed(self, connection: Any) -> None:
+        """It is never closed."""
+
+    def answer(self, connection: Any, stream: Any) -> Any:
+        return self._inference.begin(connection, stream)
+
+    def quiet(self) -> None:
+        """Nobody waits for that."""
+
+
+def _receive(connection: asyncio.BufferedProtocol, octets: bytes) -> None:
+    while octets:
+        buffer = memoryview(connection.get_buffer(-1))
+        taken = min(len(buffer), len(octets))
+        buffer[:taken] = octets[:taken]
+        connection.buffer_updated(taken)
+        octets = octets[taken:]
