@@ -19,8 +19,8 @@ PACKAGES = ("aiohttp", "grpclib", "hpack", "msgspec", "numpy", "onnxruntime", "p
 TRITON = "2.51.0"
 PERF_ANALYZER = "2.41"
 
-#: A machine that is busier than this before the start has something else to do.
-BUSY = 0.5
+#: A machine with a higher load average before the start has something else to do; what has just ended leaves less.
+BUSY = 1.0
 
 
 class Machine(msgspec.Struct, frozen=True):
