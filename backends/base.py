@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from backends.metric_registry import MetricRegistry
     from backends.worker.request import WorkerRequest
 
 Config = dict[str, Any]
@@ -65,6 +66,10 @@ class Host(Protocol):
 
     def log(self, level: str, text: str) -> None:
         """Write one line to the server's log; level is INFO, WARNING, ERROR or VERBOSE."""
+
+    @property
+    def metrics(self) -> MetricRegistry:
+        """Where the model defines metrics of its own."""
 
 
 class Timings:

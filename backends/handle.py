@@ -12,9 +12,11 @@ import functools
 import itertools
 import mmap
 import os
+import time
 from typing import TYPE_CHECKING
 
 from backends import wire
+from backends.reported_metrics import ReportedMetrics
 from kernel.errors import ErrorCode, WorkerLost, error_of
 from kernel.observe.statistics import ExecutionTimes
 from kernel.response import OutputTensor, Response
@@ -51,10 +53,13 @@ class WorkerHandle:
         self._freed: list[int] = []
         self._owed_credit: dict[int, int] = {}
         self._lost = False
+        #: Set when the worker has nothing left to do; None while nobody waits for that.
+        self._drained: asyncio.Event | None = None
         #: The first batch when the timer that looks for kept answers was set; 0 where it is not set.
         self._watched_batch = 0
         #: Whether the worker has completed a batch since it was started.
         self.has_executed = False
+        self._metrics = ReportedMetrics(name, model.statistics.custom)
         session.on_message = self._on_message
 
     # ---- kernel.instances.Instance -----------------------------------------------------------
@@ -162,6 +167,8 @@ class WorkerHandle:
                 self._respond(number, response, final)
             case wire.ArenaCreated(byte_size=byte_size):
                 self._map_arena(byte_size)
+            case wire.MetricsChanged():
+                self._metrics.take(message, time.monotonic_ns())
 
     def _executed(self, message: wire.Executed) -> None:
         if message.batch != next(iter(self._batches), None):
@@ -245,6 +252,22 @@ class WorkerHandle:
 
     # ---- the end -----------------------------------------------------------------------------
 
+    async def drain(self) -> None:
+        """Wait until the worker has nothing left to do, or is lost. It must be apart from its model's others."""
+        if self._requests or self._batches:
+            self._drained = asyncio.Event()
+            self._session.on_message = self._on_last_message
+            await self._drained.wait()
+
+    def _on_last_message(self, message: wire.ToKernel) -> None:
+        """Handle a message while somebody waits for the last one: who does not wait, does not ask."""
+        self._on_message(message)
+        self._note_drained()
+
+    def _note_drained(self) -> None:
+        if self._drained is not None and not self._requests and not self._batches:
+            self._drained.set()
+
     def lost(self, cause: str) -> None:
         """The worker is gone: whatever it was executing is answered with the cause.
 
@@ -260,11 +283,15 @@ class WorkerHandle:
         for request in requests.values():
             request.fail(WorkerLost(self.name, cause))
         self._model.instances.lost(self, unstarted)
+        self._metrics.end()
         self._release_arena()
+        self._note_drained()
 
     def stopped(self) -> None:
         """The worker has ended as it was told to."""
         self._lost = True
+        self._model.instances.forget(self)
+        self._metrics.end()
         self._release_arena()
 
     def _release_arena(self) -> None:

@@ -24,6 +24,8 @@ BUILT_IN = {
     "identity": "backends.identity:IdentityBackend",
     "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "backends.python.backend:PythonBackend",
+    "repeat": "backends.repeat:RepeatBackend",
+    "square": "backends.square:SquareBackend",
 }
 
 

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from backends import wire
 from backends.backoff import Backoff
 from backends.handle import WorkerHandle
@@ -48,6 +50,8 @@ class InstanceSupervisor:
         self._backoff = Backoff()
         self._restart: asyncio.Task[None] | None = None
         self._loaded = False
+        #: Whether the instance takes batches, and its next worker will as well.
+        self._serving = False
         self._stopped = False
 
     async def start(self, title: str) -> None:
@@ -89,10 +93,30 @@ class InstanceSupervisor:
                 f"the model was still {doing} after {self._load_timeout_s:g} s, and its worker was killed"
             ) from None
 
-    def join(self, model: Model) -> None:
-        """Let the instance execute requests of `model`, and keep it alive from now on."""
+    def join(self, model: Model) -> WorkerHandle:
+        """Make the instance one of `model`'s, apart from the others, and keep it alive from now on."""
         self._model = model
-        self._serve()
+        return self._employ()
+
+    def serve(self) -> None:
+        """Let the instance take batches."""
+        assert self._model is not None
+        self._serving = True
+        if self._handle is not None:
+            self._model.instances.add(self._handle)
+
+    def use(self, config: str) -> None:
+        """Have a worker that must be started again load this configuration."""
+        assert self._load is not None
+        self._load = msgspec.structs.replace(self._load, config=config)
+
+    async def leave(self) -> None:
+        """Take no more batches, and wait until what was taken is done. A worker that dies is not replaced."""
+        self._stopped = True
+        if self._handle is not None:
+            assert self._model is not None
+            self._model.instances.set_apart(self._handle)
+            await self._handle.drain()
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Finalize the model and end the worker; `at_once`, or without a model yet, only end it.
@@ -110,13 +134,19 @@ class InstanceSupervisor:
 
     # ---- one worker after the other ----------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _employ(self) -> WorkerHandle:
+        """Let the worker that has loaded the model be the instance."""
         assert self._session is not None
         assert self._model is not None
         assert self._plan is not None
-        self._handle = WorkerHandle(self._plan.name, self._session, self._model)
+        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model)
         self._session.on_lost = self._lost
-        self._model.instances.add(self._handle)
+        self._session.send(wire.Joined())
+        if self._serving:
+            self._model.instances.add(handle)
+        else:
+            self._model.instances.set_apart(handle)
+        return handle
 
     def _lost(self, cause: str) -> None:
         assert self._handle is not None
@@ -154,7 +184,7 @@ class InstanceSupervisor:
                 session.kill()
                 raise
             logger.info("model instance '%s' is ready again, loaded in %.3f s", name, load_ns / 1e9)
-            self._serve()
+            self._employ()
             return
 
     def _failed(self, error: ServingError) -> None:

@@ -3,8 +3,9 @@
 A message is msgpack, an array whose first element is the tag; `backends/framing.py` puts its length
 in front. Kernel and worker are of the same version, so there is no negotiation beyond `Hello`.
 
-    kernel → worker   Complete, Load, Execute, Cancel, Credit, FreeBlocks, Stop        Attach*, Detach*
-    worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log   ArenaCreated*, OutboxCreated*
+    kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop    Attach*, Detach*
+    worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log,      ArenaCreated*, OutboxCreated*
+                      MetricsChanged
 
 Messages with * work only on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` travel together with a
 file descriptor. Without them tensors go inline, so that a worker on another host can speak the rest.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import msgspec
 
 #: Raised when either side changes; a worker of another number is refused.
-PROTOCOL = 2
+PROTOCOL = 3
 
 #: The number by which a worker and the kernel name the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -85,6 +86,35 @@ class ResponseRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
     error_text: str = ""
 
 
+class MetricFamilyRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A family of metrics that the model has defined; `kind` is a value of `MetricKind`."""
+
+    name: str
+    description: str
+    kind: str
+
+
+class MetricSeriesRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A series of a family. `number` is unique for the worker's lifetime."""
+
+    number: int
+    family: str
+    labels: dict[str, str] = {}
+    #: Upper bounds of a histogram's buckets, ascending, without the infinite one.
+    buckets: list[float] = []
+
+
+class MetricChange(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What was added to a series since its last change: to the value, or to a histogram's sum and buckets."""
+
+    series: int
+    added: float
+    #: A gauge was set: `added` is its value.
+    absolute: bool = False
+    #: Observations by bucket, and above all bounds.
+    counts: list[int] = []
+
+
 # ---- kernel to worker -----------------------------------------------------------------------
 
 
@@ -117,6 +147,10 @@ class Load(Message):
     backend_config: dict[str, str] = {}
     #: The CPUs that the worker may use; none for all.
     cpus: tuple[int, ...] = ()
+
+
+class Joined(Message):
+    """The instance that was loaded belongs to its model now: `MetricsChanged` may come."""
 
 
 class Attach(Message):
@@ -229,8 +263,20 @@ class Log(Message):
     text: str
 
 
-ToWorker = Complete | Load | Attach | Detach | Execute | Cancel | Credit | FreeBlocks | Stop
-ToKernel = Hello | Completed | Loaded | LoadFailed | ArenaCreated | OutboxCreated | Responded | Executed | Log
+class MetricsChanged(Message):
+    """What became of the model's own metrics, in this order. Only after `Joined`."""
+
+    families: list[MetricFamilyRef] = []
+    created: list[MetricSeriesRef] = []
+    changes: list[MetricChange] = []
+    #: Series that the model has dropped.
+    removed: list[int] = []
+
+
+ToWorker = Complete | Load | Joined | Attach | Detach | Execute | Cancel | Credit | FreeBlocks | Stop
+ToKernel = (
+    Hello | Completed | Loaded | LoadFailed | ArenaCreated | OutboxCreated | Responded | Executed | Log | MetricsChanged
+)
 
 encoder = msgspec.msgpack.Encoder()
 to_worker_decoder = msgspec.msgpack.Decoder(ToWorker)

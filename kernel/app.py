@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
-import os
-import signal
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -23,11 +19,10 @@ from backends.supervisor import InstanceSupervisor
 from kernel.catalog import Catalog
 from kernel.clock import LoopClock
 from kernel.errors import ServingError
-from kernel.greeting import print_demo_hint, print_models_table
 from kernel.inputs import InputPlacer
 from kernel.listen import CannotListen, bind
-from kernel.observe.logs import set_up_logging
 from kernel.observe.metrics_config import parse_metrics_config
+from kernel.owner import Terminal
 from kernel.regions import RegionRegistry
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
@@ -51,6 +46,7 @@ if TYPE_CHECKING:
     from kernel.inbox import Inbox
     from kernel.instances import InstanceSet
     from kernel.options import ServerOptions
+    from kernel.owner import Owner
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -60,19 +56,15 @@ logger = logging.getLogger(__name__)
 _ANSWER_GRACE_S = 2
 
 
-#: Signals within this time of the first are the same wish to stop, not a second one.
-_SAME_SIGNAL_S = 1.0
-
-
 class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
 
 def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
-    """Run the server until it is told to stop; returns the exit code. `notes` are logged as warnings."""
+    """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings."""
     try:
         return anyio.run(
-            Server(options, notes).run,
+            Server(options, Terminal(options, notes)).run,
             backend="asyncio",
             backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )
@@ -93,11 +85,11 @@ def choose_scheduler(
 
 
 class Server:
-    """The whole server of one process."""
+    """The whole server, on one event loop."""
 
-    def __init__(self, options: ServerOptions, notes: Sequence[str] = ()) -> None:
+    def __init__(self, options: ServerOptions, owner: Owner) -> None:
         self._options = options
-        self._notes = notes
+        self._owner = owner
         self._log = LogSettings(
             LogValues(
                 log_file=options.log.file,
@@ -110,10 +102,11 @@ class Server:
         )
 
     async def run(self) -> int:
-        """Start, serve, stop. Returns the exit code."""
-        set_up_logging(self._log)
-        for note in self._notes:
-            logger.warning("%s", note)
+        """Start, serve until the owner says stop, and stop. Returns the exit code.
+
+        Raises `StartFailed`, `CannotListen` and `BadOption`.
+        """
+        self._owner.begin(self._log)
         with contextlib.ExitStack() as stack:
             sockets = {
                 name: stack.enter_context(bind(title, listener))
@@ -128,7 +121,7 @@ class Server:
                 self._build()
             except ServingError as error:
                 raise StartFailed(_creating_server(error)) from None
-            return await self._run_until_signal(sockets, self._make_doors(sockets))
+            return await self._run_until_stop(sockets, self._make_doors(sockets))
 
     def _build(self) -> None:
         options = self._options
@@ -173,12 +166,12 @@ class Server:
         )
         self._kernel.repository = self._lifecycle
 
-    async def _run_until_signal(self, sockets: dict[str, socket.socket], doors: list[FrontDoor]) -> int:
+    async def _run_until_stop(self, sockets: dict[str, socket.socket], doors: list[FrontDoor]) -> int:
         stop = asyncio.Event()
         failure = ""
         code = 0
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_wait_for_signals, stop)
+            tasks.start_soon(self._owner.wait_for_stop, stop)
             try:
                 failure = await self._load_unless(stop)
                 if not failure and not stop.is_set():
@@ -195,7 +188,7 @@ class Server:
         return code
 
     async def _load_unless(self, stop: asyncio.Event) -> str:
-        """Load the models of the start, until a signal comes; returns why the server cannot start, if so."""
+        """Load the models of the start, until it is to stop; returns why the server cannot start, if so."""
         failure = ""
         async with anyio.create_task_group() as tasks:
 
@@ -209,27 +202,19 @@ class Server:
         return failure
 
     async def _load(self) -> str:
-        """Load the models of the start and show what became of them."""
+        """Load the models of the start and tell what became of them."""
         try:
             failed = await self._lifecycle.start(self._options.repository.load_models)
         except ServingError as error:
             return _creating_server(error)
-        self._show_models()
+        catalog = self._kernel.catalog
+        self._owner.models_loaded(catalog)
         if failed and self._options.repository.exit_on_error:
             return (
-                f"creating server: Internal - failed to load all models: {', '.join(failed)} (see the table above; "
-                "--exit-on-error=false starts without them)"
+                f"creating server: Internal - failed to load all models: {', '.join(failed)} "
+                f"({self._owner.advice(catalog, failed)})"
             )
         return ""
-
-    def _show_models(self) -> None:
-        """Tell what became of each model: people a table, and machines that read JSON a line for each."""
-        if self._options.log.format != "json":
-            print_models_table(self._kernel.catalog)
-            return
-        for item in self._kernel.catalog.index():
-            state = f"{item.state}: {item.reason.strip()}" if item.reason else item.state or "not loaded"
-            logger.info("model '%s': %s", item.name, state, extra={"model": item.name, "version": item.version})
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, before any model is loaded: what is wrong with their options is told at once."""
@@ -247,11 +232,7 @@ class Server:
         for door in doors:
             await door.start()
             logger.info("Started %s", door.title)
-        # What exists now lives as long as the server: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        if self._options.demo and "http" in sockets and self._options.log.format != "json":
-            print_demo_hint(sockets["http"].getsockname()[1])
+        self._owner.opened(self._kernel, {name: sock.getsockname()[1] for name, sock in sockets.items()})
 
     async def _stop(self, doors: list[FrontDoor]) -> int:
         """Drain and close; returns the exit code. A second signal ends the wait."""
@@ -274,18 +255,3 @@ class Server:
 def _creating_server(error: ServingError) -> str:
     """Return how tritonserver tells of an error at start."""
     return f"creating server: {error.code.title} - {error.message}"
-
-
-async def _wait_for_signals(stop: asyncio.Event) -> None:
-    first_s = 0.0
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-        async for number in received:
-            if stop.is_set():
-                # make and other parents pass a signal on that the terminal has sent us as well.
-                if time.monotonic() - first_s < _SAME_SIGNAL_S:
-                    continue
-                logger.warning("Signal (%d) received again: exiting at once", number)
-                os._exit(1)  # workers die with their parent
-            logger.info("Signal (%d) received.", number)
-            first_s = time.monotonic()
-            stop.set()

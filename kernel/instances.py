@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.batch import Batch
+from kernel.errors import Unavailable
 from kernel.events import InstanceIdle, Returned
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class InstanceSet:
 
     An instance executes its batches one after the other, in the order in which it was given them, and
     answers each before it starts the next. So if it is lost, at most its first batch was started.
+
+    One that is apart is not seen by the scheduler: a new one that warms up, or one that was taken out of
+    service and finishes what it has.
     """
 
     def __init__(self, inbox: Inbox, statistics: ModelStatistics, clock: Clock) -> None:
@@ -61,6 +65,8 @@ class InstanceSet:
         self._clock = clock
         #: Batches that each living instance has not finished, oldest first.
         self._batches: dict[Instance, deque[Batch]] = {}
+        #: The same of those that are apart.
+        self._apart: dict[Instance, deque[Batch]] = {}
         #: The living instance where there is exactly one, the usual case.
         self._only: Instance | None = None
         self._execution_ns = FAST_EXECUTION_NS
@@ -94,13 +100,14 @@ class InstanceSet:
 
     @property
     def count(self) -> int:
-        """How many instances are alive."""
+        """How many instances are alive and take batches."""
         return len(self._batches)
 
     @property
     def waiting(self) -> int:
         """How many requests instances were given ahead of time and have not started."""
-        return sum(len(batch.requests) for batches in self._batches.values() for batch in islice(batches, 1, None))
+        every = chain(self._batches.values(), self._apart.values())
+        return sum(len(batch.requests) for batches in every for batch in islice(batches, 1, None))
 
     def dispatch(self, requests: list[Request]) -> None:
         """Give `requests` to the instance with the least to do; one must be `open`."""
@@ -115,17 +122,50 @@ class InstanceSet:
     def _least_busy(self) -> Instance:
         return min(self._batches, key=lambda each: len(self._batches[each]))
 
+    def dispatch_to(self, instance: Instance, requests: list[Request]) -> None:
+        """Give `requests`, which never were in the queue, to an instance that is apart.
+
+        Raises `Unavailable` where it was lost; the requests are the caller's then.
+        """
+        batches = self._apart.get(instance)
+        if batches is None:
+            raise Unavailable(f"model instance '{instance.name}' was lost")
+        batch = Batch(requests, self._clock.now_ns())
+        batches.append(batch)
+        for request in requests:
+            request.instance = instance
+        instance.execute(batch)
+
     def add(self, instance: Instance) -> None:
-        """A new or restarted instance is ready."""
-        if self._statistics.workers_lost > self._statistics.workers_restarted:
+        """An instance takes batches from now on: a restarted one, or one that was apart."""
+        batches = self._apart.pop(instance, None)
+        if batches is None and self._statistics.workers_lost > self._statistics.workers_restarted:
             self._statistics.workers_restarted += 1
-        self._batches[instance] = deque()
-        self._only = instance if len(self._batches) == 1 else None
+        self._batches[instance] = deque() if batches is None else batches
+        self._note_only()
         self._inbox.post(_IDLE)
+
+    def set_apart(self, instance: Instance) -> None:
+        """A new instance takes no batches yet, or one that did takes no more; it finishes what it has."""
+        batches = self._batches.pop(instance, None)
+        self._apart[instance] = deque() if batches is None else batches
+        self._note_only()
+
+    def forget(self, instance: Instance) -> None:
+        """The instance has ended as it was told to."""
+        self._batches.pop(instance, None)
+        self._apart.pop(instance, None)
+        self._note_only()
+
+    def _note_only(self) -> None:
+        self._only = next(iter(self._batches)) if len(self._batches) == 1 else None
 
     def executed(self, instance: Instance, times: ExecutionTimes) -> None:
         """The instance has done its first batch; responses that were due have been given."""
-        batch = self._batches[instance].popleft()
+        try:
+            batch = self._batches[instance].popleft()
+        except KeyError:
+            batch = self._apart[instance].popleft()
         self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ms())
         # A moving average: one slow execution ends dispatching ahead, some fast ones allow it again.
         mean_ns = self._execution_ns = self._execution_ns + (times.total_ns - self._execution_ns) // 8
@@ -139,8 +179,7 @@ class InstanceSet:
     def lost(self, instance: Instance, unstarted: list[Request]) -> None:
         """The instance is gone. It has failed the requests that it was executing; `unstarted` are those
         that it had been given ahead of time, and they go back to the scheduler."""
-        self._batches.pop(instance, None)
-        self._only = next(iter(self._batches)) if len(self._batches) == 1 else None
+        self.forget(instance)
         self._statistics.workers_lost += 1
         if unstarted:
             self._statistics.pending += len(unstarted)

@@ -80,9 +80,12 @@ class TraceSettings:
         """Return the settings of a model, or of the server."""
         return self._values(self._server, self._models.get(model, {}))
 
-    def update(self, change: TraceChange, model: str = "") -> TraceValues:
-        """Apply `change` to a model or to the server and return the result; all of it or nothing."""
-        own = _changed(self._models.get(model, {}) if model else self._server, change)
+    def update(self, change: TraceChange, model: str = "", *, got: str = "got:") -> TraceValues:
+        """Apply `change` to a model or to the server and return the result; all of it or nothing.
+
+        `got` is what the front door's error has before a trace count that is too low.
+        """
+        own = _changed(self._models.get(model, {}) if model else self._server, change, got)
         if model:
             values = self._values(self._server, own)
             _check(values)
@@ -112,7 +115,7 @@ def _check(values: TraceValues) -> None:
         raise InvalidArgument("Attempting to set invalid trace setting :trace file name is not given")
 
 
-def _changed(own: _Own, change: TraceChange) -> _Own:
+def _changed(own: _Own, change: TraceChange, got: str) -> _Own:
     result = dict(own)
     for name, texts in change.items():
         if texts is None:
@@ -122,7 +125,7 @@ def _changed(own: _Own, change: TraceChange) -> _Own:
             if levels:
                 result[name] = levels
         elif name in _RANGES:
-            result[name] = _parse_number(name, texts)
+            result[name] = _parse_number(name, texts, got)
         elif name == "trace_file":
             raise Unsupported("trace file location can not be updated through network protocol")
         else:
@@ -139,7 +142,7 @@ def _parse_levels(texts: list[str]) -> tuple[str, ...]:
     return tuple(level for level in TRACE_LEVELS if level in texts)
 
 
-def _parse_number(name: str, texts: list[str]) -> int:
+def _parse_number(name: str, texts: list[str], got: str) -> int:
     if len(texts) != 1:
         raise InvalidArgument(f"expect only 1 value for '{name}'")
     found = _NUMBER.match(texts[0])
@@ -153,7 +156,7 @@ def _parse_number(name: str, texts: list[str]) -> int:
     if name != "trace_count":
         return number % 2**32  # Triton keeps it as an unsigned number: -1 is the largest
     if number < -1:
-        raise InvalidArgument(f"Unable to parse 'trace_count'. Expecting value >= -1, got:{number}")
+        raise InvalidArgument(f"Unable to parse 'trace_count'. Expecting value >= -1, {got}{number}")
     return number
 
 

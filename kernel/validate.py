@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, request_prefix
+from kernel.walk_order import walk_order
 from shm.datatypes import DATATYPES, MAX_SIZE, element_count
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ _BATCH_NOTE = (
 def validate(request: Request, spec: ModelSpec) -> None:
     """Check `request` and set its `batch_size`. Raises `InvalidArgument`."""
     _check_outputs(request, spec)
-    _check_names(request, spec)
-    request.batch_size = _batch_size(request, spec)
-    for tensor in request.inputs:
-        _check_tensor(request, spec, tensor, spec.inputs[tensor.name])
+    _check_count(request, spec)
+    try:
+        _check_inputs(request, spec, request.inputs)
+    except InvalidArgument:
+        # Whether a request is good does not depend on the order, but which input is named does.
+        by_name = {tensor.name: tensor for tensor in request.inputs}
+        _check_inputs(request, spec, [by_name[name] for name in walk_order(list(by_name))])
+        raise
 
 
 def _check_outputs(request: Request, spec: ModelSpec) -> None:
@@ -44,7 +49,7 @@ def _check_outputs(request: Request, spec: ModelSpec) -> None:
             raise InvalidArgument(f"unexpected inference output '{output.name}' for model '{spec.name}'")
 
 
-def _check_names(request: Request, spec: ModelSpec) -> None:
+def _check_count(request: Request, spec: ModelSpec) -> None:
     names = [tensor.name for tensor in request.inputs]
     if len(set(names)) != len(names):
         twice = next(name for index, name in enumerate(names) if name in names[:index])
@@ -52,9 +57,6 @@ def _check_names(request: Request, spec: ModelSpec) -> None:
     wrong_count = len(names) != len(spec.inputs)  # usual: no optional inputs, or all of them given
     if wrong_count and not len(spec.required_inputs) <= len(names) <= len(spec.inputs):
         raise InvalidArgument(_wrong_count(request, spec, names))
-    for name in names:
-        if name not in spec.inputs:
-            raise InvalidArgument(f"unexpected inference input '{name}' for model '{spec.name}'")
 
 
 def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
@@ -64,7 +66,7 @@ def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
     opening = "[" if missing else ""  # Triton loses it with the last comma of an empty list
     return (
         f"{request_prefix(request.id)}expected {wanted} but got {len(names)} inputs for model '{spec.name}'. "
-        f"Got input(s) [{_quoted(names)}], but missing required input(s) {opening}{_quoted(missing)}]. "
+        f"Got input(s) [{_quoted(walk_order(names))}], but missing required input(s) {opening}{_quoted(missing)}]. "
         "Please provide all required input(s)."
     )
 
@@ -73,28 +75,42 @@ def _quoted(names: Iterable[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _batch_size(request: Request, spec: ModelSpec) -> int:
-    """Return the request's rows: the first dimension that all inputs share, or 1 without batching."""
-    if spec.max_batch_size < 1:
-        return 1
-    prefix = request_prefix(request.id)
+def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> None:
+    request.batch_size = _batch_size(request, spec, inputs)
+    for tensor in inputs:
+        _check_tensor(request, spec, tensor, spec.inputs[tensor.name])
+
+
+def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> int:
+    """Return the request's rows: the first dimension that all inputs share, or 1 without batching.
+
+    Raises `InvalidArgument`, also for inputs that the model has not.
+    """
+    batching = spec.max_batch_size > 0
     rows: int | None = None
-    for tensor in request.inputs:
+    for tensor in inputs:
+        if tensor.name not in spec.inputs:
+            raise InvalidArgument(f"unexpected inference input '{tensor.name}' for model '{spec.name}'")
+        if not batching:
+            continue
         if not tensor.shape:
             raise InvalidArgument(
-                f"{prefix}input '{tensor.name}' has no shape but model requires batch dimension for '{spec.name}'"
+                f"{request_prefix(request.id)}input '{tensor.name}' has no shape but model requires batch dimension "
+                f"for '{spec.name}'"
             )
         if rows is None:
             rows = tensor.shape[0]
         elif tensor.shape[0] != rows:
             raise InvalidArgument(
-                f"{prefix}input '{tensor.name}' batch size does not match other inputs for '{spec.name}'"
+                f"{request_prefix(request.id)}input '{tensor.name}' batch size does not match other inputs for "
+                f"'{spec.name}'"
             )
     if rows is None:
         return 1
     if rows > spec.max_batch_size:
         raise InvalidArgument(
-            f"{prefix}inference request batch-size must be <= {spec.max_batch_size} for '{spec.name}'"
+            f"{request_prefix(request.id)}inference request batch-size must be <= {spec.max_batch_size} for "
+            f"'{spec.name}'"
         )
     return rows
 

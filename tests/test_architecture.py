@@ -27,7 +27,8 @@ FILES = [path for path in OURS if path != COMPOSITION_ROOT]
 
 #: Packages that the kernel process must not load, and where each may be imported.
 FOREIGN = {
-    "numpy": ("backends", "shm/arrays.py", "kernel/client.py"),
+    # kernel/arrays.py is for programs that embed the server: the command line's never imports it.
+    "numpy": ("backends", "shm/arrays.py", "kernel/client.py", "kernel/arrays.py"),
     "onnxruntime": ("backends/onnxruntime",),
     "aiohttp": ("protocols/http",),
     "grpclib": ("protocols",),
@@ -39,6 +40,7 @@ FOREIGN = {
 #: Decisions: no clock, no I/O, no asyncio.
 PURE = (
     "backends/backoff.py",
+    "backends/expected.py",
     "backends/framing.py",
     "kernel/catalog.py",
     "kernel/config/autofill.py",
@@ -46,21 +48,26 @@ PURE = (
     "kernel/config/spec.py",
     "kernel/flags/flag.py",
     "kernel/flags/ignored.py",
+    "kernel/flags/keywords.py",
     "kernel/flags/known.py",
     "kernel/flags/read.py",
     "kernel/flags/traces.py",
+    "kernel/observe/custom_metrics.py",
     "kernel/observe/histogram.py",
+    "kernel/observe/metric_rules.py",
     "kernel/observe/metrics_config.py",
     "kernel/observe/quantiles.py",
     "kernel/observe/report.py",
     "kernel/observe/statistics.py",
     "kernel/repository/backend_config.py",
     "kernel/repository/layout.py",
+    "kernel/repository/origin.py",
     "kernel/repository/placement.py",
     "kernel/repository/versions.py",
     "kernel/repository/warmup.py",
     "kernel/settings.py",
     "kernel/validate.py",
+    "kernel/walk_order.py",
     "protocols/grpc/admission.py",
     "protocols/forwarding.py",
     "protocols/grpc/codec.py",
@@ -80,6 +87,7 @@ PURE = (
     "protocols/http/codec.py",
     "protocols/http/compression.py",
     "protocols/http/cors.py",
+    "protocols/http/custom_families.py",
     "protocols/http/generate_codec.py",
     "protocols/http/json_tensor.py",
     "protocols/http/lane/forms.py",

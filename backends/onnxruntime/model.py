@@ -73,8 +73,10 @@ class LoadedModel:
         names = wanted_outputs(requests, self._outputs)
         places = self._places(requests[0], sizes[0], names) if len(requests) == 1 else {}
         timings.inputs_ready()
-        arrays = self._session.run(inputs, names, places)
-        timings.inferred()
+        try:
+            arrays = self._session.run(inputs, names, places)
+        finally:
+            timings.inferred()
         return {name: self._with_configured_rank(name, array) for name, array in arrays.items()}
 
     def _with_configured_rank(self, name: str, array: Array) -> Array:

@@ -84,8 +84,10 @@ class PythonBackend(Backend):
         given = [InferenceRequest.received(request, self._instance, self._dropped.add) for request in requests]
         timings.inputs_ready()
         try:
-            returned = self._call(given)
-            timings.inferred()
+            try:
+                returned = self._call(given)
+            finally:
+                timings.inferred()  # a model that raises has worked as well
             if self._instance.decoupled:
                 self._check_decoupled(returned)
             else:
@@ -120,11 +122,11 @@ class PythonBackend(Backend):
         return self._model_class
 
     def _check_batch_size(self, requests: Sequence[WorkerRequest]) -> None:
+        """Refuse what no scheduler of ours makes, but a warm-up may ask for: too many rows, or requests."""
         limit = self._instance.max_batch_size
-        if limit > 0:
-            size = sum(request.inputs[0].shape[0] for request in requests if request.inputs)
-            if size > limit:
-                raise InternalError(f"batch size {size} for '{self._instance.name}', max allowed is {limit}")
+        size = sum(request.inputs[0].shape[0] for request in requests if request.inputs) if limit > 0 else len(requests)
+        if size > 1 and size > limit:
+            raise InternalError(f"batch size {size} for '{self._instance.name}', max allowed is {limit}")
 
     def _call(self, given: list[InferenceRequest]) -> object:
         """Return what the model's `execute` returns, None where it goes on by itself (async, decoupled)."""

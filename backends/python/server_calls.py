@@ -1,4 +1,4 @@
-"""What a model asks of the server beyond its own requests: other models, model control, metrics.
+"""What a model asks of the server beyond its own requests: other models and model control.
 
 This version of the server offers none of it. The names exist, so that models which only mention them
 work, and raise `TritonModelException` when they are used.
@@ -6,13 +6,12 @@ work, and raise `TritonModelException` when they are used.
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING, NoReturn
 
 from backends.python.failures import TritonModelException
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
 def not_supported(what: str) -> TritonModelException:
@@ -30,23 +29,3 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
 
 def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:
     raise not_supported(f"asking from a model whether model '{model_name}' is ready (is_model_ready)")
-
-
-class MetricKind(enum.IntEnum):
-    COUNTER = 0
-    GAUGE = 1
-    HISTOGRAM = 2
-
-
-class MetricFamily:
-    """A family of custom metrics."""
-
-    COUNTER = MetricKind.COUNTER
-    GAUGE = MetricKind.GAUGE
-    HISTOGRAM = MetricKind.HISTOGRAM
-
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        raise not_supported(f"custom metric '{name}' (MetricFamily)")
-
-    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> NoReturn:
-        raise not_supported("a custom metric (MetricFamily.Metric)")

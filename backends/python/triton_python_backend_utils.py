@@ -19,6 +19,7 @@ from backends.python.datatypes import (
 from backends.python.failures import TritonModelException
 from backends.python.instance import get_model_dir
 from backends.python.logger import Logger
+from backends.python.metrics import MetricFamily
 from backends.python.model_config import ModelConfig
 from backends.python.requests import (
     TRITONSERVER_MEMORY_CPU,
@@ -37,7 +38,7 @@ from backends.python.responses import (
     ResponseSender,
     TritonError,
 )
-from backends.python.server_calls import MetricFamily, is_model_ready, load_model, unload_model
+from backends.python.server_calls import is_model_ready, load_model, unload_model
 from backends.python.tensors import Tensor
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.mailbox import KernelGone, Mailbox
 from backends.worker.memory import AttachedRegions
+from backends.worker.metric_reporter import MetricReporter
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import InputView, WorkerRequest
 from backends.worker.respond import Answers
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from backends.base import Backend
     from backends.channel import BlockingChannel
+    from backends.metric_registry import MetricRegistry
     from shm.arena import Arena
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Worker:
         self._regions = AttachedRegions()
         self._outputs = OutputWriter(self._regions, self._arena_created)
         self._mailbox = Mailbox(channel, self._urgent)
+        self._reporter = MetricReporter(self._send)
         self._answers = Answers(self._outputs, self._send, lambda: self._mailbox)
         self._backend: Backend | None = None
         self._model_name = ""
@@ -56,6 +59,7 @@ class Worker:
         self._handlers: dict[type, Callable[..., None]] = {
             wire.Complete: self._complete,
             wire.Load: self._load,
+            wire.Joined: lambda _: self._reporter.start(),
             wire.Attach: self._attach,
             wire.Detach: self._detach,
             wire.Execute: self._execute,
@@ -73,6 +77,7 @@ class Worker:
             return
         if self._backend is not None:
             self._backend.finalize()
+            self._reporter.stop()
 
     def _next(self) -> wire.ToWorker:
         """Wait for the next message, having sent what was kept for as long as there were others."""
@@ -86,6 +91,11 @@ class Worker:
         """See `backends.base.Host`."""
         if level != "VERBOSE" or self._verbose:
             self._send(wire.Log(level, text))
+
+    @property
+    def metrics(self) -> MetricRegistry:
+        """See `backends.base.Host`."""
+        return self._reporter.registry
 
     # ---- messages ----------------------------------------------------------------------------
 

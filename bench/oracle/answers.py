@@ -50,6 +50,15 @@ def plain(value: Any, ignore: tuple[str, ...], repository: str = "") -> Any:
     return value
 
 
+def renamed(value: Any, name: str, other: str) -> Any:
+    """Return `value` with `other` in place of `name` in every text, at any depth; keys stay."""
+    if isinstance(value, dict):
+        return {key: renamed(each, name, other) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, name, other) for each in value]
+    return value.replace(name, other) if isinstance(value, str) else value
+
+
 def _time(value: Any) -> str:
     return "some" if float(value) > 0 else "none"
 

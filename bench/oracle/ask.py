@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import http.client
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from bench.oracle.answers import Answer, told_bytes
+from bench.oracle.answers import Answer, renamed, told_bytes
+from bench.oracle.steps import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 15
 _SHARED_MEMORY = Path("/dev/shm")
+#: What `KEY` is on this machine, so that runs at the same time leave each other's regions alone.
+_OWN_KEY = f"{KEY}_{os.getpid()}"
 
 
 class Server:
@@ -39,9 +43,14 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
+        _remove_region(_OWN_KEY)  # a step that failed may have left it
 
     def ask(self, step: Step) -> Answer:
         """Send one step; an answer that cannot be read has the status `broken`."""
+        answer = self._ask(renamed(step.args, KEY, _OWN_KEY), step.kind)
+        return Answer(answer.status, renamed(answer.body, _OWN_KEY, KEY), renamed(answer.error, _OWN_KEY, KEY))
+
+    def _ask(self, args: Document, kind: str) -> Answer:
         kinds: dict[str, Callable[..., Answer]] = {
             "http": self._http,
             "chunked": self._chunked,
@@ -52,7 +61,7 @@ class Server:
             "remove_region": _remove_region,
         }
         try:
-            return kinds[step.kind](**step.args)
+            return kinds[kind](**args)
         except grpc.RpcError as error:
             return Answer(f"grpc {error.code().name}", None, error.details())
         except (OSError, http.client.HTTPException, TimeoutError) as error:

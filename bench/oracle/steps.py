@@ -15,6 +15,9 @@ from typing import Any
 #: A request or an answer in JSON, or protobuf's JSON form.
 Document = dict[str, Any]
 
+#: The name of shared memory in cases. On a machine each run has its own in its place: `bench.oracle.ask`.
+KEY = "naiad_case"
+
 #: Bodies of errors over HTTP, whose text is kept apart; those of early ones are not marked as JSON (Triton).
 ERROR: Document = {"content-type": "application/json", "json": {}}
 EARLY_ERROR: Document = {"content-type": "text/plain", "json": {}}

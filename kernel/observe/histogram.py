@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class Histogram:
@@ -32,12 +32,23 @@ class Histogram:
         #: Observations by bucket: not cumulative; the last are those above all bounds.
         self.counts = [0] * (len(self.bounds) + 1)
         #: Sum of the observations, in the finer unit.
-        self.sum = 0
+        self.sum: float = 0
 
     def observe(self, value: int) -> None:
         """Count one observation, in the finer unit. One that equals a bound lies below it."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
+
+    def add(self, bounds: Sequence[float], counts: Sequence[int], total: float) -> None:
+        """Add observations that were counted elsewhere; `counts` has one more than `bounds`.
+
+        Where the bounds are others than ours, each counts as if it had been the upper bound of its bucket.
+        """
+        for index, count in enumerate(counts):
+            if count:
+                place = bisect_left(self._bounds, bounds[index]) if index < len(bounds) else -1
+                self.counts[place] += count
+        self.sum += total
 
     def cumulative(self) -> list[int]:
         """Return the number of observations up to each bound, and of all."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import Cancelled, QueueFull, QueueTimeout
+from kernel.observe.custom_metrics import CustomMetrics
 from kernel.observe.histogram import Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
@@ -114,6 +115,8 @@ class ModelStatistics:
         #: From reception to the first response that is no error; None where nobody asks for it.
         self.first_responses: Histogram | None = None
         self.summaries: Summaries | None = None
+        #: What the model itself measures.
+        self.custom = CustomMetrics()
 
     def measure(self, metrics: MetricsConfig, config: ModelConfig) -> list[str]:
         """Observe what `metrics` and the model's own configuration ask for; called before the first request.

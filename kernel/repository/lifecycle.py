@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernel.catalog import UNLOADED, ModelState
 from kernel.errors import InternalError, LoadFailed, ServerStopping, ServingError, Unavailable
 from kernel.repository.layout import RepositoryContents, check_model_name, known_names, overriding_folder
-from kernel.repository.loading import LoadedVersion, VersionLoader
+from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_names, list_repository
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
 from kernel.repository.source import ModelSource, scan
@@ -240,22 +240,45 @@ class Lifecycle:
     ) -> None:
         identifier = source.folder.identifier
         serving = self._loaded.get(identifier, {})
+        origin = source.origin(config)
+        staying = {v: serving[v] for v in versions if v in serving and not serving[v].origin.needs_reload(origin, v)}
         for version in versions:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.LOADING)
         results = await asyncio.gather(
-            *(self._loader.load(source, config, version) for version in versions), return_exceptions=True
+            *(
+                self._loader.update(staying[version], source, config)
+                if version in staying
+                else self._loader.load(source, config, version)
+                for version in versions
+            ),
+            return_exceptions=True,
         )
         found = dict(zip(versions, results, strict=True))
         loaded = {v: result for v, result in found.items() if isinstance(result, LoadedVersion)}
+        updates = [result for result in results if isinstance(result, InstanceUpdate)]
         errors = {v: result for v, result in found.items() if isinstance(result, BaseException)}
         if errors:
             for entry in loaded.values():
                 self._run(self._retire(identifier, entry, forget=False))
-            self._versions_failed(identifier, errors, list(loaded), serving)
+            for update in updates:
+                self._run(update.abandon())
+            self._versions_failed(identifier, errors, list(loaded), serving, staying)
         for entry in loaded.values():
             entry.use(files)
-        self._publish(identifier, loaded, serving)
+        for update in updates:
+            self._commit(update)
+        self._publish(identifier, loaded | staying, serving)
+
+    def _commit(self, update: InstanceUpdate) -> None:
+        """Let a version that serves have other instances; what its former ones execute is finished."""
+        former = update.commit()
+        for keeper in former:
+            self._run(_end(keeper))
+        logger.info(
+            "successfully updated the instances of '%s' version %d: %d new, %d gone",
+            update.version.model.name, update.version.model.version, len(update.new), len(former),
+        )  # fmt: skip
 
     def _versions_failed(
         self,
@@ -263,6 +286,7 @@ class Lifecycle:
         errors: dict[int, BaseException],
         others: list[int],
         serving: dict[int, LoadedVersion],
+        staying: dict[int, LoadedVersion],
     ) -> None:
         """Note why versions failed; what served before still does. Always raises."""
         text = ""
@@ -270,23 +294,28 @@ class Lifecycle:
             if not isinstance(error, ServingError):
                 raise error  # a bug, or the load was cancelled
             reason = f"{error.code.title}: {error.message}"
-            text += f"version {version} is at UNAVAILABLE state: {reason};"
-            if version not in serving:
-                self._catalog.set_state(identifier, version, ModelState.UNAVAILABLE, reason)
+            state = ModelState.READY if version in staying else ModelState.UNAVAILABLE
+            text += f"version {version} is at {state.value} state: {reason};"
+            if version in staying:
+                self._catalog.set_state(identifier, version, state, reason, staying[version].model)
+            elif version not in serving:
+                self._catalog.set_state(identifier, version, state, reason)
         for version in others:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.UNAVAILABLE, UNLOADED)
         raise LoadFailed(f"load failed for model '{identifier}': {text}\n")
 
-    def _publish(self, identifier: str, loaded: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
-        """Let the new versions serve, and retire the old ones."""
-        self._loaded[identifier] = loaded
-        for version, entry in loaded.items():
+    def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
+        """Let the versions serve that are ready now, and retire those that did before and are not among them."""
+        self._loaded[identifier] = ready
+        for version, entry in ready.items():
             self._catalog.set_state(identifier, version, ModelState.READY, "", entry.model)
         for version, entry in serving.items():
-            if version not in loaded:
+            if ready.get(version) is entry:
+                continue
+            if version not in ready:
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", entry.model)
-            self._run(self._retire(identifier, entry, forget=version not in loaded))
+            self._run(self._retire(identifier, entry, forget=version not in ready))
 
     # ---- unloading ---------------------------------------------------------------------------
 
@@ -332,6 +361,14 @@ class Lifecycle:
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waited may have given up
+
+
+async def _end(keeper: InstanceKeeper) -> None:
+    """Let an instance finish what it has, then end its worker."""
+    try:
+        await keeper.leave()
+    finally:
+        await keeper.stop()
 
 
 def _not_polled(name: str, reason: ServingError | str) -> InternalError:

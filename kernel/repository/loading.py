@@ -1,27 +1,27 @@
 """Loads one version of a model: workers, the completed configuration, the scheduler, the warm-up.
 
 At most so many versions load at the same time, and a version that fails is tried again, both as the
-command line says. What fails leaves no worker behind.
+command line says. What fails leaves no worker behind. A version that serves can be given other instances.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.config.to_json import to_json
-from kernel.errors import InternalError, ServingError, Unavailable
+from kernel.errors import ServingError, Unavailable
 from kernel.model import Model
 from kernel.observe.log_context import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
 from kernel.repository.limits import ignored_settings, refuse_unsupported
-from kernel.repository.placement import plan_instances
-from kernel.repository.warmup import warmup_samples
+from kernel.repository.origin import Origin, with_changes
+from kernel.repository.placement import match_instances, plan_instances
+from kernel.repository.warming import warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,18 +33,24 @@ if TYPE_CHECKING:
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource, Prepared
-    from kernel.repository.warmup import WarmupSample
-    from kernel.request import Request
-    from kernel.response import Response
 
 logger = logging.getLogger(__name__)
+
+
+class LoadedInstance(msgspec.Struct, frozen=True, eq=False):
+    """An instance with what keeps it running."""
+
+    plan: InstancePlan
+    keeper: InstanceKeeper
 
 
 class LoadedVersion(msgspec.Struct):
     """A version with what keeps it running."""
 
     model: Model
-    keepers: list[InstanceKeeper]
+    origin: Origin
+    #: In the order of the configuration.
+    instances: list[LoadedInstance]
     #: The folder of the server's own that the model was loaded from, if it was; workers read from it again
     #: when they are restarted.
     files: OverrideFolder | None = None
@@ -57,9 +63,40 @@ class LoadedVersion(msgspec.Struct):
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End the workers, `at_once` without finalizing the model."""
-        await asyncio.gather(*(keeper.stop(at_once=at_once) for keeper in self.keepers))
+        await asyncio.gather(*(each.keeper.stop(at_once=at_once) for each in self.instances))
         if self.files is not None:
             await asyncio.to_thread(self.files.release)
+
+
+class InstanceUpdate(msgspec.Struct, frozen=True):
+    """The instances that a version which serves can have instead of its own. The new ones are warm, and wait.
+
+    Whoever has it calls `commit` or `abandon`, once.
+    """
+
+    version: LoadedVersion
+    origin: Origin
+    prepared: Prepared
+    #: All of them, in the order of the configuration, and those among them that are new.
+    instances: list[LoadedInstance]
+    new: list[LoadedInstance]
+
+    def commit(self) -> list[InstanceKeeper]:
+        """Let the version have them. Returns the keepers of those that it has no more, to be stopped after `leave`."""
+        version = self.version
+        for each in self.new:
+            if not each.plan.passive:
+                each.keeper.serve()
+        for each in self.instances:
+            each.keeper.use(self.prepared.json)
+        former, version.instances = version.instances, self.instances
+        version.origin = self.origin
+        version.model.config = self.prepared.config
+        return [each.keeper for each in former if each not in self.instances]
+
+    async def abandon(self) -> None:
+        """End the new instances; the version keeps those that it has."""
+        await asyncio.gather(*(each.keeper.stop() for each in self.new))
 
 
 class VersionLoader:
@@ -99,27 +136,63 @@ class VersionLoader:
         started_ns = self._clock.now_ns()
         refuse_unsupported(config)
         keepers = [self._new_keeper()]
+        model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
             plans = await asyncio.to_thread(self._plan, prepared.config, source, version)
             keepers += [self._new_keeper() for _ in plans[1:]]
-            await _load_instances(keepers, plans, prepared.json)
+            instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
+            await _load_instances(instances, prepared.json)
             model = Model(prepared.spec, prepared.config, version, self._schedule, self._clock)
             for line in model.statistics.measure(self._settings.metrics, prepared.config):
                 logger.warning("model '%s': %s", source.name, line)
             model.start()
-            for keeper, plan in zip(keepers, plans, strict=True):
-                if not plan.passive:
-                    keeper.join(model)
-            await self._warm_up(model, source)
+            await self._join(model, instances, source)
         except BaseException:
+            if model is not None:
+                model.close(Unavailable("the model was not loaded"))
             await asyncio.gather(*(keeper.stop() for keeper in keepers))
             raise
+        for each in instances:
+            if not each.plan.passive:
+                each.keeper.serve()
         for phrase in ignored_settings(prepared.config):
             logger.warning("model '%s': %s has no effect in this version", source.name, phrase)
         model.statistics.load_ns = self._clock.now_ns() - started_ns
         logger.info("successfully loaded '%s' version %d", source.name, version)
-        return LoadedVersion(model, keepers)
+        return LoadedVersion(model, source.origin(config), instances)
+
+    async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
+        """Start the instances that `config` has and `version` has not. Raises `ServingError`; none is left then."""
+        model = version.model
+        async with self._gate:
+            with about_model(source.name, model.version):
+                refuse_unsupported(config)
+                prepared = await asyncio.to_thread(source.prepare, with_changes(model.config, config))
+                instances = await asyncio.to_thread(self._match, version, prepared.config, source)
+                new = [each for each in instances if each not in version.instances]
+                update = InstanceUpdate(version, source.origin(config), prepared, instances, new)
+                try:
+                    await _load_instances(new, prepared.json)
+                    await self._join(model, new, source)
+                except BaseException:
+                    await update.abandon()
+                    raise
+                return update
+
+    def _match(self, version: LoadedVersion, config: ModelConfig, source: ModelSource) -> list[LoadedInstance]:
+        """Return the instances of `config`: those of `version` as far as they do, and others to be loaded. Blocks."""
+        plans = self._plan(config, source, version.model.version)
+        found = match_instances([each.plan for each in version.instances], plans)
+        return [
+            LoadedInstance(plan, self._new_keeper()) if index is None else version.instances[index]
+            for plan, index in zip(plans, found, strict=True)
+        ]
+
+    async def _join(self, model: Model, instances: list[LoadedInstance], source: ModelSource) -> None:
+        """Make the instances ones of `model`, and have them execute its warm-up. Raises `ServingError`."""
+        joined = [each.keeper.join(model) for each in instances if not each.plan.passive]
+        await warm_up(model, joined, source, self._clock, self._settings.load_timeout_s)
 
     async def _prepare(
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
@@ -143,92 +216,10 @@ class VersionLoader:
             for plan in plan_instances(config, str(source.path), version)
         ]
 
-    # ---- warm-up -----------------------------------------------------------------------------
 
-    async def _warm_up(self, model: Model, source: ModelSource) -> None:
-        """Have every instance execute the samples. Raises `ServingError`; the model has ended then."""
-        if not model.config.model_warmup or not model.instances.count:
-            return
-        limit_s = self._settings.load_timeout_s
-        try:
-            files = await asyncio.to_thread(source.read_warmup_files, model.config)
-            samples = warmup_samples(model.config, model.spec, files, random.Random())
-            async with asyncio.timeout(limit_s or None):
-                for sample in samples:
-                    for _ in range(sample.count):
-                        await self._run(model, sample)
-        except TimeoutError:
-            model.close(Unavailable("the warm-up took too long"))
-            raise InternalError(f"the model's warm-up took longer than {limit_s:g} s") from None
-        except BaseException:
-            model.close(Unavailable("the warm-up failed"))
-            raise
-
-    async def _run(self, model: Model, sample: WarmupSample) -> None:
-        """Have every instance execute `sample` once, all at the same time. Raises `ServingError`."""
-        answers = _Answers()
-        batches = [answers.requests(model, sample, self._clock.now_ns()) for _ in range(model.instances.count)]
-        for requests in batches:
-            # They go around the scheduler: it might join them, or give them all to one instance. All
-            # instances are idle, and `dispatch` takes the one with the least to do: each gets one batch.
-            model.statistics.pending += len(requests)
-            model.instances.dispatch(requests)
-        await answers.all_final()
-        if answers.errors:
-            raise sample.failed(answers.errors)
-
-
-class _Answers:
-    """Collects the responses of warm-up requests; only their errors matter."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self._open = 0
-        self._done = asyncio.get_running_loop().create_future()
-
-    def requests(self, model: Model, sample: WarmupSample, now_ns: int) -> list[Request]:
-        """Return the requests of one batch, whose responses come here."""
-        made = []
-        for _ in range(sample.batch_size):
-            sink = _WarmupSink(self)
-            sink.request = sample.request(model.name, sink)
-            sink.request.received_ns = sink.request.queue_start_ns = now_ns
-            made.append(sink.request)
-        self._open += len(made)
-        return made
-
-    def received(self, response: Response) -> None:
-        if response.error is not None:
-            self.errors.append(response.error.message)
-        if response.final:
-            self._open -= 1
-            if not self._open:
-                self._done.set_result(None)
-
-    async def all_final(self) -> None:
-        await self._done
-
-
-class _WarmupSink:
-    """Takes every response at once, so that a decoupled model is never held up."""
-
-    def __init__(self, answers: _Answers) -> None:
-        self._answers = answers
-        self.request: Request | None = None
-
-    def send(self, response: Response) -> None:
-        response.release()
-        if self.request is not None:
-            self.request.consumed()
-        self._answers.received(response)
-
-
-async def _load_instances(keepers: list[InstanceKeeper], plans: list[InstancePlan], config: str) -> None:
+async def _load_instances(instances: list[LoadedInstance], config: str) -> None:
     """Load all instances at the same time; the first error is raised when all have ended."""
-    results = await asyncio.gather(
-        *(keeper.load(plan, config) for keeper, plan in zip(keepers, plans, strict=True)),
-        return_exceptions=True,
-    )
+    results = await asyncio.gather(*(each.keeper.load(each.plan, config) for each in instances), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

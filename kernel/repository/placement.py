@@ -9,7 +9,10 @@ import msgspec
 from kernel.repository.host_policy import policy_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.instances import Instance
     from kernel.model import Model
 
 
@@ -42,8 +45,20 @@ class InstanceKeeper(Protocol):
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model; returns the nanoseconds that it took. Raises `ServingError`."""
 
-    def join(self, model: Model) -> None:
-        """Let the instance execute requests of `model`, and keep it alive from now on."""
+    def join(self, model: Model) -> Instance:
+        """Make the instance one of `model`'s and keep it alive from now on. Returns it.
+
+        It is apart from the others: until `serve`, it executes only what it is given itself.
+        """
+
+    def serve(self) -> None:
+        """Let the instance take batches of its model."""
+
+    def use(self, config: str) -> None:
+        """Have a worker that must be started again load this configuration."""
+
+    async def leave(self) -> None:
+        """Take no more batches, and wait until what was taken is done. A worker that dies is not replaced."""
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Finalize the model and end the worker; `at_once` only ends it."""
@@ -71,6 +86,31 @@ def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[In
                 for device in (group.gpus if kind == "GPU" else [0])
             ]
     return plans
+
+
+def match_instances(old: Sequence[InstancePlan], new: Sequence[InstancePlan]) -> list[int | None]:
+    """Return for each new instance the index of the old one that stays in its place, None for one to start.
+
+    What has the same name stays first. Then, as in Triton, what differs in nothing but the name; it keeps
+    the one it has, so it must not be the name of another.
+    """
+    free = list(range(len(old)))
+    names = {plan.name for plan in new}
+
+    def take(plan: InstancePlan, *, named_otherwise: bool) -> int | None:
+        for index in free:
+            other = old[index]
+            if named_otherwise and other.name not in names:
+                other = msgspec.structs.replace(other, name=plan.name)
+            if other == plan:
+                free.remove(index)
+                return index
+        return None
+
+    found = [take(plan, named_otherwise=False) for plan in new]
+    return [
+        take(plan, named_otherwise=True) if index is None else index for plan, index in zip(new, found, strict=True)
+    ]
 
 
 #: ModelInstanceGroup.Kind; AUTO was resolved when the configuration was normalised.

@@ -21,6 +21,7 @@ from kernel.config.to_json import to_json
 from kernel.errors import InternalError, NotFound, Unsupported
 from kernel.repository.layout import find_models
 from kernel.repository.local import list_repository, read_config, read_file
+from kernel.repository.origin import Origin
 from kernel.repository.versions import choose_versions, missing_versions
 from kernel.repository.warmup import WARMUP_FOLDER, warmup_files
 
@@ -84,6 +85,10 @@ class ModelSource:
 
     def _not_provided(self) -> NotFound:
         return NotFound(f"model configuration is not provided for model '{self.name}'")
+
+    def origin(self, config: ModelConfig) -> Origin:
+        """Return what a version with this configuration, as it was read, is loaded from."""
+        return Origin(self.folder, config, self.folder.config_path(self._config_name))
 
     def versions(self, config: ModelConfig) -> list[int]:
         """Return the versions to load. Raises `BadConfig` where there is none."""

@@ -48,7 +48,7 @@ class SettingsRpcs:
                 # Without values a setting is cleared; the file cannot even be cleared.
                 change[name] = texts or (None if name != "trace_file" else [""])
         if change:
-            values = self._kernel.trace.update(change, message.model_name)
+            values = self._kernel.trace.update(change, message.model_name, got="got: ")
         else:
             values = self._kernel.trace.get(message.model_name)
         reply = pb.TraceSettingResponse()

@@ -35,6 +35,11 @@ def escape(value: str) -> str:
     return escaped.encode(errors="replace").decode()
 
 
+def help_text(text: str) -> str:
+    """Return a help text with what would end its line escaped."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
 def number(value: float) -> str:
     """Return a value as Prometheus reads it: `3`, `0.25`, `+Inf`, `NaN`."""
     if math.isnan(value):

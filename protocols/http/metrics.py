@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from kernel.observe.custom_metrics import joined
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import MetricsOptions
+from protocols.http.custom_families import render_custom
 from protocols.http.listener import Listener
 from protocols.http.metric_families import render_models
 from protocols.http.replies import SERVER_HEADER, error_reply
@@ -47,6 +49,8 @@ class MetricsServer:
         for complaint in complaints:
             logger.error("%s", complaint)
         self._server_metrics = ServerMetrics(kernel, options, now_ns())
+        #: What the last page left out, and the log knows.
+        self._left_out: list[str] = []
         self._listener = Listener(sock, "Metrics Service", self._answer)
 
     @property
@@ -71,6 +75,13 @@ class MetricsServer:
     def render(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         now_ns = self._now_ns()
-        lines = render_models(self._kernel.catalog.ready_models(), self._config, now_ns)
+        models = self._kernel.catalog.ready_models()
+        lines = render_models(models, self._config, now_ns)
+        custom, left_out = joined((model.name, model.statistics.custom) for model in models)
+        lines += render_custom(custom)
+        for line in left_out:
+            if line not in self._left_out:
+                logger.error("%s", line)
+        self._left_out = left_out
         lines.append(self._server_metrics.render(now_ns))
         return "\n".join(lines).encode()

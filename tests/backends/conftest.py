@@ -10,6 +10,7 @@ import pytest
 
 from backends import wire
 from backends.base import Timings
+from backends.metric_registry import MetricRegistry
 from backends.worker.request import InputView, WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 
@@ -32,6 +33,7 @@ class Lab:
         self.in_place: list[str] = []
         self.logged: list[tuple[str, str]] = []
         self.timings = Timings(itertools.count().__next__)
+        self.registry = MetricRegistry(lambda: None, lambda: None)
         self._numbers = itertools.count()
         self._answers: dict[int, dict[str, Array]] = {}
         self._datatypes: dict[int, dict[str, str]] = {}
@@ -110,6 +112,10 @@ class Lab:
 
     def log(self, level: str, text: str) -> None:
         self.logged.append((level, text))
+
+    @property
+    def metrics(self) -> MetricRegistry:
+        return self.registry
 
 
 @pytest.fixture

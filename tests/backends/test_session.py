@@ -136,6 +136,38 @@ def test_a_worker_that_dies_fails_what_it_executes_and_nothing_else() -> None:
     run(scenario)
 
 
+def test_a_worker_that_is_to_end_has_answered_everything_before() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        bench.model.instances.set_apart(bench.handle)
+        drained = asyncio.ensure_future(bench.handle.drain())
+        await settle()
+        assert not drained.done()
+        bench.worker.channel.send(wire.Responded(1, True, wire.ResponseRef()))
+        await settle()
+        assert responses(request) == ["ok"]
+        assert not drained.done(), "the batch goes on"
+        bench.worker.channel.send(wire.Executed(2))
+        await drained
+        await bench.handle.drain()
+        bench.handle.stopped()
+
+    run(scenario)
+
+
+def test_nobody_waits_for_a_worker_that_is_lost() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        bench.model.instances.set_apart(bench.handle)
+        drained = asyncio.ensure_future(bench.handle.drain())
+        await settle()
+        bench.worker.die("exit code 1")
+        await drained
+        assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
 HOSTILE = [
     b"\xff\xff\xff\xff",
     frame(b"\xc1 no msgpack"),
@@ -143,6 +175,8 @@ HOSTILE = [
     frame(wire.encoder.encode(wire.Executed(99))),
     frame(wire.encoder.encode(wire.Responded(99, True))),
     frame(wire.encoder.encode(wire.Loaded(1))),
+    frame(wire.encoder.encode(wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)]))),
+    frame(wire.encoder.encode(wire.MetricsChanged([wire.MetricFamilyRef("nv_inference_count", "", "counter")]))),
     frame(wire.encoder.encode(wire.Stop())),
     frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseRef(error_code="no such code")))),
     frame(
@@ -164,6 +198,25 @@ def test_a_worker_that_sends_garbage_is_dropped_as_if_it_had_crashed(data: bytes
         await settle()
         assert len(bench.lost) == 1
         assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_metrics_of_the_model_arrive_and_end_with_the_worker() -> None:
+    async def scenario(bench: Bench) -> None:
+        families = [wire.MetricFamilyRef("count", "", "counter"), wire.MetricFamilyRef("level", "", "gauge")]
+        created = [wire.MetricSeriesRef(1, "count"), wire.MetricSeriesRef(2, "level")]
+        changes = [wire.MetricChange(1, 2.0), wire.MetricChange(2, 3.0, True)]
+        bench.worker.channel.send(wire.MetricsChanged(families, created, changes))
+        await settle()
+        custom = bench.model.statistics.custom
+
+        def shown() -> dict[str, float]:
+            return {name: one.value for (name, _), family in custom.families.items() for one in family.series.values()}
+
+        assert shown() == {"count": 2.0, "level": 3.0}
+        bench.worker.die("exit code 1")
+        assert shown() == {"count": 2.0}
 
     run(scenario)
 

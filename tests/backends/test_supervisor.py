@@ -1,4 +1,4 @@
-"""A worker that takes too long over its model is ended, with a reason that says so."""
+"""Instances over their workers: one that takes too long to load is ended, one that leaves is not replaced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ import pytest
 from backends import wire
 from backends.channel import BlockingChannel
 from backends.supervisor import InstanceSupervisor
-from kernel.errors import InternalError
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.errors import InternalError, ServerStopping
+from kernel.model import Model
 from kernel.repository.placement import InstancePlan
+from kernel.request import InputTensor, Request
+from kernel.testing import FakeClock, RecordingSink, model_spec
+from schedulers.direct import direct
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,9 +31,11 @@ class SilentWorker:
         self.channel = BlockingChannel(self._theirs)
         self.channel.send(wire.Hello(wire.PROTOCOL, 1))
         self.killed = False
+        self.launched = 0
         self._on_lost: Callable[[str], None] | None = None
 
     async def launch(self, title: str) -> SilentWorker:
+        self.launched += 1
         return self
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
@@ -80,5 +87,34 @@ def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
         assert (message.cpus, message.backend_config) == ((2, 3), {"a": "b"})
         assert await load == 5
         await supervisor.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
+    async def scenario() -> None:
+        worker = SilentWorker()
+        supervisor = InstanceSupervisor(worker, arena_byte_size=1 << 20, verbose=0)
+        await supervisor.start("m")
+        worker.channel.send(wire.Loaded(5))
+        await supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
+        model = Model(model_spec("m"), ModelConfig(), 1, direct, FakeClock())
+        model.start()
+        supervisor.join(model)
+        assert model.instances.count == 0
+        supervisor.serve()
+        assert model.instances.count == 1
+        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        model.submit(request)
+        leaving = asyncio.ensure_future(supervisor.leave())
+        await asyncio.sleep(0)
+        assert model.instances.count == 0
+        assert not leaving.done()
+        worker.kill()
+        await leaving
+        await supervisor.stop()
+        assert request.failed
+        assert worker.launched == 1
+        model.close(ServerStopping(""))
 
     asyncio.run(scenario())

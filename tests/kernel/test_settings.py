@@ -91,6 +91,12 @@ def test_a_bad_change_is_refused_and_changes_nothing(
     assert settings.get() == TRACING
 
 
+def test_a_trace_count_that_is_too_low_is_shown_as_the_front_door_shows_it() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        TraceSettings().update({"trace_count": ["-5"]}, got="got: ")
+    assert caught.value.message == "Unable to parse 'trace_count'. Expecting value >= -1, got: -5"
+
+
 def test_a_very_long_number_is_out_of_range() -> None:
     assert "out of range" in problem(TraceSettings(), {"trace_rate": ["9" * 100_000]})
 

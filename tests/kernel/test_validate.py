@@ -51,7 +51,7 @@ def test_a_good_request_gets_its_batch_size() -> None:
         ),
         (
             request(tensor(), tensor("X")),
-            "[request id: <id_unknown>] expected 1 inputs but got 2 inputs for model 'm'. Got input(s) ['IN','X'], but "
+            "[request id: <id_unknown>] expected 1 inputs but got 2 inputs for model 'm'. Got input(s) ['X','IN'], but "
             "missing required input(s) ]. Please provide all required input(s).",
         ),
         (request(tensor("X")), "unexpected inference input 'X' for model 'm'"),

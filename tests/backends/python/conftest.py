@@ -14,6 +14,7 @@ import pytest
 
 from backends import wire
 from backends.base import ModelArguments, Timings
+from backends.metric_registry import MetricRegistry
 from backends.python.backend import PythonBackend
 from backends.worker.request import InputView, WorkerRequest
 from shm.arrays import datatype_of, to_bytes
@@ -66,6 +67,7 @@ class Lab:
         self.cancelled = False
         self.timings = Timings(itertools.count().__next__)
         self.backend = PythonBackend(self)
+        self.registry = MetricRegistry(lambda: None, lambda: None)
         self._numbers = itertools.count()
         self._answers: dict[int, queue.SimpleQueue[Answer]] = {}
 
@@ -172,6 +174,10 @@ class Lab:
 
     def log(self, level: str, text: str) -> None:
         self.logged.append((level, text))
+
+    @property
+    def metrics(self) -> MetricRegistry:
+        return self.registry
 
     def _add(self, request: WorkerRequest, answer: Answer) -> None:
         assert not request.finished, "a second final answer"

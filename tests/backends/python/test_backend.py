@@ -293,9 +293,21 @@ def test_more_rows_than_the_model_takes_are_refused(lab: Lab) -> None:
     assert lab.answer(rows[0]).error is None
 
 
+def test_a_model_that_does_not_batch_is_given_one_request_at_a_time(lab: Lab) -> None:
+    lab.load("def execute(self, requests): return [text(1)] * len(requests)", max_batch_size=0)
+    with pytest.raises(InternalError) as caught:
+        lab.execute(lab.request(), lab.request())
+    assert caught.value.message == "batch size 2 for 'lab_0_0', max allowed is 0"
+
+
 def test_timings_are_marked(lab: Lab) -> None:
     lab.load("def execute(self, requests): return [text(1)]")
     lab.text()
+    assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
+
+
+def test_the_time_of_a_model_that_raises_is_its_own(lab: Lab) -> None:
+    failure(lab, "def execute(self, requests): raise ValueError")
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
@@ -303,20 +315,22 @@ def test_timings_are_marked(lab: Lab) -> None:
 
 
 def test_each_request_of_a_batch_gets_its_own_response(lab: Lab) -> None:
-    lab.load("""
+    source = """
         def execute(self, requests):
             return [text(r.request_id()) for r in requests]
-    """)
+    """
+    lab.load(source, max_batch_size=4)
     requests = [lab.request(id=name) for name in "abc"]
     lab.execute(*requests)
     assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b", b"c"]
 
 
 def test_a_model_may_change_the_list_of_its_requests(lab: Lab) -> None:
-    lab.load("""
+    source = """
         def execute(self, requests):
             return [text(requests.pop(0).request_id()) for _ in range(2)]
-    """)
+    """
+    lab.load(source, max_batch_size=4)
     requests = [lab.request(id=name) for name in "ab"]
     lab.execute(*requests)
     assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b"]
@@ -336,11 +350,12 @@ def test_outputs_that_nobody_asked_for_or_that_are_not_configured_are_left_out(l
 
 
 def test_an_error_answers_one_request_and_leaves_the_others_alone(lab: Lab) -> None:
-    lab.load("""
+    source = """
         def execute(self, requests):
             error = pb_utils.TritonError("e", pb_utils.TritonError.NOT_FOUND)
             return [text("fine"), pb_utils.InferenceResponse(error=error)]
-    """)
+    """
+    lab.load(source, max_batch_size=4)
     fine, failing = lab.request(), lab.request()
     lab.execute(fine, failing)
     assert lab.answer(fine).outputs["OUT"][0] == b"fine"

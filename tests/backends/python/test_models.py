@@ -214,7 +214,7 @@ def test_a_model_that_calls_another_model_fails_clearly(lab: Lab) -> None:
 
 
 def test_an_async_execute_is_awaited(lab: Lab) -> None:
-    lab.load("""
+    source = """
         import asyncio
 
         class TritonPythonModel:
@@ -226,7 +226,8 @@ def test_an_async_execute_is_awaited(lab: Lab) -> None:
             async def one(self):
                 await asyncio.sleep(0)
                 return asyncio.get_running_loop()
-    """)
+    """
+    lab.load(source, max_batch_size=4)
     requests = [lab.request(id=name) for name in "ab"]
     lab.execute(*requests)
     assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b"]
@@ -292,6 +293,7 @@ def test_a_decoupled_async_execute_that_fails_ends_its_open_requests(lab: Lab, s
             {statement}
         """,
         decoupled=True,
+        max_batch_size=4,
     )
     answered, begun = lab.request(), lab.request()
     lab.execute(answered, begun)

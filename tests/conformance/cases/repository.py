@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 from bench.oracle.steps import ERROR, Case, Document, Step, get, infer, post, tensor
@@ -23,6 +24,19 @@ def load(model: str, parameters: Document | None = None) -> Step:
 
 def unload(model: str, parameters: Document | None = None) -> Step:
     return post(UNLOAD.format(model), {} if parameters is None else {"parameters": parameters})
+
+
+def configured(*, instance_count: int, max_batch_size: int = 4) -> Document:
+    """Parameters with the configuration of `late_counted`, but for these."""
+    config = {
+        "backend": "python",
+        "max_batch_size": max_batch_size,
+        "dynamic_batching": {},
+        "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}],
+        "instance_group": [{"kind": "KIND_CPU", "count": instance_count}],
+    }
+    return {"config": json.dumps(config)}
 
 
 def counted(*values: int) -> Step:
@@ -151,12 +165,28 @@ CASES = [
         "statistics of failures",
         load("late_counted"),
         counted(1, 2000),
-        get("/v2/models/late_counted/stats", ignore=("last_inference", "ns")),
+        STATISTICS,
         counted(-1),
         counted(1, -2),
         STATISTICS.differs(
             "an answer that is an error counts as failed; for Triton's Python backend it is a success", body=...
         ),
+        unload("late_counted"),
+    ),
+    Case(
+        "instances of a model that serves",
+        # Python leaves compiled files at the first load, for which Triton loads the version again at the next.
+        load("late_counted"),
+        unload("late_counted"),
+        load("late_counted"),
+        counted(1),
+        load("late_counted", configured(instance_count=2)),
+        STATISTICS,
+        get("/v2/models/late_counted/config"),
+        counted(2),
+        STATISTICS,
+        load("late_counted", configured(instance_count=1, max_batch_size=2)),
+        STATISTICS,
         unload("late_counted"),
     ),
     Case(

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.oracle.steps import (
     EMPTY,
+    KEY,
     Case,
     Document,
     Step,
@@ -24,7 +25,6 @@ FOUR = struct.pack("<4f", 1, 2, 3, 4)
 B = tensor("B", "FP32", [4], [1.0] * 4)
 STATUS = get("/v2/systemsharedmemory/status")
 CLEAR = post("/v2/systemsharedmemory/unregister", {})
-KEY = "naiad_case"
 
 
 def register(name: str = "r", kind: str = "system", **body: Any) -> Step:

@@ -22,6 +22,14 @@ def test_bounds_are_shown_in_one_unit_and_observed_in_another() -> None:
     assert seconds.cumulative() == [1, 2, 2]
 
 
+def test_observations_by_other_bounds_count_as_the_upper_bound_of_their_bucket() -> None:
+    histogram = Histogram([1, 5])
+    histogram.add([1.0, 5.0], [1, 2, 3], 40.5)
+    histogram.add([0.5, 3.0, 5.0, 9.0], [1, 1, 1, 1, 1], 30)
+    assert histogram.counts == [2, 4, 5]
+    assert histogram.sum == 70.5
+
+
 def test_bounds_of_a_configuration_are_put_in_order() -> None:
     histogram = Histogram([2.5, -1, 0, 2.5, float("inf"), float("nan")])
     assert histogram.bounds == (-1.0, 0.0, 2.5)

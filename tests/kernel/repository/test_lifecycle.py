@@ -61,8 +61,13 @@ class FakeKeeper:
         self.stopped = False
         self.plan: InstancePlan | None = None
         self.instance: EchoInstance | None = None
-        #: What a load waits for, if anything.
+        self.config = ""
+        #: What a load waits for, if anything, why it fails, and what the instance answers requests with.
         self.gate: asyncio.Event | None = None
+        self.failure = ""
+        self.refusal = ""
+        #: Set when the instance has finished what it has; None if it never has anything.
+        self.finished: asyncio.Event | None = None
         made.append(self)
 
     async def start(self, title: str) -> None:
@@ -73,18 +78,35 @@ class FakeKeeper:
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         self.plan = plan
+        self.config = config
         reason = Path(plan.model_dir, str(plan.version), "fail")
-        if reason.exists():
-            raise InternalError(reason.read_text())
+        if self.failure or reason.exists():
+            raise InternalError(self.failure or reason.read_text())
         if self.gate is not None:
             await self.gate.wait()
         return 1
 
-    def join(self, model: Model) -> None:
+    def join(self, model: Model) -> EchoInstance:
         assert self.plan is not None
         refusal = Path(self.plan.model_dir, "refuse")
-        self.instance = EchoInstance(self.plan.name, model, refusal.read_text() if refusal.exists() else "")
-        model.instances.add(self.instance)
+        self.refusal = self.refusal or (refusal.read_text() if refusal.exists() else "")
+        self.model = model
+        self.instance = EchoInstance(self.plan.name, model, self.refusal)
+        model.instances.set_apart(self.instance)
+        return self.instance
+
+    def serve(self) -> None:
+        assert self.instance is not None
+        self.model.instances.add(self.instance)
+
+    def use(self, config: str) -> None:
+        self.config = config
+
+    async def leave(self) -> None:
+        if self.instance is not None:
+            self.model.instances.set_apart(self.instance)
+        if self.finished is not None:
+            await self.finished.wait()
 
     async def stop(self, *, at_once: bool = False) -> None:
         self.stopped = True
@@ -99,11 +121,12 @@ class Bench:
         self.catalog = Catalog(namespacing=self.settings.namespacing)
         self.keepers: list[FakeKeeper] = []
         self.gate: asyncio.Event | None = None
+        self.failure = self.refusal = ""
         self.lifecycle = Lifecycle(self.catalog, FakeClock(), direct, self._new_keeper, self.settings)
 
     def _new_keeper(self) -> FakeKeeper:
         keeper = FakeKeeper(self.keepers)
-        keeper.gate = self.gate
+        keeper.gate, keeper.failure, keeper.refusal = self.gate, self.failure, self.refusal
         return keeper
 
     def write(self, name: str, versions: tuple[int, ...] = (1,), config: str = CONFIG) -> None:
@@ -539,6 +562,178 @@ def test_a_thousand_and_more_instances_are_refused(bench: Bench) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(LoadFailed, match="asks for 2000000000 instances"):
             await bench.lifecycle.load("m")
+
+    run(bench, scenario)
+
+
+# ---- changes of the instances alone ---------------------------------------------------------
+
+
+def group(count: int, more: str = "") -> str:
+    return CONFIG + f"instance_group [{{ count: {count} {more} }}]"
+
+
+def test_instances_come_and_go_while_the_version_serves(bench: Bench) -> None:
+    bench.write("m", config=group(1))
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lifecycle.load("m")
+        serving, statistics = bench.catalog.resolve("m"), bench.catalog.resolve("m").statistics
+        bench.gate = asyncio.Event()
+        bench.write("m", config=group(3))
+        load = asyncio.ensure_future(bench.lifecycle.load("m"))
+        await until(lambda: len(bench.keepers) == 3)
+        await settled()
+        assert [item.state for item in bench.catalog.index()] == ["READY"]
+        assert serving.instances.count == 1
+        bench.gate.set()
+        await load
+        assert bench.catalog.resolve("m") is serving
+        assert serving.statistics is statistics
+        assert serving.instances.count == 3
+        assert serving.config.instance_group[0].count == 3
+        assert bench.alive == ["m_0_0", "m_0_1", "m_0_2"]
+        assert all(json.loads(keeper.config)["instance_group"][0]["count"] == 3 for keeper in bench.keepers)
+        bench.write("m", config=group(1))
+        await bench.lifecycle.load("m")
+        await settled()
+        assert bench.catalog.resolve("m") is serving
+        assert serving.instances.count == 1
+        assert bench.alive == ["m_0_0"]
+        assert not bench.keepers[0].stopped, "it was there all the time"
+        assert [item.state for item in bench.catalog.index()] == ["READY"]
+
+    run(bench, scenario)
+
+
+def test_an_instance_that_goes_finishes_first_and_nobody_waits_for_it(bench: Bench) -> None:
+    bench.write("m", config=group(2))
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lifecycle.load("m")
+        going = bench.keepers[1]
+        going.finished = asyncio.Event()
+        bench.write("m", config=group(1))
+        await bench.lifecycle.load("m")
+        await settled()
+        assert bench.catalog.resolve("m").instances.count == 1
+        assert not going.stopped
+        going.finished.set()
+        await settled()
+        assert going.stopped
+
+    run(bench, scenario)
+
+
+def test_an_instance_that_cannot_be_added_leaves_those_that_serve(bench: Bench) -> None:
+    bench.write("m", config=group(2))
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lifecycle.load("m")
+        serving = bench.catalog.resolve("m")
+        bench.write("m", config=group(4))
+        bench.failure = "no luck"
+        for _ in range(2):
+            with pytest.raises(LoadFailed) as caught:
+                await bench.lifecycle.load("m")
+            assert caught.value.message == (
+                "load failed for model 'm': version 1 is at READY state: Internal: no luck;\n"
+            )
+        assert bench.catalog.resolve("m") is serving
+        assert bench.catalog.index() == [IndexItem("m", "1", "READY", "Internal: no luck")], "Triton tells it, too"
+        assert serving.config.instance_group[0].count == serving.instances.count == 2
+        assert bench.alive == ["m_0_0", "m_0_1"]
+        bench.failure = ""
+        await bench.lifecycle.load("m")
+        assert serving.instances.count == 4
+        assert bench.catalog.index() == [IndexItem("m", "1", "READY")]
+
+    run(bench, scenario)
+
+
+WARM = 'model_warmup [{ name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: 1 %s } } }]'
+
+
+def test_only_new_instances_are_warmed_up_and_before_they_take_requests(bench: Bench) -> None:
+    warm = WARM % "zero_data: true"
+    bench.write("m", config=group(1) + warm)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lifecycle.load("m")
+        serving = bench.catalog.resolve("m")
+        bench.write("m", config=group(2) + warm)
+        bench.refusal = "boom"
+        with pytest.raises(LoadFailed, match="READY state: Invalid argument: failed to run warmup sample 'w': boom; ;"):
+            await bench.lifecycle.load("m")
+        assert serving.instances.count == 1
+        bench.refusal = ""
+        await bench.lifecycle.load("m")
+        assert serving.instances.count == 2
+        kept, _, added = [keeper.instance for keeper in bench.keepers]
+        assert kept is not None
+        assert added is not None
+        assert kept.executed == added.executed == [[bytes(4)]]
+
+    run(bench, scenario)
+
+
+@pytest.mark.parametrize("changed", ["1/model.txt", "labels.txt", "2/model.txt", "config.pbtxt"])
+def test_what_the_version_was_loaded_from_decides_whether_it_is_loaded_again(bench: Bench, changed: str) -> None:
+    policy = "version_policy { specific { versions: 1 } }"
+    bench.write("m", (1, 2), group(1) + policy)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lifecycle.load("m")
+        serving = bench.catalog.resolve("m")
+        bench.write("m", config=group(2) + policy)
+        if changed == "config.pbtxt":
+            bench.write("m", config=group(2) + policy + "max_batch_size: 4")
+        else:
+            (bench.root / "m" / changed).touch()
+        await bench.lifecycle.load("m")
+        assert bench.catalog.resolve("m").instances.count == 2
+        assert (bench.catalog.resolve("m") is serving) == (changed == "2/model.txt")
+
+    run(bench, scenario)
+
+
+def test_a_version_that_stays_is_not_loaded_again_for_one_that_comes(bench: Bench) -> None:
+    bench.write("m", (1, 2), CONFIG)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lifecycle.load("m")
+        second = bench.catalog.resolve("m", "2")
+        bench.write("m", (1, 2), CONFIG + "version_policy { all { } }")
+        await bench.lifecycle.load("m")
+        assert bench.catalog.resolve("m", "2") is second
+        assert bench.catalog.resolve("m", "1").config == second.config
+        bench.write("m", (1, 2), CONFIG + "version_policy { specific { versions: 1 } }")
+        await bench.lifecycle.load("m")
+        await settled()
+        assert len(bench.alive) == 1
+
+    run(bench, scenario)
+
+
+def test_a_configuration_of_a_load_request_changes_instances_until_the_next_load(bench: Bench) -> None:
+    tensor = {"data_type": "TYPE_FP32", "dims": [1]}
+    config = {
+        "backend": "identity",
+        "input": [{"name": "IN", **tensor}],
+        "output": [{"name": "OUT", **tensor}],
+        "instance_group": [{"count": 3}],
+    }
+    bench.write("m")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.lifecycle.load("m")
+        serving = bench.catalog.resolve("m")
+        await bench.lifecycle.load("m", {"config": json.dumps(config)})
+        assert serving.instances.count == 3
+        await bench.lifecycle.load("m")
+        await settled()
+        assert serving.instances.count == 1
+        assert bench.catalog.resolve("m") is serving
 
     run(bench, scenario)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
-from kernel.repository.placement import InstancePlan, plan_instances
+from kernel.repository.placement import InstancePlan, match_instances, plan_instances
 
 
 def test_every_group_has_its_count_of_numbered_instances() -> None:
@@ -29,3 +33,30 @@ def test_an_instance_has_its_groups_policy_or_that_of_its_kind() -> None:
     config.instance_group.add(name="b", kind=ModelInstanceGroup.KIND_GPU, count=1, gpus=[3])
     plans = plan_instances(config, "/m", 1)
     assert [(plan.host_policy, plan.passive) for plan in plans] == [("mine", True), ("gpu_3", False)]
+
+
+def plan(name: str, **more: Any) -> InstancePlan:
+    return InstancePlan(name, "/m", 1, **more)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ([plan("m_0")], [plan("m_0"), plan("m_1")], [0, None]),
+        ([plan("m_0"), plan("m_1"), plan("m_2")], [plan("m_0")], [0]),
+        ([plan("m_0"), plan("m_1")], [plan("m_1"), plan("m_0")], [1, 0]),
+        ([plan("m_0")], [plan("m_0", passive=True)], [None]),
+        ([plan("m_0")], [plan("m_0", cpus=(1,))], [None]),
+        ([plan("a_0"), plan("a_1")], [plan("b_0"), plan("b_1"), plan("b_2")], [0, 1, None]),
+        ([plan("a_0"), plan("a_1")], [plan("b_0"), plan("a_0")], [1, 0]),
+        ([plan("a_0")], [plan("a_0", host_policy="x"), plan("b_0")], [None, None]),
+    ],
+    ids=[
+        "one more", "fewer", "in another order", "now passive", "on other CPUs", "another name",
+        "the same name comes first", "a name is never there twice",
+    ],
+)  # fmt: skip
+def test_instances_stay_where_nothing_but_their_name_is_another(
+    old: list[InstancePlan], new: list[InstancePlan], found: list[int | None]
+) -> None:
+    assert match_instances(old, new) == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kernel.observe.metric_rules import MetricKind
 from kernel.options import BadOption, MetricsOptions
 from protocols.http.metrics import MetricsServer
 from protocols.http.server import HttpServer
@@ -65,6 +67,24 @@ def test_every_line_ends_and_every_family_is_there_once(with_kernel: WithKernel)
 def test_figures_of_the_machine_can_be_left_out(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         assert "nv_cpu_" not in page(kernel, MetricsOptions(allow_cpu_metrics=False))
+
+    with_kernel(test)
+
+
+def test_families_that_models_define_follow_and_one_that_clashes_is_told_once(
+    with_kernel: WithKernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        for model, kind in zip(kernel.catalog.ready_models(), (MetricKind.COUNTER, MetricKind.GAUGE), strict=False):
+            custom = model.statistics.custom
+            custom.hold(custom.define("app_requests", "requests of the app", kind), (("user", "a"),), ()).value += 3
+        with bound_socket() as sock, caplog.at_level(logging.ERROR):
+            server = MetricsServer(kernel, sock)
+            pages = [server.render().decode() for _ in range(2)]
+        assert pages[0].count('# TYPE app_requests counter\napp_requests{user="a"} 3\n') == 1
+        assert "# TYPE app_requests gauge" not in pages[0]
+        assert [message for message in caplog.messages if "'app_requests'" in message] == caplog.messages
+        assert len(caplog.messages) == 1
 
     with_kernel(test)
 

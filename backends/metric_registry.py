@@ -1,0 +1,264 @@
+"""Metrics of the model in this worker: values are counted here, and taken in portions by whoever reports them.
+
+Counting costs less than a microsecond and sends nothing. Everything may be called from any thread; finalizers, which
+can interrupt anything, may call `release`.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from backends import wire
+from kernel.errors import InvalidArgument, Unsupported
+from kernel.observe.metric_rules import MAX_SERIES, Labels, MetricKind, check_buckets, check_family_name, checked_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class Series(abc.ABC):
+    """One series. What its kind does not know is refused with Triton's text."""
+
+    kind: ClassVar[MetricKind]
+
+    def __init__(self, number: int, registry: MetricRegistry) -> None:
+        self.number = number
+        #: How often the model has it.
+        self.holders = 0
+        #: Whether the kernel knows it.
+        self.announced = False
+        self._changed = False
+        self._lock = registry.lock
+        self._note = registry.note
+
+    def increment(self, amount: float) -> None:
+        """Add `amount`. Raises `Unsupported`, or `InvalidArgument` where a counter would go down."""
+        raise self._unsupported("Increment")
+
+    def set(self, value: float) -> None:
+        """Replace a gauge's value. Raises `Unsupported`."""
+        raise self._unsupported("Set")
+
+    def observe(self, value: float) -> None:
+        """Count an observation of a histogram. Raises `Unsupported`."""
+        raise self._unsupported("Observe")
+
+    def value(self) -> float:
+        """Return what this worker has counted. Raises `Unsupported` for histograms."""
+        raise self._unsupported("Value")
+
+    @abc.abstractmethod
+    def take(self) -> wire.MetricChange:
+        """Return what came since the last call. Under the registry's lock."""
+
+    def _first_change(self) -> None:
+        self._changed = True
+        self._note(self)
+
+    def _unsupported(self, operation: str) -> Unsupported:
+        return Unsupported(f"TRITONSERVER_METRIC_KIND_{self.kind.name} does not support {operation}")
+
+
+class Counter(Series):
+    kind = MetricKind.COUNTER
+
+    def __init__(self, number: int, registry: MetricRegistry) -> None:
+        super().__init__(number, registry)
+        self._value = self._added = 0.0
+
+    def increment(self, amount: float) -> None:
+        if amount < 0.0:
+            raise InvalidArgument(
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
+            )
+        with self._lock:
+            self._value += amount
+            self._added += amount
+            if not self._changed:
+                self._first_change()
+
+    def value(self) -> float:
+        return self._value
+
+    def take(self) -> wire.MetricChange:
+        added, self._added, self._changed = self._added, 0.0, False
+        return wire.MetricChange(self.number, added)
+
+
+class Gauge(Series):
+    kind = MetricKind.GAUGE
+
+    def __init__(self, number: int, registry: MetricRegistry) -> None:
+        super().__init__(number, registry)
+        self._value = self._added = 0.0
+        self._was_set = False
+
+    def increment(self, amount: float) -> None:
+        with self._lock:
+            self._value += amount
+            self._added += amount
+            if not self._changed:
+                self._first_change()
+
+    def set(self, value: float) -> None:
+        with self._lock:
+            self._value = self._added = value
+            self._was_set = True
+            if not self._changed:
+                self._first_change()
+
+    def value(self) -> float:
+        return self._value
+
+    def take(self) -> wire.MetricChange:
+        change = wire.MetricChange(self.number, self._added, self._was_set)
+        self._added, self._was_set, self._changed = 0.0, False, False
+        return change
+
+
+class Histogram(Series):
+    kind = MetricKind.HISTOGRAM
+
+    def __init__(self, number: int, registry: MetricRegistry, bounds: Sequence[float]) -> None:
+        super().__init__(number, registry)
+        self._bounds = list(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        with self._lock:
+            self._counts[bisect_left(self._bounds, value)] += 1
+            self._sum += value
+            if not self._changed:
+                self._first_change()
+
+    def take(self) -> wire.MetricChange:
+        change = wire.MetricChange(self.number, self._sum, False, self._counts)
+        self._counts = [0] * len(self._counts)
+        self._sum, self._changed = 0.0, False
+        return change
+
+
+class Family(msgspec.Struct, frozen=True):
+    """A family that the model has defined. It stays, as in Triton, also when its last series is gone."""
+
+    name: str
+    description: str
+    kind: MetricKind
+
+
+class MetricRegistry:
+    """All metrics of the worker's model, and what the kernel has not been told of them."""
+
+    def __init__(self, announce: Callable[[], None], wake: Callable[[], None]) -> None:
+        """`announce` is called when there is a new family or series, outside of the lock; `wake` when a value has
+        changed, within it or in a finalizer."""
+        # A model's own finalizers may count, and can interrupt what holds the lock.
+        self.lock = threading.RLock()
+        self._announce = announce
+        self._wake = wake
+        self._families: dict[str, Family] = {}
+        self._series: dict[tuple[str, Labels], Series] = {}
+        self._next_number = 1
+        self._new_families: list[Family] = []
+        self._created: list[tuple[Series, wire.MetricSeriesRef]] = []
+        self._changed: list[Series] = []
+        self._removed: list[Series] = []
+        #: What finalizers have given back, as (family's name, labels).
+        self._released: deque[tuple[str, Labels]] = deque()
+
+    def define(self, name: str, description: str, kind: MetricKind) -> Family:
+        """Return the family called `name`; a new one unless there is one. Raises `InvalidArgument`."""
+        check_family_name(name)
+        with self.lock:
+            family = self._families.get(name)
+            if family is not None:
+                if family.kind is not kind:
+                    raise InvalidArgument("Family name already exists with different type")
+                return family
+            self._check_room()
+            family = self._families[name] = Family(name, description.encode(errors="replace").decode(), kind)
+            self._new_families.append(family)
+        self._announce()
+        return family
+
+    def hold(self, family: Family, labels: Mapping[str, str], bounds: Sequence[float] = ()) -> tuple[Series, Labels]:
+        """Return the series of `family` with `labels`, and its labels, by which it is to be released once.
+
+        `bounds` are those of a new histogram. Raises `InvalidArgument`.
+        """
+        checked = checked_labels(labels, family.kind)
+        check_buckets(bounds)
+        key = (family.name, checked)
+        with self.lock:
+            self._settle()
+            series = self._series.get(key)
+            if series is not None:
+                series.holders += 1
+                return series, checked
+            self._check_room()
+            series = self._series[key] = self._new_series(family, bounds)
+            series.holders = 1
+            self._created.append(
+                (series, wire.MetricSeriesRef(series.number, family.name, dict(checked), list(bounds)))
+            )
+        self._announce()
+        return series, checked
+
+    def release(self, family_name: str, labels: Labels) -> None:
+        """Give a held series back; it goes with the last that was held. Takes no lock."""
+        self._released.append((family_name, labels))
+        self._wake()
+
+    def note(self, series: Series) -> None:
+        """`series` has changed, for the first time since it was taken. Under the lock."""
+        self._changed.append(series)
+        if len(self._changed) == 1:
+            self._wake()
+
+    def take(self) -> list[wire.MetricsChanged]:
+        """Return what has changed since the last call; what the kernel does not know yet is in the last message."""
+        with self.lock:
+            self._settle()
+            families, created, changed, removed = self._new_families, self._created, self._changed, self._removed
+            self._new_families, self._created, self._changed, self._removed = [], [], [], []
+            known = wire.MetricsChanged(
+                changes=[series.take() for series in changed if series.announced],
+                removed=[series.number for series in removed if series.announced],
+            )
+            new = wire.MetricsChanged(
+                [wire.MetricFamilyRef(family.name, family.description, family.kind.value) for family in families],
+                [ref for _, ref in created],
+                [series.take() for series in changed if not series.announced],
+                [series.number for series in removed if not series.announced],
+            )
+            for series, _ in created:
+                series.announced = True
+        return [message for message in (known, new) if message != wire.MetricsChanged()]
+
+    def _new_series(self, family: Family, bounds: Sequence[float]) -> Series:
+        number = self._next_number
+        self._next_number += 1
+        if family.kind is MetricKind.HISTOGRAM:
+            return Histogram(number, self, bounds)
+        return Counter(number, self) if family.kind is MetricKind.COUNTER else Gauge(number, self)
+
+    def _check_room(self) -> None:
+        if len(self._families) + len(self._series) >= MAX_SERIES:
+            raise InvalidArgument(f"A model instance has at most {MAX_SERIES} metrics")
+
+    def _settle(self) -> None:
+        """Remove series that were released as often as they were held."""
+        while self._released:
+            key = self._released.popleft()
+            series = self._series[key]
+            series.holders -= 1
+            if not series.holders:
+                del self._series[key]
+                self._removed.append(series)

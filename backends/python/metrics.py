@@ -1,0 +1,170 @@
+"""`pb_utils.MetricFamily`: metrics that a model defines, counts and shows on the server's page.
+
+Counting is local to the worker, and `value` tells what this instance has counted; the page shows what all have. As in
+Triton, a metric lives as long as the `MetricFamily` object that made it, and errors are `TritonModelException`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import TYPE_CHECKING, Any
+
+from backends.python.failures import TritonModelException, incompatible
+from backends.python.instance import current
+from kernel.errors import InvalidArgument, ServingError
+from kernel.observe import metric_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from backends.metric_registry import Series
+
+_FAMILY_GONE = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
+
+
+class MetricKind(enum.IntEnum):
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class Metric:
+    """One metric of a family; made by `MetricFamily.Metric`."""
+
+    __slots__ = ("_series",)
+
+    def __init__(self, series: Series) -> None:
+        self._series: Series | None = series
+
+    def increment(self, value: float, /) -> None:
+        """Add `value` to a counter or a gauge; a counter takes no negative one."""
+        if value.__class__ is not float:
+            value = _number(self, "increment", value)
+        if self._series is None:
+            raise TritonModelException(f"Failed to increment metric value: {_FAMILY_GONE}")
+        try:
+            self._series.increment(value)
+        except ServingError as error:
+            raise _refused("Failed to increment metric value", error) from None
+
+    def set(self, value: float, /) -> None:
+        """Replace the value of a gauge."""
+        if value.__class__ is not float:
+            value = _number(self, "set", value)
+        if self._series is None:
+            raise TritonModelException(f"Failed to set metric value: {_FAMILY_GONE}")
+        try:
+            self._series.set(value)
+        except ServingError as error:
+            raise _refused("Failed to set metric value", error) from None
+
+    def observe(self, value: float, /) -> None:
+        """Count `value` into a histogram."""
+        if value.__class__ is not float:
+            value = _number(self, "observe", value)
+        if self._series is None:
+            raise TritonModelException(f"Failed to observe metric value: {_FAMILY_GONE}")
+        try:
+            self._series.observe(value)
+        except ServingError as error:
+            raise _refused("Failed to observe metric value", error) from None
+
+    def value(self) -> float:
+        """Return the value of a counter or a gauge, as far as this instance has made it."""
+        if self._series is None:
+            raise TritonModelException(f"Failed to get metric value: {_FAMILY_GONE}")
+        try:
+            return self._series.value()
+        except ServingError as error:
+            raise _refused("Failed to get metric value", error) from None
+
+    def clear(self) -> None:
+        """The family is gone: nothing can be done with the metric any more."""
+        self._series = None
+
+
+class MetricFamily:
+    """A family of metrics: one name, help text and kind. A second one with the same name is the same family."""
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        #: By labels: a model may ask for the same metric at every request.
+        self._metrics: dict[metric_rules.Labels, Metric] = {}
+        if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, MetricKind):
+            signature = "MetricFamily(name: str, description: str, kind: MetricKind)"
+            raise incompatible("__init__", signature, name, description, kind)
+        self._registry = current().host.metrics
+        self._kind = kind
+        try:
+            self._family = self._registry.define(name, description, metric_rules.MetricKind[kind.name])
+        except ServingError as error:
+            raise _refused("Error when creating MetricFamily", error) from None
+
+    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
+        """Return the metric with `labels`; with the same labels it is the same.
+
+        A histogram needs `buckets`, a list of their upper bounds in ascending order; others take none.
+        """
+        if labels is not None and not isinstance(labels, dict):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        bounds = self._bounds(buckets)
+        try:
+            series, held = self._registry.hold(self._family, _label_texts(labels or {}), bounds)
+        except ServingError as error:
+            raise _refused("Error when creating Metric", error) from None
+        metric = self._metrics.get(held)
+        if metric is None:
+            metric = self._metrics[held] = Metric(series)
+        else:
+            self._registry.release(self._family.name, held)
+        return metric
+
+    def _bounds(self, buckets: object) -> list[float]:
+        if buckets is None:
+            if self._kind is MetricKind.HISTOGRAM:
+                raise TritonModelException("Failed to create metric. Missing required buckets.")
+            return []
+        if not isinstance(buckets, list):
+            raise TritonModelException("Failed to create metric. Buckets must be a list.")
+        if self._kind is not MetricKind.HISTOGRAM:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        if not all(_is_number(bound) for bound in buckets):
+            raise RuntimeError("Unable to cast Python instance to C++ type")
+        return [float(bound) for bound in buckets]
+
+    def __del__(self) -> None:
+        for held, metric in self._metrics.items():
+            metric.clear()
+            self._registry.release(self._family.name, held)
+
+
+def _refused(doing: str, error: ServingError) -> TritonModelException:
+    """Return what the model gets where the server refuses `doing`; in Triton it does so at the end of a message."""
+    prefix = f"Failed to process the request for model '{current().name}', message: "
+    return TritonModelException(f"{doing}: {prefix}{error.message}")
+
+
+def _label_texts(labels: Mapping[Any, Any]) -> dict[str, str]:
+    """Return `labels` as Triton passes them on: through JSON, in which keys are always text."""
+    texts: dict[str, Any] = json.loads(json.dumps(labels))
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise InvalidArgument("attempt to access JSON non-string as string")
+    return texts
+
+
+def _number(metric: Metric, call: str, value: Any) -> float:
+    """Return `value` as a float; TypeError for what is no number."""
+    if not _is_number(value):
+        raise incompatible(call, "(self: Metric, arg0: float) -> None", metric, value)
+    return float(value)
+
+
+def _is_number(value: object) -> bool:
+    return hasattr(value, "__float__") or hasattr(value, "__index__")
