@@ -29,6 +29,12 @@ BUILT_IN = {
 }
 
 
+def known_backends() -> dict[str, str]:
+    """Return the names of all backends and the classes that they stand for, `module:Class`; imports none."""
+    found = {entry_point.name: entry_point.value for entry_point in entry_points(group=ENTRY_POINT_GROUP)}
+    return {**found, **BUILT_IN}
+
+
 def backend_class(name: str) -> type[Backend]:
     """Return the class of the backend called `name`.
 

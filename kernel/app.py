@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from backends.launcher import LocalLauncher
+from backends.registry import known_backends
 from backends.supervisor import InstanceSupervisor
 from kernel.catalog import Catalog
 from kernel.clock import LoopClock
@@ -64,7 +65,7 @@ def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings."""
     try:
         return anyio.run(
-            Server(options, Terminal(options, notes)).run,
+            Server(options, Terminal(options, notes, known_backends())).run,
             backend="asyncio",
             backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kernel import __version__
 from kernel.options import DEMO_REPOSITORY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kernel.catalog import Catalog
+    from kernel.options import ServerOptions
 
 #: Columns of a table that no terminal shows: enough for the longest reason.
 _FILE_WIDTH = 4000
@@ -32,6 +34,30 @@ def print_models_table(catalog: Catalog) -> None:
             status = f"{status}: {item.reason.strip()}"
         rows.append((item.name, item.version or "-", status))
     print_table(("Model", "Version", "Status"), rows)
+
+
+def print_backends_table(backends: Mapping[str, str]) -> None:
+    """Print what models may name as their backend, and the class that each is."""
+    print_table(("Backend", "Class"), sorted(backends.items()))
+
+
+def print_options_table(options: ServerOptions) -> None:
+    """Print Triton's table of how the server was started, as far as the options mean something here."""
+    repository = options.repository
+    rows = [
+        ("server_id", options.server_id),
+        ("server_version", __version__),
+        *((f"model_repository_path[{place}]", str(path)) for place, path in enumerate(repository.paths)),
+        ("model_control_mode", f"MODE_{repository.control_mode.upper()}"),
+        *((f"startup_models_{place}", name) for place, name in enumerate(repository.load_models)),
+        ("strict_model_config", str(int(not repository.auto_complete_config))),
+        ("model_config_name", repository.config_name),
+        ("model_namespacing", str(int(repository.namespacing))),
+        ("strict_readiness", str(int(options.strict_readiness))),
+        ("exit_timeout", str(options.exit_timeout_s)),
+        ("allow_client_shm", options.allow_client_shm),
+    ]
+    print_table(("Option", "Value"), rows)
 
 
 def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

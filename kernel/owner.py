@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from kernel.greeting import print_demo_hint, print_models_table
+from kernel.greeting import print_backends_table, print_demo_hint, print_models_table, print_options_table
 from kernel.observe.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ class Owner(Protocol):
 class Terminal:
     """The command line. Writes the log, shows the models, and stops the server on SIGINT and SIGTERM."""
 
-    def __init__(self, options: ServerOptions, notes: Sequence[str] = ()) -> None:
-        """`notes` are logged as warnings."""
+    def __init__(self, options: ServerOptions, notes: Sequence[str], backends: Mapping[str, str]) -> None:
+        """`notes` are logged as warnings; `backends` are shown, see `print_backends_table`."""
         self._options = options
         self._notes = notes
+        self._backends = backends
 
     @property
     def _people_read(self) -> bool:
@@ -88,7 +89,11 @@ class Terminal:
     def models_loaded(self, catalog: Catalog) -> None:
         """Tell what became of each model: people a table, and machines that read JSON a line for each."""
         if self._people_read:
+            if not self._options.demo:  # who tries the server for the first time has enough to read
+                print_backends_table(self._backends)
             print_models_table(catalog)
+            if not self._options.demo:
+                print_options_table(self._options)
             return
         for item in catalog.index():
             state = f"{item.state}: {item.reason.strip()}" if item.reason else item.state or "not loaded"
