@@ -65,6 +65,7 @@ PURE = (
     "kernel/repository/placement.py",
     "kernel/repository/versions.py",
     "kernel/repository/warmup.py",
+    "kernel/forms.py",
     "kernel/settings.py",
     "kernel/validate.py",
     "kernel/walk_order.py",

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.request import InputTensor, Request, RequestedOutput
+from kernel.forms import RequestForm, form_of
+from kernel.request import InputTensor
 from protocols.grpc.raw import varint
-from shm.arena import INLINE_LIMIT
 from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     from kernel.model import Model
-    from kernel.request import Buffer
+    from kernel.request import Buffer, Request
     from kernel.response import Sink
 
 #: The first bytes of fields of ModelInferRequest: their numbers, all with a length.
@@ -36,29 +36,20 @@ _MAX_REST_BYTE_SIZE = 2048
 class Form(msgspec.Struct, frozen=True):
     """What the messages of one form have in common."""
 
-    #: A request that was checked for the model and never submitted; its inputs have no data.
-    request: Request
-    model: Model
+    common: RequestForm
     #: The message behind the id, up to the contents.
     rest: bytes
     #: For each input the begin of its contents' field, empty for one in shared memory, and their byte size.
     contents: list[tuple[bytes, int]]
     #: Of `rest` and all contents.
     byte_size: int
-    #: Whether anything is in shared memory, so that tensors are not shared between requests.
-    leases: bool
     wants_empty_final: bool
-
-    @property
-    def small(self) -> bool:
-        """Whether all inputs travel in a message, and nothing is in shared memory."""
-        return self.byte_size <= INLINE_LIMIT and not self.leases
 
     def another(self, message: Buffer, start: int, id: str, sink: Sink) -> Request | None:
         """Return the request in `message`, whose contents begin at `start`; None where it is of another form."""
         position = start
         inputs: list[InputTensor] = []
-        for tensor, (begin, byte_size) in zip(self.request.inputs, self.contents, strict=True):
+        for tensor, (begin, byte_size) in zip(self.common.request.inputs, self.contents, strict=True):
             if begin:
                 content = position + len(begin)
                 if message[position:content] != begin:
@@ -67,13 +58,7 @@ class Form(msgspec.Struct, frozen=True):
                 inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, message[content:position]))
             else:
                 inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
-        request = self.request.copy()
-        request.id, request.inputs, request.sink = id, inputs, sink
-        if self.leases:
-            request.outputs = [RequestedOutput(o.name, o.classification, o.shared_memory) for o in request.outputs]
-        if request.parameters:
-            request.parameters = dict(request.parameters)
-        return request
+        return self.common.with_inputs(inputs, id, sink)
 
 
 class RequestForms:
@@ -131,16 +116,7 @@ class RequestForms:
         rest = bytes(message[position:end])
         if not 0 < len(rest) <= _MAX_REST_BYTE_SIZE or not _has_only_tensors(rest):
             return
-        form = Form(
-            _without_data(request),
-            model,
-            rest,
-            contents,
-            len(rest) + byte_size,
-            any(tensor.shared_memory is not None for tensor in request.inputs)
-            or any(output.shared_memory is not None for output in request.outputs),
-            wants_empty_final,
-        )
+        form = Form(form_of(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
         if form.another(memoryview(message), end, "", request.sink) is None:
             return  # typed contents, or in another order
         if len(self._forms) >= _MODELS:
@@ -202,10 +178,3 @@ def _has_only_tensors(rest: bytes) -> bool:
                 break
         position += 1 + length
     return position == len(rest)
-
-
-def _without_data(request: Request) -> Request:
-    form = request.copy()
-    form.inputs = [InputTensor(t.name, t.datatype, t.shape, None, t.shared_memory) for t in request.inputs]
-    form.parameters = dict(request.parameters)
-    return form

@@ -70,8 +70,8 @@ class Inference:
         known = self._forms.find(message, kernel.catalog.generation, call)
         if known is not None:
             request, form = known
-            model = form.model
-            if form.small and not forwarded:
+            model = form.common.model
+            if form.common.small and not forwarded:
                 kernel.start_small(request, model)
                 return request
             kernel.lease(request)

@@ -182,7 +182,7 @@ class StreamCall:
         self._answered.clear()
         try:
             if known is not None:
-                model, live.wants_empty_final = form.model, form.wants_empty_final
+                model, live.wants_empty_final = form.common.model, form.wants_empty_final
                 live.ordered = not model.spec.decoupled
                 kernel.lease(request)
             else:

@@ -58,9 +58,9 @@ class LaneCall:
             if known is not None:
                 request, form = known
                 self._form = form.outputs
-                if form.small:
+                if form.common.small:
                     self._request = request
-                    kernel.start_small(request, form.model)
+                    kernel.start_small(request, form.common.model)
                     return
                 kernel.lease(request)
             else:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.request import InputTensor, Request, RequestedOutput
-from shm.arena import INLINE_LIMIT
+from kernel.forms import RequestForm, form_of
+from kernel.request import InputTensor
 
 if TYPE_CHECKING:
     from kernel.model import Model
+    from kernel.request import Request
     from kernel.response import Sink
     from protocols.http.codec import OutputForm
     from protocols.http.lane.head import InferHead
@@ -37,42 +38,27 @@ Key = tuple[str, str, bytes]
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What requests of one form have in common."""
+    """What the bodies of one form have in common."""
 
-    #: A request that was checked for the model and never submitted; its inputs have no data.
-    request: Request
-    model: Model
+    common: RequestForm
     outputs: OutputForm
     #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
     byte_sizes: list[int]
     byte_size: int
-    #: Whether anything is in shared memory, so that tensors are not shared between requests.
-    leases: bool
-
-    @property
-    def small(self) -> bool:
-        """Whether all inputs travel in a message, and nothing is in shared memory."""
-        return self.byte_size <= INLINE_LIMIT and not self.leases
 
     def another(self, body: RequestBody, start: int, id: str, sink: Sink) -> Request:
         """Return the request whose binary data is `body` from `start` on."""
         small = len(body) <= _SMALL_BYTE_SIZE and type(body) is bytes
         view = body if small else memoryview(body)
         inputs: list[InputTensor] = []
-        for tensor, byte_size in zip(self.request.inputs, self.byte_sizes, strict=True):
+        for tensor, byte_size in zip(self.common.request.inputs, self.byte_sizes, strict=True):
             if byte_size < 0:
                 inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
                 continue
             end = start + byte_size
             inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
             start = end
-        request = self.request.copy()
-        request.id, request.inputs, request.sink = id, inputs, sink
-        if self.leases:
-            request.outputs = [RequestedOutput(o.name, o.classification, o.shared_memory) for o in request.outputs]
-        if request.parameters:
-            request.parameters = dict(request.parameters)
-        return request
+        return self.common.with_inputs(inputs, id, sink)
 
 
 class RequestForms:
@@ -105,21 +91,15 @@ class RequestForms:
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
         id, rest = _split(body, head.header_length)
-        if id != request.id or (id and b'"id"' in rest):
-            return
+        if id != request.id or (len(rest) < head.header_length and (b'"id"' in rest or b"\\" in rest)):
+            return  # a second id, which would count, may hide behind an escape
         if any(tensor.shared_memory is None and type(tensor.data) is not memoryview for tensor in request.inputs):
             return  # data in JSON
         sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
-        form_request = request.copy()
-        form_request.inputs = [InputTensor(t.name, t.datatype, t.shape, None, t.shared_memory) for t in request.inputs]
-        form_request.parameters = dict(request.parameters)
-        leases = any(tensor.shared_memory is not None for tensor in request.inputs) or any(
-            output.shared_memory is not None for output in request.outputs
-        )
         if len(self._forms) >= _FORMS:
             self._forms.clear()
         total = sum(size for size in sizes if size > 0)
-        self._forms[head.model, head.version, rest] = Form(form_request, model, outputs, sizes, total, leases)
+        self._forms[head.model, head.version, rest] = Form(form_of(request, model), outputs, sizes, total)
 
 
 def _split(body: RequestBody, header_length: int) -> tuple[str, bytes]:

@@ -84,7 +84,7 @@ def test_a_request_of_a_known_form_is_what_parsing_makes_of_it(again: pb.ModelIn
     octets = again.SerializeToString()
     found = forms.find(kind(octets), 1, SINK)
     assert found is not None
-    assert found[1].model is MODEL
+    assert found[1].common.model is MODEL
     assert facts(found[0]) == facts(parsed(octets))
     assert found[0].sink is SINK
 

@@ -60,7 +60,7 @@ def test_a_request_of_a_known_form_is_what_parsing_makes_of_it(more: dict[str, A
     assert found is not None
     assert facts(found[0]) == facts(parsed(again_head, again)[0])
     assert found[0].id == "another"
-    assert found[1].model is MODEL
+    assert found[1].common.model is MODEL
 
 
 @pytest.mark.parametrize("id", ['quote"', "back\\slash", "ä", "line\n", ""])
@@ -83,6 +83,19 @@ def test_an_id_that_stands_twice_is_left_to_the_parser() -> None:
         assert found is None or found[0].id == "second"
         text = text.replace(b"second", b"first")
         head = InferHead("m", "", len(text), IDENTITY)
+
+
+@pytest.mark.parametrize("first", ["", "a"])
+@pytest.mark.parametrize("key", [b'"id"', b'"\\u0069d"'])
+def test_a_second_id_counts_however_it_is_written(first: str, key: bytes) -> None:
+    _, octets = body(id=first)
+    text = octets[: -len(DATA)].replace(b'"inputs"', key + b': "%b", "inputs"' % first.encode())
+    head = InferHead("m", "", len(text), IDENTITY)
+    forms = remembering(head, text + DATA)
+    other = text.replace(b'{"id": "%b"' % first.encode(), b'{"id": "b"')
+    other_head = InferHead("m", "", len(other), IDENTITY)
+    found = forms.find(other_head, other + DATA, 1, SINK)
+    assert found is None or found[0].id == parsed(other_head, other + DATA)[0].id
 
 
 def test_other_requests_are_parsed() -> None:
