@@ -1,0 +1,164 @@
+"""Doubles for tests of the repository: instances that load at once, and a lifecycle over a folder with them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel.catalog import Catalog
+from kernel.errors import InternalError
+from kernel.observe.statistics import ExecutionTimes
+from kernel.repository.lifecycle import Lifecycle
+from kernel.repository.settings import LifecycleSettings
+from kernel.response import Response
+from kernel.testing import FakeClock, FakeInstance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from kernel.batch import Batch
+    from kernel.model import Model, SchedulerFactory
+    from kernel.repository.placement import InstancePlan
+
+#: A model that can be loaded.
+CONFIG = """
+backend: "identity"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [1] }]
+"""
+
+
+class EchoInstance(FakeInstance):
+    """An instance that answers each batch soon, with an error where its model's file `refuse` says so."""
+
+    def __init__(self, name: str, model: Model, refusal: str) -> None:
+        super().__init__(name)
+        self._model = model
+        self._refusal = refusal
+        self.executed: list[list[bytes]] = []
+
+    def execute(self, batch: Batch) -> None:
+        self.executed.append([bytes(request.inputs[0].data or b"") for request in batch.requests])
+        asyncio.get_running_loop().call_soon(self._answer, batch)
+
+    def _answer(self, batch: Batch) -> None:
+        for request in batch.requests:
+            if self._refusal:
+                request.fail(InternalError(self._refusal))
+            else:
+                request.respond(Response(request.model_name, "1", request.id, outputs=[]))
+        self._model.instances.executed(self, ExecutionTimes(0, 0, 0))
+
+
+class FakeKeeper:
+    """An instance that loads at once, or fails where its file `fail` says why."""
+
+    def __init__(self, made: list[FakeKeeper]) -> None:
+        self.stopped = False
+        self.plan: InstancePlan | None = None
+        self.instance: EchoInstance | None = None
+        self.config = ""
+        #: What a load waits for, if anything, why it fails, and what the instance answers requests with.
+        self.gate: asyncio.Event | None = None
+        self.failure = ""
+        self.refusal = ""
+        #: Set when the instance has finished what it has; None if it never has anything.
+        self.finished: asyncio.Event | None = None
+        made.append(self)
+
+    async def start(self, title: str) -> None:
+        """Nothing is started."""
+
+    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
+        return config
+
+    async def load(self, plan: InstancePlan, config: str) -> int:
+        self.plan = plan
+        self.config = config
+        if failure := self.failure or _text(Path(plan.model_dir, str(plan.version), "fail")):
+            raise InternalError(failure)
+        if self.gate is not None:
+            await self.gate.wait()
+        return 1
+
+    def join(self, model: Model) -> EchoInstance:
+        assert self.plan is not None
+        self.refusal = self.refusal or _text(Path(self.plan.model_dir, "refuse"))
+        self.model = model
+        self.instance = EchoInstance(self.plan.name, model, self.refusal)
+        model.instances.set_apart(self.instance)
+        return self.instance
+
+    def serve(self) -> None:
+        assert self.instance is not None
+        self.model.instances.add(self.instance)
+
+    def use(self, config: str) -> None:
+        self.config = config
+
+    async def leave(self) -> None:
+        if self.instance is not None:
+            self.model.instances.set_apart(self.instance)
+        if self.finished is not None:
+            await self.finished.wait()
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        self.stopped = True
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+class RepositoryLab:
+    """A lifecycle over a folder, with fake instances."""
+
+    def __init__(self, root: Path, schedule: SchedulerFactory, settings: LifecycleSettings | None = None) -> None:
+        self.root = root
+        self.settings = settings or LifecycleSettings((root,), explicit=True)
+        self.catalog = Catalog(namespacing=self.settings.namespacing)
+        self.keepers: list[FakeKeeper] = []
+        self.gate: asyncio.Event | None = None
+        self.failure = self.refusal = ""
+        self.lifecycle = Lifecycle(self.catalog, FakeClock(), schedule, self._new_keeper, self.settings)
+
+    def _new_keeper(self) -> FakeKeeper:
+        keeper = FakeKeeper(self.keepers)
+        keeper.gate, keeper.failure, keeper.refusal = self.gate, self.failure, self.refusal
+        return keeper
+
+    def write(self, name: str, versions: tuple[int, ...] = (1,), config: str = CONFIG) -> None:
+        for version in versions:
+            (self.root / name / str(version)).mkdir(parents=True, exist_ok=True)
+        (self.root / name / "config.pbtxt").write_text(config)
+
+    def fail(self, name: str, version: int, reason: str) -> None:
+        (self.root / name / str(version) / "fail").write_text(reason)
+
+    @property
+    def alive(self) -> list[str]:
+        return sorted(k.plan.name for k in self.keepers if k.plan is not None and not k.stopped)
+
+
+def run(lab: RepositoryLab, scenario: Callable[[RepositoryLab], Coroutine[Any, Any, None]]) -> None:
+    """Run `scenario`, close the lifecycle, and see that nothing is left alive."""
+
+    async def main() -> None:
+        await scenario(lab)
+        await lab.lifecycle.close()
+        assert lab.alive == []
+
+    asyncio.run(main())
+
+
+async def settled() -> None:
+    """Let background work that waits for nothing finish."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything go on, threads as well, until `condition` holds."""
+    while not condition():  # noqa: ASYNC110 - what is waited for is the work of the code under test, not an event
+        await asyncio.sleep(0)
