@@ -1,4 +1,7 @@
-"""What each option of the gRPC door changes on the wire: restrictions, forwarding, compression, TLS, keepalive, age."""
+"""What each option of the gRPC door changes on the wire: restrictions, forwarding, compression, TLS, keepalive, age.
+
+One file for the options of one door: its tests share the models and the stubs below.
+"""
 
 import asyncio
 import contextlib
