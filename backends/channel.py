@@ -45,14 +45,6 @@ def _receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, array.array[in
     return data, fds
 
 
-def frame_into(buffer: bytearray, message: Message) -> None:
-    """Append `message` with its length in front, see `backends.framing`."""
-    start = len(buffer)
-    buffer += LENGTH_PLACE
-    encoder.encode_into(message, buffer, -1)
-    LENGTH.pack_into(buffer, start, len(buffer) - start - len(LENGTH_PLACE))
-
-
 class LoopChannel:
     """The kernel's end. Messages of one loop turn leave in one write.
 
@@ -78,15 +70,19 @@ class LoopChannel:
         self._kept: OutboxReader | None = None
         self._arrived = 0
         self._taken = 0
-        self._loop.add_reader(sock.fileno(), self._readable)
+        self._loop.add_reader(sock.fileno(), self._read_once)
 
     # ---- sending -----------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
         """Send `message` at the end of this loop turn. After the end of the channel it is dropped."""
-        if not self._outbox:
+        outbox = self._outbox
+        start = len(outbox)
+        if not start:
             self._loop.call_soon(self.flush)
-        frame_into(self._outbox, message)
+        outbox += LENGTH_PLACE  # framed in place, see `backends.framing`
+        encoder.encode_into(message, outbox, -1)
+        LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)
 
     def send_with_fd(self, message: Message, fd: int) -> None:
         """Send `message` together with a duplicate of `fd`, in order with the others."""
@@ -147,9 +143,6 @@ class LoopChannel:
     def take_fd(self) -> int:
         """Return the descriptor that came with the message being handled; the caller owns it."""
         return self._fds.popleft()
-
-    def _readable(self) -> None:
-        self._read_once()
 
     def read_rest(self) -> None:
         """Handle what a dead worker had sent before it died."""
@@ -235,7 +228,8 @@ class BlockingChannel:
 
     def keep(self, message: Message) -> None:
         """Send `message` with what is sent next; at once where there is no outbox, or no room in it."""
-        data = frame(encoder.encode(message))
+        encoded = encoder.encode(message)
+        data = LENGTH.pack(len(encoded)) + encoded  # as `frame`, of which every answer would be a call
         if self._outbox is None or not self._outbox.keep(data):
             self.flush()
             self._send(data)
@@ -247,9 +241,8 @@ class BlockingChannel:
 
     def flush(self) -> None:
         """Send what is kept."""
-        if self._outbox is not None and (unsent := self._outbox.unsent):
-            self._socket.sendall(unsent)
-            self._outbox.sent(len(unsent))
+        if self._outbox is not None:
+            self._outbox.send_by(self._socket.sendall)
 
     def _send(self, data: bytes) -> None:
         self._socket.sendall(data)

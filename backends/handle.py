@@ -45,7 +45,6 @@ class WorkerHandle:
         self._model = model
         self._numbers = itertools.count(1)
         self._requests: dict[int, Request] = {}
-        self._number_of: dict[Request, int] = {}
         #: Batches that the worker has not finished, by their numbers, with the numbers of their requests.
         self._batches: dict[int, list[int]] = {}
         self._attached: set[int] = set()
@@ -65,8 +64,13 @@ class WorkerHandle:
     # ---- kernel.instances.Instance -----------------------------------------------------------
 
     def execute(self, batch: Batch) -> None:
-        refs = [self._request_ref(request) for request in batch.requests]
-        numbers = [ref.number for ref in refs]
+        refs: list[wire.RequestRef] = []
+        numbers: list[int] = []
+        for request in batch.requests:
+            request.number = number = next(self._numbers)
+            self._requests[number] = request
+            numbers.append(number)
+            refs.append(self._request_ref(request, number))
         batch_number = next(self._numbers)
         self._batches[batch_number] = numbers
         self._session.send(wire.Execute(batch_number, refs))
@@ -87,13 +91,12 @@ class WorkerHandle:
             self._watch()
 
     def cancel(self, request: Request) -> None:
-        number = self._number_of.get(request)
-        if number is not None and not self._lost:
-            self._session.send(wire.Cancel([number]))
+        if request.number in self._requests and not self._lost:
+            self._session.send(wire.Cancel([request.number]))
 
     def consumed(self, request: Request, count: int) -> None:
-        number = self._number_of.get(request)
-        if number is None or self._lost:
+        number = request.number
+        if number not in self._requests or self._lost:
             return
         owed = self._owed_credit.get(number, 0) + count
         if owed >= _CREDIT_PORTION:
@@ -103,14 +106,24 @@ class WorkerHandle:
 
     # ---- requests to the worker --------------------------------------------------------------
 
-    def _request_ref(self, request: Request) -> wire.RequestRef:
-        number = next(self._numbers)
-        self._requests[number] = request
-        self._number_of[request] = number
+    def _request_ref(self, request: Request, number: int) -> wire.RequestRef:
+        inputs: list[wire.TensorRef] = []
+        for tensor in request.inputs:
+            if tensor.span is None:
+                assert tensor.data is not None
+                inputs.append(wire.TensorRef(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)))
+            else:
+                inputs.append(self._input_ref(tensor, tensor.span))
+        outputs: list[wire.OutputRef] = []
+        for output in request.outputs:
+            if output.span is None:
+                outputs.append(wire.OutputRef(output.name, output.classification))
+            else:
+                outputs.append(self._output_ref(output, output.span))
         return wire.RequestRef(
             number,
-            [self._input_ref(tensor) for tensor in request.inputs],
-            [self._output_ref(output) for output in request.outputs],
+            inputs,
+            outputs,
             request.id,
             int(request.sequence_start) | int(request.sequence_end) << 1,
             request.correlation_id,
@@ -119,11 +132,7 @@ class WorkerHandle:
             request.parameters,
         )
 
-    def _input_ref(self, tensor: InputTensor) -> wire.TensorRef:
-        if tensor.span is None:
-            assert tensor.data is not None
-            return wire.TensorRef(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
-        span = tensor.span
+    def _input_ref(self, tensor: InputTensor, span: Span) -> wire.TensorRef:
         foreign = self._attach(span)
         return wire.TensorRef(
             tensor.name,
@@ -136,11 +145,9 @@ class WorkerHandle:
             foreign,
         )
 
-    def _output_ref(self, output: RequestedOutput) -> wire.OutputRef:
-        if output.span is None:
-            return wire.OutputRef(output.name, output.classification)
-        self._attach(output.span)
-        return wire.OutputRef(output.name, 0, output.span.region.number, output.span.offset, output.span.byte_size)
+    def _output_ref(self, output: RequestedOutput, span: Span) -> wire.OutputRef:
+        self._attach(span)
+        return wire.OutputRef(output.name, 0, span.region.number, span.offset, span.byte_size)
 
     def _attach(self, span: Span) -> bool:
         """Make the worker know the region; returns whether it is a client's."""
@@ -190,7 +197,6 @@ class WorkerHandle:
         response = self._response(request, ref, final)  # raises for what no worker of ours sends
         if final:
             del self._requests[number]
-            del self._number_of[request]
             if self._owed_credit:
                 self._owed_credit.pop(number, None)
         if request.finished:  # the server gave the request up, and answered it, when it had to exit
@@ -279,7 +285,6 @@ class WorkerHandle:
         unstarted = [self._requests.pop(number) for numbers in later for number in numbers]
         requests, self._requests = self._requests, {}
         self._batches.clear()
-        self._number_of.clear()
         for request in requests.values():
             request.fail(WorkerLost(self.name, cause))
         self._model.instances.lost(self, unstarted)

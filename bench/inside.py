@@ -30,7 +30,7 @@ from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
-from protocols.grpc.infer import Inference
+from protocols.grpc.infer import InferCall, Inference
 from protocols.http.lane.connection import LaneConnection
 from protocols.http.lane.lane import Lane
 from schedulers.direct import direct
@@ -183,15 +183,14 @@ def _json_header() -> bytes:
 
 
 class _GrpcDoor:
-    """One connection with eight calls. An `Owner` of it."""
+    """One connection with eight calls, in the frames that clients of gRPC core send. An `Owner` of it."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._inference = Inference(kernel, OpenCalls())
         self._transport = _Transport()
         self._connection = ServerConnection(self)
         self._connection.connection_made(self._transport)  # type: ignore[arg-type]  # what it uses of a transport
-        window = frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW_BYTE_SIZE)
-        _receive(self._connection, frames.PREFACE + frames.settings([]) + window)
+        _receive(self._connection, frames.PREFACE + frames.settings([]))
         self._hpack = Encoder()
         self._number = 1
         message = pb.ModelInferRequest(model_name="add_sub", raw_input_contents=[_TENSOR] * 2)
@@ -219,8 +218,10 @@ class _GrpcDoor:
         return (
             frames.head(len(block), frames.HEADERS, frames.END_HEADERS, number)
             + block
+            + frames.window_update(number, PREFIX.size)
             + frames.head(len(self._message), frames.DATA, frames.END_STREAM, number)
             + self._message
+            + frames.window_update(0, len(self._message))
         )
 
     def check(self, rounds: int) -> None:
@@ -233,7 +234,7 @@ class _GrpcDoor:
         """It is never closed."""
 
     def answer(self, connection: Any, stream: Any) -> Any:
-        return self._inference.begin(connection, stream)
+        return InferCall(self._inference, connection, stream)
 
     def quiet(self) -> None:
         """Nobody waits for that."""

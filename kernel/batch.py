@@ -14,10 +14,3 @@ class Batch(msgspec.Struct, eq=False):
     """Requests bound for one instance. Whoever executes it answers every request exactly once."""
 
     requests: list[Request]
-    dispatched_ns: int
-    #: Sum of the requests' rows.
-    rows: int = 0
-
-    def __post_init__(self) -> None:
-        for request in self.requests:
-            self.rows += request.batch_size

@@ -30,7 +30,10 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class InstanceIdle(msgspec.Struct, frozen=True):
-    """An instance can take a batch: it has finished one, or it has just been (re)started."""
+    """An instance can take a batch, and requests wait: it has finished one, or it has just been (re)started.
+
+    Not told while nothing waits: a scheduler asks `instances` when a request comes.
+    """
 
 
 class DeadlineReached(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ class RequestForm(msgspec.Struct, frozen=True):
 
     def with_inputs(self, inputs: list[InputTensor], id: str, sink: Sink) -> Request:
         """Return a request of this form, for `Kernel.lease` and `start`, or for `start_small`."""
-        request = self.request.copy()
+        request: Request = self.request.__copy__()  # type: ignore[attr-defined]  # `copy` without its frame
         request.id, request.inputs, request.sink = id, inputs, sink
         if self.leases:
             request.outputs = [RequestedOutput(o.name, o.classification, o.shared_memory) for o in request.outputs]

@@ -31,9 +31,11 @@ class InputPlacer:
         for tensor in request.inputs:
             if tensor.shared_memory is not None:
                 tensor.span = self._regions.lease(tensor.shared_memory)
+                request.leased = True
         for output in request.outputs:
             if output.shared_memory is not None:
                 output.span = self._regions.lease(output.shared_memory)
+                request.leased = True
 
     def body(self, model: Model, byte_size: int, first_tensor: int) -> Body | None:
         """Return memory of the model's arena for a body that is about to be received, None where there is none.
@@ -61,8 +63,10 @@ class InputPlacer:
             if len(tensor.data) <= INLINE_LIMIT:
                 if body is not None:
                     tensor.data = bytes(tensor.data)
-            elif usable is None or not _use_in_place(tensor, usable):
-                self._copy_to_arena(tensor, model)
+            else:
+                request.leased = True
+                if usable is None or not _use_in_place(tensor, usable):
+                    self._copy_to_arena(tensor, model)
 
     def _arena(self, model: Model) -> Arena:
         if model.input_arena is None:

@@ -67,8 +67,9 @@ class InstanceSet:
         self._batches: dict[Instance, deque[Batch]] = {}
         #: The same of those that are apart.
         self._apart: dict[Instance, deque[Batch]] = {}
-        #: The living instance where there is exactly one, the usual case.
+        #: The living instance, and its batches, where there is exactly one, the usual case.
         self._only: Instance | None = None
+        self._only_batches: deque[Batch] | None = None
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
 
@@ -89,10 +90,12 @@ class InstanceSet:
     @property
     def open(self) -> bool:
         """Whether `dispatch` can take a batch: to an idle instance, or ahead of time to a fast one."""
+        if self._only_batches is not None:  # asked for each request
+            return len(self._only_batches) < self._depth
         return self._has_room(self._depth)
 
     def _has_room(self, depth: int) -> bool:
-        # Asked several times per request: a loop costs a third of a generator.
+        # A loop costs a third of a generator.
         for batches in self._batches.values():  # noqa: SIM110
             if len(batches) < depth:
                 return True
@@ -112,7 +115,7 @@ class InstanceSet:
     def dispatch(self, requests: list[Request]) -> None:
         """Give `requests` to the instance with the least to do; one must be `open`."""
         instance = self._only or self._least_busy()
-        batch = Batch(requests, self._clock.now_ns())
+        batch = Batch(requests)
         self._batches[instance].append(batch)
         self._statistics.pending -= len(requests)
         for request in requests:
@@ -130,7 +133,7 @@ class InstanceSet:
         batches = self._apart.get(instance)
         if batches is None:
             raise Unavailable(f"model instance '{instance.name}' was lost")
-        batch = Batch(requests, self._clock.now_ns())
+        batch = Batch(requests)
         batches.append(batch)
         for request in requests:
             request.instance = instance
@@ -143,7 +146,8 @@ class InstanceSet:
             self._statistics.workers_restarted += 1
         self._batches[instance] = deque() if batches is None else batches
         self._note_only()
-        self._inbox.post(_IDLE)
+        if self._statistics.pending:
+            self._inbox.post(_IDLE)
 
     def set_apart(self, instance: Instance) -> None:
         """A new instance takes no batches yet, or one that did takes no more; it finishes what it has."""
@@ -158,7 +162,9 @@ class InstanceSet:
         self._note_only()
 
     def _note_only(self) -> None:
-        self._only = next(iter(self._batches)) if len(self._batches) == 1 else None
+        self._only = self._only_batches = None
+        if len(self._batches) == 1:
+            [(self._only, self._only_batches)] = self._batches.items()
 
     def executed(self, instance: Instance, times: ExecutionTimes) -> None:
         """The instance has done its first batch; responses that were due have been given."""
@@ -166,15 +172,17 @@ class InstanceSet:
             batch = self._batches[instance].popleft()
         except KeyError:
             batch = self._apart[instance].popleft()
-        self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ms())
+        self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ns())
         # A moving average: one slow execution ends dispatching ahead, some fast ones allow it again.
-        mean_ns = self._execution_ns = self._execution_ns + (times.total_ns - self._execution_ns) // 8
+        took_ns = times.input_ns + times.infer_ns + times.output_ns
+        mean_ns = self._execution_ns = self._execution_ns + (took_ns - self._execution_ns) // 8
         if mean_ns >= FAST_EXECUTION_NS:
             self._depth = 1
         else:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)
             self._depth = depth if depth < MAX_DEPTH else MAX_DEPTH  # a call of min costs more
-        self._inbox.post(_IDLE)
+        if self._statistics.pending:
+            self._inbox.post(_IDLE)
 
     def lost(self, instance: Instance, unstarted: list[Request]) -> None:
         """The instance is gone. It has failed the requests that it was executing; `unstarted` are those

@@ -50,8 +50,8 @@ class Model:
         self._schedule = schedule
         self._clock = clock
         self._live: set[Request] = set()
-        self._drained = asyncio.Event()
-        self._drained.set()
+        #: Set when no request is left; None while nobody waits for that.
+        self._drained: asyncio.Event | None = None
 
     @property
     def name(self) -> str:
@@ -75,8 +75,6 @@ class Model:
         """Queue a checked request, which is the model's from now on."""
         request.model = self
         request.queue_start_ns = self._clock.now_ns()
-        if not self._live:
-            self._drained.clear()
         self._live.add(request)
         self.statistics.pending += 1
         self.inbox.post(Submitted(request))
@@ -102,8 +100,9 @@ class Model:
             if request.instance is None:
                 self.statistics.pending -= 1
             self._live.discard(request)
-            if not self._live:
+            if self._drained is not None and not self._live:
                 self._drained.set()
+                self._drained = None
 
     def fail_queued(self, error: ServingError) -> None:
         """No instance is left and none will come soon: what waits for one is answered with `error`."""
@@ -111,7 +110,10 @@ class Model:
 
     async def drain(self) -> None:
         """Wait until every accepted request has its final response."""
-        await self._drained.wait()
+        if self._live:
+            if self._drained is None:
+                self._drained = asyncio.Event()
+            await self._drained.wait()
 
     def abandon(self, error: ServingError) -> None:
         """End the scheduler and answer whatever is still unanswered with `error`."""

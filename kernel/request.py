@@ -104,8 +104,11 @@ class Request(msgspec.Struct, eq=False):
     response_count: int = 0
     #: Whether a response with an error was given.
     failed: bool = False
-    #: The instance that executes the request, None while it is queued.
+    #: Whether an input or output may have a span, thus a lease.
+    leased: bool = False
+    #: The instance that executes the request, None while it is queued, and the number by which its worker knows it.
     instance: Instance | None = None
+    number: int = 0
 
     def copy(self) -> Request:
         """Return a request with the same attributes, the very same."""
@@ -124,8 +127,9 @@ class Request(msgspec.Struct, eq=False):
         assert not self.finished, f"request {self.id!r} was answered after its final response"
         if response.final:
             self.finished = True
-            self.release_leases()
-        if not response.empty:
+            if self.leased:
+                self.release_leases()
+        if response.outputs is not None or response.error is not None:  # not empty
             self.response_count += 1
         if self.model is not None:
             self.model.answered(self, response)

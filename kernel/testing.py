@@ -55,8 +55,8 @@ class FakeClock:
     def now_ns(self) -> int:
         return self.time_ns
 
-    def wall_ms(self) -> int:
-        return self.time_ns // 1_000_000
+    def wall_ns(self) -> int:
+        return self.time_ns
 
     def alarm(self, callback: Callable[[], None]) -> FakeAlarm:
         alarm = FakeAlarm(self, callback)

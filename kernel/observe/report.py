@@ -61,7 +61,7 @@ def model_report(model: Model) -> ModelReport:
     return ModelReport(
         name=model.name,
         version=model.version_text,
-        last_inference=counted.last_inference_ms,
+        last_inference=counted.last_inference_ns // 1_000_000,
         inference_count=counted.inference_count,
         execution_count=counted.execution_count,
         inference_stats=InferStatistics(

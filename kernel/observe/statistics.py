@@ -86,8 +86,8 @@ class ModelStatistics:
         self.decoupled = decoupled
         self.inference_count = 0
         self.execution_count = 0
-        #: Milliseconds since the epoch of the last execution, 0 before the first.
-        self.last_inference_ms = 0
+        #: Nanoseconds since the epoch of the last execution, 0 before the first.
+        self.last_inference_ns = 0
         #: Requests that succeeded: how many, from reception to response, and how long they waited and computed.
         self.success = Duration()
         self.queue_ns = 0
@@ -131,22 +131,17 @@ class ModelStatistics:
             self.summaries = Summaries()
         return complaints
 
-    def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, now_ms: int) -> None:
+    def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, wall_ns: int) -> None:
         """Count an execution that has ended, and each of its requests that has not failed."""
         input_ns, infer_ns, output_ns = times.input_ns, times.infer_ns, times.output_ns
         self.execution_count += 1
-        self.last_inference_ms = now_ms
-        size = self.batches.get(batch.rows)
-        if size is None:
-            size = self.batches[batch.rows] = BatchStatistics()
-        size.count += 1
-        size.input_ns += input_ns
-        size.infer_ns += infer_ns
-        size.output_ns += output_ns
+        self.last_inference_ns = wall_ns
         # Whatever was not computing was waiting, also at a worker that was given it ahead of time.
         computing_since_ns = now_ns - input_ns - infer_ns - output_ns
         success = self.success
+        rows = 0
         for request in batch.requests:
+            rows += request.batch_size
             if request.failed:
                 continue
             self.inference_count += request.batch_size
@@ -165,6 +160,13 @@ class ModelStatistics:
                     self.first_responses.observe(duration_ns // _NS_PER_MS)
             if self.summaries is not None:
                 _summarize(self.summaries, duration_ns, max(waited_ns, 0), times, now_ns)
+        size = self.batches.get(rows)
+        if size is None:
+            size = self.batches[rows] = BatchStatistics()
+        size.count += 1
+        size.input_ns += input_ns
+        size.infer_ns += infer_ns
+        size.output_ns += output_ns
 
     def record_response(self, request: Request, response: Response, now_ns: int) -> None:
         """Observe a response of a decoupled model, whose requests may be answered at any time."""
@@ -189,10 +191,6 @@ class ExecutionTimes(msgspec.Struct, frozen=True):
     input_ns: int
     infer_ns: int
     output_ns: int
-
-    @property
-    def total_ns(self) -> int:
-        return self.input_ns + self.infer_ns + self.output_ns
 
 
 def _summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:

@@ -259,8 +259,9 @@ def response_parts(response: Response) -> list[Buffer]:
         data = b"" if output.data is None else output.data
         byte_size += len(data)
         contents += (_content_begin(len(data)), data)
-    _check_byte_size(byte_size)
-    return [*head, *contents]
+    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+        _check_byte_size(byte_size)
+    return head + contents
 
 
 def _final_field(final: bool) -> bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from grpclib.const import Status
 
 from kernel.errors import DecoupledOverUnary, InternalError
+from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.codec import decode_request, parse_request, response_parts, start_request
 from protocols.grpc.forms import RequestForms
 from protocols.grpc.h2.headers import status_block
@@ -51,10 +52,6 @@ class Inference:
         self._forwarder = forwarder
         self._forms = RequestForms()
 
-    def begin(self, connection: ServerConnection, stream: Stream) -> InferCall:
-        """Take a call that has just come."""
-        return InferCall(self, connection, stream)
-
     def receive(self, head: bytes, byte_size: int) -> Body | None:
         """Return where to receive a message that begins with `head`, None where any memory will do."""
         return place_for(self._kernel, head, byte_size, streaming=False)
@@ -64,7 +61,8 @@ class Inference:
 
         `body` is what the message was received in, if that is memory of its model.
         """
-        self._calls.check_accepting()
+        if self._calls.stopping:
+            raise ServerShuttingDown
         kernel = self._kernel
         forwarded = self._forwarder.of_head(head) if self._forwarder is not None else None
         known = self._forms.find(message, kernel.catalog.generation, call)
@@ -123,7 +121,7 @@ class InferCall:
     def readable(self) -> None:
         if self._request is not None:
             return
-        if self._stream.whole is not None:
+        if self._stream.whole is not None:  # usual
             self._submit(self._stream.whole)
             return
         reader = self._stream.reader
@@ -172,8 +170,8 @@ class InferCall:
         return None
 
     def _release_body(self) -> None:
-        if self._body is not None:
-            body, self._body = self._body, None
+        body, self._body = self._body, None
+        if body is not None:
             body.release()
 
     def _submit(self, message: Buffer) -> None:
@@ -183,16 +181,17 @@ class InferCall:
             self._fail_with(error)
             return
         finally:
-            self._release_body()
+            if self._body is not None:
+                self._release_body()
         if self._stream.open:  # not answered yet
             self._request = request
 
     # ---- kernel.response.Sink ------------------------------------------------------------------
 
     def send(self, response: Response) -> None:
-        if response.final and self._only is None and not response.empty:  # usual
+        if response.final and self._only is None and (response.outputs is not None or response.error is not None):
             self._request = None  # which refers to this call as its sink
-            self._end(response)
+            self._respond(response)
             return
         if self._only is None:
             self._only = OnlyResponse()
@@ -205,15 +204,13 @@ class InferCall:
             if self._stream.open:
                 self._fail_with(error)
             return
-        self._end(found)
-
-    def _end(self, response: Response) -> None:
-        if self._stream.open:
-            self._respond(response)
-        else:
-            response.release()
+        self._respond(found)
 
     def _respond(self, response: Response) -> None:
+        """Send the response, unless the call has ended."""
+        if not self._stream.open:
+            response.release()
+            return
         try:
             if response.error is not None:
                 raise response.error
@@ -228,7 +225,8 @@ class InferCall:
         if compression is not None:
             compression.respond(self._connection, self._stream, parts, response.release)
             return
-        self._connection.machine.respond(self._stream, parts, response.release)
+        release = None if response.on_release is None else response.release
+        self._connection.machine.respond(self._stream, parts, release)
         self._connection.wake()
 
     # ---- failures ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.h2.limits import HANDSHAKE_TIMEOUT_S
 from protocols.grpc.h2.transport import ServerConnection
+from protocols.grpc.infer import InferCall
 from protocols.grpc.service import MODEL_INFER
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Listener:
                 connection.machine.send_trailers(stream, block)
                 return None
             if head.path == MODEL_INFER:
-                return self._inference.begin(connection, stream)
+                return InferCall(self._inference, connection, stream)
         return self._handlers.begin(connection, stream)
 
     def quiet(self) -> None:

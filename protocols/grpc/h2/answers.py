@@ -70,11 +70,11 @@ class Answers:
         self.releases: list[Callable[[], None]] = []
         self._send_window = frames.DEFAULT_WINDOW_BYTE_SIZE
         #: Streams whose output waits.
-        self._waiting: dict[int, Stream] = {}
+        self.waiting: dict[int, Stream] = {}
 
     # ---- answers -----------------------------------------------------------------------------
 
-    def respond(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
+    def respond(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
         """Answer with one message, whose bytes are `parts`, and the status OK; the stream has ended then.
 
         `release` is called when the parts are not needed any more, possibly before this returns, or is put into
@@ -96,8 +96,11 @@ class Answers:
                 size >> 8, size & 0xFF, frames.DATA, 0, number, 0, byte_size,
             )  # fmt: skip
             end = _TRAILERS.pack(0, len(OK_TRAILERS_BLOCK), frames.HEADERS, _END, number, OK_TRAILERS_BLOCK)
-            self.put(b"".join((begin, *parts, end)))
-            release()
+            octets = b"".join((begin, *parts, end))
+            self._outbox.append(octets)
+            self.outbox_byte_size += len(octets)
+            if release is not None:
+                release()
             self._finish(stream)
             return
         self.send_headers(stream, RESPONSE_BLOCK)
@@ -116,7 +119,7 @@ class Answers:
         if stream.output is None:
             stream.output = Output()
         stream.output.add(parts, release)
-        self._waiting[stream.number] = stream
+        self.waiting[stream.number] = stream
 
     def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
         """Send a message, whose bytes are `parts`; returns whether it has left, as small ones usually do.
@@ -143,7 +146,7 @@ class Answers:
 
     def drop_data(self, stream: Stream) -> None:
         """Forget data that has not left, because the trailers will say that the call has failed."""
-        if self._waiting.pop(stream.number, None) is not None:
+        if self.waiting.pop(stream.number, None) is not None:
             self._close_output(stream)
 
     def _close_output(self, stream: Stream) -> None:
@@ -155,7 +158,7 @@ class Answers:
 
     def send_trailers(self, stream: Stream, block: bytes) -> None:
         """End the answer, behind all data; without headers before, the trailers are headers as well."""
-        if stream.number in self._waiting:
+        if stream.number in self.waiting:
             assert stream.output is not None
             stream.output.trailers = block
             return
@@ -179,8 +182,9 @@ class Answers:
         stream.open = False
         del self.streams[stream.number]
         if stream.held:
-            self._credit_connection(stream.held)
-            stream.held = 0
+            increment, stream.held = self.window.give(stream.held), 0
+            if increment and not self.failed:
+                self.put(frames.window_update(0, increment))
         if stream.output is not None:
             self.drop_data(stream)
 
@@ -210,7 +214,20 @@ class Answers:
         if self._send_window > frames.MAX_WINDOW:
             raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
 
-    def set_initial_window(self, byte_size: int) -> None:
+    def take_settings(self, payload: memoryview) -> None:
+        """Note what the client can take, and acknowledge it. Raises `ConnectionFailure`."""
+        for setting, value in frames.settings_of(payload):
+            if setting == Setting.INITIAL_WINDOW_SIZE:
+                self._set_initial_window(value)
+            elif setting == Setting.MAX_FRAME_SIZE:
+                if not frames.DEFAULT_MAX_FRAME_BYTE_SIZE <= value <= frames.LARGEST_MAX_FRAME_BYTE_SIZE:
+                    raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
+                self.max_frame_byte_size = min(value, limits.MAX_FRAME_BYTE_SIZE)
+            elif setting == Setting.ENABLE_PUSH and value > 1:
+                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
+        self.put_control(frames.SETTINGS_ACK)
+
+    def _set_initial_window(self, byte_size: int) -> None:
         if byte_size > frames.MAX_WINDOW:
             raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {byte_size}")
         change = byte_size - self.initial_send_window
@@ -245,12 +262,12 @@ class Answers:
 
     def pump(self, byte_size: int) -> bool:
         """Put out about `byte_size` bytes of waiting output; returns whether more could be sent at once."""
-        while self._waiting:
+        while self.waiting:
             sent = 0
-            for stream in tuple(self._waiting.values()):
+            for stream in tuple(self.waiting.values()):
                 sent += self._send_frame(stream)
                 if self.outbox_byte_size >= byte_size:
-                    return bool(self._waiting)
+                    return bool(self.waiting)
             if not sent:
                 break
         return False
@@ -268,7 +285,7 @@ class Answers:
                 self.put(part)
         if output.byte_size:
             return max(size, 0)
-        del self._waiting[number]
+        del self.waiting[number]
         self._close_output(stream)
         if output.trailers is not None:
             self.send_trailers(stream, output.trailers)
@@ -278,7 +295,7 @@ class Answers:
 
     def drop_stalled(self, now_ns: int) -> None:
         """End streams whose client has kept the window shut for too long."""
-        for stream in tuple(self._waiting.values()):
+        for stream in tuple(self.waiting.values()):
             output = stream.output
             assert output is not None
             if output.stalled_ns is None:

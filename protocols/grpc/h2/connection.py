@@ -13,7 +13,7 @@ from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.answers import Answers
 from protocols.grpc.h2.frame_rules import check_head
-from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode, Setting
+from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
 from protocols.grpc.h2.headers import HeaderDecoder
 from protocols.grpc.h2.partial import DataFrame, OpenBlock
 from protocols.grpc.h2.streams import Event, Stream
@@ -21,8 +21,9 @@ from protocols.grpc.h2.streams import Event, Stream
 if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules
 
-#: The head of a DATA frame and the prefix of a message behind it.
+#: The head of a DATA frame and the prefix of a message behind it, and the WINDOW_UPDATE that gRPC core puts in front.
 _WHOLE = struct.Struct(">HBBBLBL")
+_UPDATE = struct.Struct(">HBBBLL")
 
 
 class Connection(Answers):
@@ -105,6 +106,14 @@ class Connection(Answers):
                 if end:
                     position = end
                     continue
+            elif (
+                kind == frames.WINDOW_UPDATE and not number and length == 4 and self._settings_seen and not self._block
+            ):
+                if size < position + _UPDATE.size:
+                    return position
+                position += _UPDATE.size  # gRPC core's clients send as many of these as calls
+                self.open_connection_window(frames.word(data[position - 4 :]) & frames.NUMBER_MASK)
+                continue
             self._check_order(kind, flags, number, length)
             start = position + 9
             if kind == frames.DATA:
@@ -126,16 +135,24 @@ class Connection(Answers):
         self.more = position < size
         return position
 
-    def _whole_call(self, data: memoryview, start: int, data_start: int, number: int) -> int:
+    def _whole_call(self, data: memoryview, start: int, update_start: int, number: int) -> int:
         """Take a call that is HEADERS as they came before and a single DATA frame, the usual small request.
 
-        Returns where it ends, or 0 where it is of another kind, or wrong: then it is looked at frame by frame.
+        A WINDOW_UPDATE may stand between them. Returns where the call ends, or 0 where it is of another kind, or
+        wrong: then it is looked at frame by frame.
         """
-        content = data_start + _WHOLE.size
-        if len(data) < content or self._block is not None:
-            return 0
+        size, data_start, window = len(data), update_start, self.initial_send_window
+        if size < update_start + _UPDATE.size + _WHOLE.size or self._block:
+            return 0  # also where a tiny call ends just here
+        if data[update_start + 3] == frames.WINDOW_UPDATE:
+            high, low, _, _, data_number, increment = _UPDATE.unpack_from(data, update_start)
+            window += increment
+            data_start += _UPDATE.size
+            if high or low != 4 or data_number != number or not increment or window > frames.MAX_WINDOW:
+                return 0
         high, low, kind, flags, data_number, flag, byte_size = _WHOLE.unpack_from(data, data_start)
         length = high << 8 | low
+        content: int = data_start + _WHOLE.size
         end: int = content + byte_size
         if (
             kind != frames.DATA
@@ -143,17 +160,17 @@ class Connection(Answers):
             or data_number != number
             or flag
             or length != byte_size + PREFIX.size
-            or end > len(data)
+            or end > size
             or number <= self.last_number
             or not number & 1
             or len(self.streams) >= limits.MAX_CONCURRENT_STREAMS
         ):
             return 0
-        head = self._decoder.known(bytes(data[start:data_start]))
+        head = self._decoder.known(bytes(data[start:update_start]))
         if head is None or head.fault or head.content_length is not None or not self.window.take(length):
             return 0
         self.last_number = number
-        stream = self.streams[number] = Stream(number, head, self.initial_send_window)
+        stream = self.streams[number] = Stream(number, head, window)
         stream.remote_closed = True
         stream.held = length
         stream.whole = bytes(data[content:end])
@@ -280,7 +297,7 @@ class Connection(Answers):
         elif kind == frames.SETTINGS:
             if not flags & frames.ACK:
                 self._flood.settings(self._now_ns)
-                self._settings(payload)
+                self.take_settings(payload)
         else:
             self._flood.idle_frame(self._now_ns)  # PRIORITY
 
@@ -357,28 +374,15 @@ class Connection(Answers):
     def _window_update(self, number: int, increment: int) -> None:
         if number > self.last_number:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {number}, which is not open")
-        stream = self.streams.get(number)
         if number == 0:
             self.open_connection_window(increment)
-        elif stream is not None:
+        elif (stream := self.streams.get(number)) is not None:
             if not increment:
                 self._reset_for_fault(stream, ErrorCode.PROTOCOL_ERROR)
             elif stream.send_window + increment > frames.MAX_WINDOW:
                 self._reset_for_fault(stream, ErrorCode.FLOW_CONTROL_ERROR)
             else:
                 stream.send_window += increment
-
-    def _settings(self, payload: memoryview) -> None:
-        for setting, value in frames.settings_of(payload):
-            if setting == Setting.INITIAL_WINDOW_SIZE:
-                self.set_initial_window(value)
-            elif setting == Setting.MAX_FRAME_SIZE:
-                if not frames.DEFAULT_MAX_FRAME_BYTE_SIZE <= value <= frames.LARGEST_MAX_FRAME_BYTE_SIZE:
-                    raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
-                self.max_frame_byte_size = min(value, limits.MAX_FRAME_BYTE_SIZE)
-            elif setting == Setting.ENABLE_PUSH and value > 1:
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
-        self.put_control(frames.SETTINGS_ACK)
 
     # ---- patience ----------------------------------------------------------------------------
 
@@ -387,7 +391,7 @@ class Connection(Answers):
         if self.failed:
             return
         self._now_ns = now_ns
-        if self._settings_seen and self._block is None:
+        if self._settings_seen and not self._block:
             self._waiting_ns = None
         elif self._waiting_ns is None:
             self._waiting_ns = now_ns

@@ -216,7 +216,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def _turn(self) -> None:
         self._awake = False
         self._flush()
-        if not self.machine.more:
+        if self._unread and not self.machine.more:
             self._read_if_possible()
 
     def _flush(self) -> None:
@@ -225,7 +225,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             if self._blocked and machine.outbox_byte_size > MAX_BACKLOG_BYTE_SIZE:
                 self._read(False)
             return
-        more = machine.pump(WRITE_BYTE_SIZE)
+        more = bool(machine.waiting) and machine.pump(WRITE_BYTE_SIZE)
         if machine.outbox_byte_size:
             self._write()
         if machine.releases:

@@ -51,7 +51,7 @@ def test_what_was_waited_and_computed_is_counted_as_often_as_what_succeeded(mode
     request = Request("m", [], RecordingSink())
     request.received_ns, request.queue_start_ns, request.batch_size = 100, 200, 4
     for _ in range(2):
-        model.statistics.record_execution(Batch([request], 300), ExecutionTimes(1, 2, 3), 1000, 5)
+        model.statistics.record_execution(Batch([request]), ExecutionTimes(1, 2, 3), 1000, 5_000_000)
     report = as_json(model)
     assert report["inference_count"] == 8
     assert report["inference_stats"]["success"] == {"count": 2, "ns": 1800}
@@ -78,7 +78,7 @@ def test_batch_sizes_are_in_order(model: Model) -> None:
     for rows in (3, 1, 2):
         request = Request("m", [], RecordingSink())
         request.batch_size = rows
-        model.statistics.record_execution(Batch([request], 0), ExecutionTimes(0, 0, 0), 10, 5)
+        model.statistics.record_execution(Batch([request]), ExecutionTimes(0, 0, 0), 10, 5_000_000)
     assert [batch["batch_size"] for batch in as_json(model)["batch_stats"]] == [1, 2, 3]
 
 

@@ -26,8 +26,8 @@ def request(rows: int = 1) -> Request:
 
 def test_an_execution_counts_rows_requests_and_durations() -> None:
     statistics = ModelStatistics()
-    statistics.record_execution(Batch([request(2), request(3)], dispatched_ns=1500), TIMES, now_ns=2000, now_ms=7)
-    assert (statistics.inference_count, statistics.execution_count, statistics.last_inference_ms) == (5, 1, 7)
+    statistics.record_execution(Batch([request(2), request(3)]), TIMES, now_ns=2000, wall_ns=7_000_000)
+    assert (statistics.inference_count, statistics.execution_count, statistics.last_inference_ns) == (5, 1, 7_000_000)
     assert (statistics.success.count, statistics.success.ns) == (2, 2000)
     assert statistics.queue_ns == 2 * (2000 - 1100 - 111)
     assert (statistics.input_ns, statistics.infer_ns, statistics.output_ns) == (2, 20, 200)
@@ -39,7 +39,7 @@ def test_a_failed_request_of_a_batch_counts_as_failure_only() -> None:
     statistics = ModelStatistics()
     good, bad = request(), request()
     bad.failed = True
-    statistics.record_execution(Batch([good, bad], dispatched_ns=1500), TIMES, now_ns=2000, now_ms=7)
+    statistics.record_execution(Batch([good, bad]), TIMES, now_ns=2000, wall_ns=7_000_000)
     assert (statistics.success.count, statistics.inference_count) == (1, 1)
     assert statistics.batches[2].count == 1
     assert sum(statistics.durations.counts) == 1
@@ -49,13 +49,13 @@ def test_an_execution_that_failed_for_all_its_requests_was_an_execution() -> Non
     statistics = ModelStatistics()
     bad = request()
     bad.failed = True
-    statistics.record_execution(Batch([bad], dispatched_ns=1500), TIMES, now_ns=2000, now_ms=7)
+    statistics.record_execution(Batch([bad]), TIMES, now_ns=2000, wall_ns=7_000_000)
     assert (statistics.execution_count, statistics.inference_count, statistics.success.count) == (1, 0, 0)
 
 
 def test_a_worker_that_measures_more_than_has_passed_leaves_no_negative_wait() -> None:
     statistics = ModelStatistics()
-    statistics.record_execution(Batch([request()], 1100), ExecutionTimes(0, 5000, 0), now_ns=1200, now_ms=7)
+    statistics.record_execution(Batch([request()]), ExecutionTimes(0, 5000, 0), now_ns=1200, wall_ns=7_000_000)
     assert statistics.queue_ns == 0
 
 
@@ -84,7 +84,7 @@ def test_durations_are_observed_always_and_the_rest_when_asked_for() -> None:
     statistics = ModelStatistics()
     assert statistics.first_responses is None
     assert statistics.summaries is None
-    statistics.record_execution(Batch([request()], 1500), TIMES, now_ns=1000 + 3 * MS, now_ms=7)
+    statistics.record_execution(Batch([request()]), TIMES, now_ns=1000 + 3 * MS, wall_ns=7_000_000)
     assert statistics.durations.sum == 3 * MS
     assert statistics.durations.cumulative()[statistics.durations.bounds.index(0.005)] == 1
     assert statistics.durations.cumulative()[statistics.durations.bounds.index(0.0025)] == 0
@@ -94,7 +94,7 @@ def test_a_model_that_answers_once_answers_first_at_the_end_of_its_execution() -
     statistics = ModelStatistics()
     statistics.measure(MetricsConfig(histogram_latencies=True), ModelConfig())
     assert statistics.first_responses is not None
-    statistics.record_execution(Batch([request(), request()], 1500), TIMES, now_ns=1000 + 300 * MS, now_ms=7)
+    statistics.record_execution(Batch([request(), request()]), TIMES, now_ns=1000 + 300 * MS, wall_ns=7_000_000)
     assert statistics.first_responses.bounds == (100, 500, 2000, 5000)
     assert (statistics.first_responses.cumulative(), statistics.first_responses.sum) == ([0, 2, 2, 2, 2], 600)
 
@@ -104,7 +104,7 @@ def test_summaries_are_in_microseconds() -> None:
     statistics.measure(MetricsConfig(summary_latencies=True), ModelConfig())
     assert statistics.summaries is not None
     times = ExecutionTimes(2000, 30_000, 4000)
-    statistics.record_execution(Batch([request()], 1500), times, now_ns=101_000, now_ms=7)
+    statistics.record_execution(Batch([request()]), times, now_ns=101_000, wall_ns=7_000_000)
     summaries = statistics.summaries
     parts = (
         summaries.request, summaries.queue, summaries.compute_input, summaries.compute_infer, summaries.compute_output,
@@ -119,7 +119,7 @@ def test_a_decoupled_model_is_observed_response_by_response(failed: bool) -> Non
     statistics.measure(MetricsConfig(histogram_latencies=True), ModelConfig())
     streamed = request()
     streamed.failed = failed
-    statistics.record_execution(Batch([request()], 1500), TIMES, now_ns=2000, now_ms=7)
+    statistics.record_execution(Batch([request()]), TIMES, now_ns=2000, wall_ns=7_000_000)
     for count, response, now_ns in (
         (1, Response("m", "1", "", outputs=[], final=False), 1000 + 50 * MS),
         (2, Response("m", "1", "", outputs=[], final=False), 1000 + 900 * MS),

@@ -1,0 +1,122 @@
+"""A small call that comes in one piece is taken in one step, with the same result as frame by frame."""
+
+import pytest
+
+from protocols.grpc.h2 import frames, limits
+from protocols.grpc.h2.connection import Connection
+from protocols.grpc.h2.frames import ErrorCode
+from protocols.grpc.h2.headers import encode_block
+from protocols.grpc.h2.streams import Event, Stream
+
+FIELDS = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/service/Method"),
+    (":authority", "server"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
+CONTENT = bytes(range(64))
+
+
+def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
+    return frames.head(len(payload), kind, flags, number) + payload
+
+
+def call(number: int, between: bytes = b"", content: bytes = CONTENT) -> bytes:
+    message = bytes([0]) + len(content).to_bytes(4, "big") + content
+    headers = frame(frames.HEADERS, frames.END_HEADERS, number, encode_block(FIELDS))
+    return headers + between + frame(frames.DATA, frames.END_STREAM, number, message)
+
+
+def machine_that_knows_the_headers() -> Connection:
+    machine = Connection()
+    octets = frames.PREFACE + frames.settings([]) + call(1)
+    assert machine.receive(memoryview(octets), 0) == len(octets)
+    machine.events.clear()
+    machine.take_output()
+    return machine
+
+
+def fed(octets: bytes, step: int) -> Connection:
+    """Return a machine that was given `octets` in pieces of `step` bytes."""
+    machine, rest = machine_that_knows_the_headers(), b""
+    for start in range(0, len(octets), step):
+        rest += octets[start : start + step]
+        rest = rest[machine.receive(memoryview(rest), 0) :]
+    return machine
+
+
+def messages(stream: Stream) -> list[bytes]:
+    """Return the messages of a stream as bytes."""
+    return [bytes(message) for message in stream.reader.messages]
+
+
+def state(machine: Connection) -> object:
+    """Return what a call has left behind, however it was taken."""
+    streams = [
+        (each.number, each.send_window, each.held, each.remote_closed, messages(each))
+        for each in machine.streams.values()
+    ]
+    return streams, machine.last_number, machine.failed, b"".join(machine.take_output())
+
+
+#: What may come around a call, and what is wrong with it: all of it must end as frame by frame.
+SEQUENCES = {
+    "alone": call(3),
+    "window update between": call(3, frames.window_update(3, 5)),
+    "window updates around": frames.window_update(0, 189) + call(3, frames.window_update(3, 5))
+    + frames.window_update(0, 9),
+    "two calls": call(3, frames.window_update(3, 5)) + call(5),
+    "two updates between": call(3, frames.window_update(3, 5) + frames.window_update(3, 7)),
+    "update of another stream": call(3, frames.window_update(1, 5)),
+    "update of the connection between": call(3, frames.window_update(0, 5)),
+    "update of nothing": call(3, frames.window_update(3, 0)),
+    "update that is too large": call(3, frames.window_update(3, frames.MAX_WINDOW)),
+    "update with the reserved bit": call(3, frame(frames.WINDOW_UPDATE, 0, 3, b"\x80\x00\x00\x05")),
+    "update of a stream that is not open": call(3, frames.window_update(9, 5)),
+    "update of the connection by nothing": frames.window_update(0, 0) + call(3),
+    "update of the connection that is too large": frames.window_update(0, frames.MAX_WINDOW) + call(3),
+    "update of a wrong length": call(3, frame(frames.WINDOW_UPDATE, 0, 3, b"12345")),
+    "ping between": call(3, frame(frames.PING, 0, 0, bytes(8))),
+    "lower number": call(5) + call(3),
+    "even number": call(4),
+    "empty message": call(3, content=b""),
+    "update in front of an empty message": call(3, frames.window_update(3, 5), content=b""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_taken_whole_or_in_pieces_a_call_ends_the_same(name: str) -> None:
+    octets = SEQUENCES[name]
+    expected = state(fed(octets, 1))
+    assert state(fed(octets, len(octets))) == expected
+    assert state(fed(octets, 40)) == expected
+
+
+@pytest.mark.parametrize("between", [b"", frames.window_update(3, 5)], ids=["plain", "as gRPC core sends it"])
+def test_the_usual_small_call_is_one_event(between: bytes) -> None:
+    machine = fed(call(3, between), 10_000)
+    [(event, stream)] = machine.events
+    assert event is Event.CALLED
+    assert stream.whole == CONTENT
+    assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + (5 if between else 0)
+
+
+def test_a_call_beyond_the_limit_of_streams_is_refused_as_ever() -> None:
+    machine = machine_that_knows_the_headers()
+    last = 1 + 2 * limits.MAX_CONCURRENT_STREAMS
+    for number in range(3, last + 2, 2):
+        octets = call(number, frames.window_update(number, 5))
+        assert machine.receive(memoryview(octets), 0) == len(octets)
+    assert len(machine.streams) == limits.MAX_CONCURRENT_STREAMS
+    told = b"".join(machine.take_output())
+    assert frames.rst_stream(last, ErrorCode.REFUSED_STREAM) in told
+
+
+def test_a_window_update_of_the_connection_that_has_not_come_in_full_waits() -> None:
+    machine = machine_that_knows_the_headers()
+    octets = frames.window_update(0, 189)
+    for size in range(len(octets)):
+        assert machine.receive(memoryview(octets[:size]), 0) == 0
+    assert machine.receive(memoryview(octets), 0) == len(octets)
