@@ -85,6 +85,8 @@ class InstanceSet:
         What a scheduler that makes batches asks: while a fast model executes one batch it is given the next,
         but no more, so that the others can grow.
         """
+        if self._only_batches is not None:
+            return len(self._only_batches) < (2 if self._depth > 1 else 1)
         return self._has_room(2 if self._depth > 1 else 1)
 
     @property

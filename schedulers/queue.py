@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable, Iterable
 
     from kernel.config.spec import DynamicBatching, QueuePolicy
     from kernel.request import Request
@@ -45,16 +45,19 @@ class RequestQueue:
     def __init__(self, settings: DynamicBatching) -> None:
         self._settings = settings
         self._levels: dict[int, _Level] = {}
-        self._next_expiry_ns: int | None = None
+        #: How many requests wait.
+        self.count = 0
+        #: When `expire` has something to do, or None.
+        self.next_expiry_ns: int | None = None
 
-    def __len__(self) -> int:
-        return sum(len(level) for level in self._levels.values())
-
-    def __iter__(self) -> Iterator[Waiting]:
-        """Go through the queue in the order in which requests are served."""
-        for _, level in sorted(self._levels.items()):
-            yield from level.in_time
-            yield from level.delayed
+    def in_order(self) -> Iterable[Waiting]:
+        """Return the requests in the order in which they are served; valid until the queue changes."""
+        if len(self._levels) == 1:  # usual, and asked for each batch
+            [level] = self._levels.values()
+            if not level.delayed:
+                return level.in_time
+        levels = (level for _, level in sorted(self._levels.items()))
+        return (entry for level in levels for entries in (level.in_time, level.delayed) for entry in entries)
 
     def add(self, request: Request, key: Hashable) -> bool:
         """Queue a request; False where its level has no room left."""
@@ -62,9 +65,11 @@ class RequestQueue:
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
             return False
-        expires_ns = _expiry(request, level.policy)
+        expires_ns = _expiry(request, level.policy) if level.policy.default_timeout_ns else None
         level.in_time.append(Waiting(request, key, expires_ns))
-        self._note_expiry(expires_ns)
+        self.count += 1
+        if expires_ns is not None:
+            self._note_expiry(expires_ns)
         return True
 
     def put_back(self, request: Request, key: Hashable) -> None:
@@ -72,7 +77,9 @@ class RequestQueue:
         level = self._level_of(request)
         expires_ns = _expiry(request, level.policy)
         level.in_time.appendleft(Waiting(request, key, expires_ns))
-        self._note_expiry(expires_ns)
+        self.count += 1
+        if expires_ns is not None:
+            self._note_expiry(expires_ns)
 
     def cancel(self, request: Request) -> bool:
         """Remove a request; False where it is not in the queue."""
@@ -81,6 +88,7 @@ class RequestQueue:
                 for entry in entries:
                     if entry.request is request:
                         entries.remove(entry)
+                        self.count -= 1
                         return True
         return False
 
@@ -91,39 +99,37 @@ class RequestQueue:
             for entries in (level.in_time, level.delayed):
                 while entries and len(taken) < count:
                     taken.append(entries.popleft().request)
+        self.count -= len(taken)
         return taken
 
     def expire(self, now_ns: int) -> list[Request]:
         """Apply time-outs: return the requests to reject, which are removed; others are put back."""
-        if self._next_expiry_ns is None or now_ns < self._next_expiry_ns:
+        if self.next_expiry_ns is None or now_ns < self.next_expiry_ns:
             return []
         rejected: list[Request] = []
-        self._next_expiry_ns = None
+        self.next_expiry_ns = None
         for _, level in sorted(self._levels.items()):
             kept: deque[Waiting] = deque()
             for entry in level.in_time:
                 if entry.expires_ns is None or now_ns < entry.expires_ns:
                     kept.append(entry)
-                    self._note_expiry(entry.expires_ns)
+                    if entry.expires_ns is not None:
+                        self._note_expiry(entry.expires_ns)
                 elif level.policy.delay_on_timeout:
                     level.delayed.append(entry)
                 else:
                     rejected.append(entry.request)
             level.in_time = kept
+        self.count -= len(rejected)
         return rejected
-
-    @property
-    def next_expiry_ns(self) -> int | None:
-        """When `expire` has something to do, or None."""
-        return self._next_expiry_ns
 
     def check(self) -> None:
         """Recompute the invariants."""
-        requests = [id(entry.request) for entry in self]
-        assert len(requests) == len(set(requests)) == len(self)
+        requests = [id(entry.request) for entry in self.in_order()]
+        assert len(requests) == len(set(requests)) == self.count
         expiries = [e.expires_ns for level in self._levels.values() for e in level.in_time if e.expires_ns is not None]
-        assert self._next_expiry_ns is None or not expiries or self._next_expiry_ns <= min(expiries)
-        assert self._next_expiry_ns is not None or not expiries
+        assert self.next_expiry_ns is None or not expiries or self.next_expiry_ns <= min(expiries)
+        assert self.next_expiry_ns is not None or not expiries
 
     def _level_of(self, request: Request) -> _Level:
         settings = self._settings
@@ -135,9 +141,9 @@ class RequestQueue:
             level = self._levels[number] = _Level(settings.queue_policy(number))
         return level
 
-    def _note_expiry(self, expires_ns: int | None) -> None:
-        if expires_ns is not None and (self._next_expiry_ns is None or expires_ns < self._next_expiry_ns):
-            self._next_expiry_ns = expires_ns
+    def _note_expiry(self, expires_ns: int) -> None:
+        if self.next_expiry_ns is None or expires_ns < self.next_expiry_ns:
+            self.next_expiry_ns = expires_ns
 
 
 def _expiry(request: Request, policy: QueuePolicy) -> int | None:

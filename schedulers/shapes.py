@@ -26,10 +26,11 @@ class BatchKeys:
         """Return the key; the batch dimension does not count."""
         if not self._variable and not self._optional:
             return None
-        return tuple(
-            sorted(
-                (tensor.name, tuple(tensor.shape[1:]) if tensor.name in self._variable else ())
-                for tensor in request.inputs
-                if self._optional or tensor.name in self._variable
-            )
-        )
+        parts: list[tuple[str, tuple[int, ...]]] = []
+        for tensor in request.inputs:
+            if tensor.name in self._variable:
+                parts.append((tensor.name, tuple(tensor.shape[1:])))
+            elif self._optional:
+                parts.append((tensor.name, ()))
+        parts.sort()
+        return tuple(parts)

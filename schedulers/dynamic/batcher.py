@@ -37,7 +37,8 @@ class DynamicBatcher:
         self._max_rows = max(1, spec.max_batch_size)
         self._preferred = frozenset(settings.preferred_batch_sizes)
         self._max_preferred = max(self._preferred, default=self._max_rows)
-        self._delay_ns = settings.max_queue_delay_ns
+        #: How long the oldest request may wait for a better batch; 0 for not at all.
+        self.delay_ns = settings.max_queue_delay_ns
         self._keys = BatchKeys(spec)
         self.queue = RequestQueue(settings)
 
@@ -52,28 +53,28 @@ class DynamicBatcher:
 
     def take(self, now_ns: int) -> list[Request]:
         """Remove and return the batch to run now; empty if it is better to wait."""
-        batch = self._candidate()
-        if not batch.count:
+        if not self.queue.count:
             return []
-        overdue = self._delay_ns > 0 and now_ns - batch.oldest_ns >= self._delay_ns
+        batch = self._candidate()
+        overdue = self.delay_ns > 0 and now_ns - batch.oldest_ns >= self.delay_ns
         # A preferred size is worth having only while nobody has waited too long.
         if batch.preferred_count and not overdue:
             return self.queue.take(batch.preferred_count)
-        ready = batch.full or batch.rows >= self._max_preferred or overdue or not self._delay_ns
+        ready = batch.full or batch.rows >= self._max_preferred or overdue or not self.delay_ns
         return self.queue.take(batch.count) if ready else []
 
     def wait_until_ns(self) -> int | None:
         """When `take` may change its answer without another event, or None."""
-        if not self._delay_ns:
+        if not self.delay_ns:
             return None
         batch = self._candidate()
-        return batch.oldest_ns + self._delay_ns if batch.count else None
+        return batch.oldest_ns + self.delay_ns if batch.count else None
 
     def _candidate(self) -> _Candidate:
         found = _Candidate()
         key = None
-        for entry in self.queue:
-            rows = max(1, entry.request.batch_size)
+        for entry in self.queue.in_order():
+            rows = entry.request.batch_size or 1
             if not found.count:
                 key, found.oldest_ns = entry.key, entry.request.queue_start_ns
             else:
@@ -85,7 +86,8 @@ class DynamicBatcher:
                     break
             found.rows += rows
             found.count += 1
-            found.oldest_ns = min(found.oldest_ns, entry.request.queue_start_ns)
+            if entry.request.queue_start_ns < found.oldest_ns:
+                found.oldest_ns = entry.request.queue_start_ns
             if found.rows in self._preferred:
                 found.preferred_count = found.count
         return found

@@ -29,11 +29,12 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
             case Returned(requests=requests):
                 batcher.put_back(requests)
             case NoInstanceLeft(error=error):
-                for request in batcher.queue.take(len(batcher.queue)):
+                for request in batcher.queue.take(batcher.queue.count):
                     request.fail(error)
         now_ns = clock.now_ns()
-        for request in batcher.queue.expire(now_ns):
-            request.fail(errors.QueueTimeout())
+        if batcher.queue.next_expiry_ns is not None:
+            for request in batcher.queue.expire(now_ns):
+                request.fail(errors.QueueTimeout())
         while instances.soon_idle and (batch := batcher.take(now_ns)):
             instances.dispatch(batch)
 
@@ -41,7 +42,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
 def _wake_ns(batcher: DynamicBatcher, instances: InstanceSet) -> int | None:
     """When time alone can change something: where no instance is free it cannot start a batch."""
     expiry_ns = batcher.queue.next_expiry_ns
-    start_ns = batcher.wait_until_ns() if instances.soon_idle else None
+    start_ns = batcher.wait_until_ns() if batcher.delay_ns and instances.soon_idle else None
     if expiry_ns is None or start_ns is None:
         return start_ns if expiry_ns is None else expiry_ns
     return min(expiry_ns, start_ns)

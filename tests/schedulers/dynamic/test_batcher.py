@@ -45,7 +45,7 @@ def test_every_request_runs_once_in_order_and_in_time(
         now_ns = max(now_ns, sum(gap for gap, _, _ in given_arrivals[: number + 1]))
         assert batcher.add(request(number, now_ns, rows, width))
         take()
-        oldest = next(iter(batcher.queue), None)
+        oldest = next(iter(batcher.queue.in_order()), None)
         assert oldest is None or delay_ns, "without a delay nothing waits for an idle instance"
     while (deadline_ns := batcher.wait_until_ns()) is not None:
         now_ns = max(now_ns, deadline_ns)
