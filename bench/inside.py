@@ -166,7 +166,7 @@ class _HttpDoor:
     def prepared(self) -> Callable[[], None]:
         def receive() -> None:
             for connection in self._connections:
-                _receive(connection, self._request)
+                connection.data_received(self._request)
 
         return receive
 

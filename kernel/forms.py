@@ -15,7 +15,17 @@ from shm.arena import INLINE_LIMIT
 
 if TYPE_CHECKING:
     from kernel.model import Model
-    from kernel.response import Sink
+    from kernel.response import Response, Sink
+
+
+class _Nobody:
+    """The sink of a request that is never submitted; it keeps nothing of the first of its kind alive."""
+
+    def send(self, response: Response) -> None:
+        raise AssertionError("a form was submitted")
+
+
+_NOBODY = _Nobody()
 
 
 class RequestForm(msgspec.Struct, frozen=True):
@@ -48,6 +58,7 @@ def form_of(request: Request, model: Model) -> RequestForm:
     )
     small = not leases and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
     like = request.copy()
+    like.sink = _NOBODY
     like.inputs = [InputTensor(t.name, t.datatype, t.shape, None, t.shared_memory) for t in request.inputs]
     like.parameters = dict(request.parameters)
     return RequestForm(like, model, leases, small)

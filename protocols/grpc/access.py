@@ -111,7 +111,7 @@ class _WatchedMachine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._machine, name)
 
-    def respond(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
+    def respond(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
         self._watch.sent(sum(map(len, parts)) + PREFIX.size)
         self._machine.respond(stream, parts, release)
         self._watch.ended(Status.OK.name)

@@ -68,6 +68,11 @@ class MessageReader:
         #: Gives memory for a large message by its first bytes and its length, or None for any.
         self.place: Callable[[bytes, int], memoryview | None] | None = None
 
+    @property
+    def between_messages(self) -> bool:
+        """Whether the next byte begins a message."""
+        return self._length < 0 and not self._gathered and self.fault is None
+
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the call."""
         size = len(data)

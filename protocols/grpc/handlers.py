@@ -116,15 +116,22 @@ class HandlerCall:
         #: One task of a handler reads while another sends.
         self._reading: asyncio.Future[None] | None = None
         self._sending: asyncio.Future[None] | None = None
+        #: Whoever moves the messages by itself, see `attend`.
+        self._on_readable: Callable[[], None] | None = None
+        self._on_sent: Callable[[], None] | None = None
 
     # ---- protocols.grpc.h2.streams.Call -------------------------------------------------------
 
     def readable(self) -> None:
-        if self._reading is not None and not self._reading.done():
+        if self._on_readable is not None:
+            self._on_readable()
+        elif self._reading is not None and not self._reading.done():
             self._reading.set_result(None)
 
     def sent(self) -> None:
-        if self._sending is not None and not self._sending.done():
+        if self._on_sent is not None:
+            self._on_sent()
+        elif self._sending is not None and not self._sending.done():
             self._sending.set_result(None)
 
     def closed(self) -> None:
@@ -148,47 +155,57 @@ class HandlerCall:
         if self._unread is not None:
             unread, self._unread = self._unread, None
             return bytes(unread)
-        message = await self.next_message()
-        if message is None:
-            return b""
+        while (message := self.take_message()) is None:
+            if self._stream.remote_closed:
+                return b""
+            self._reading = asyncio.get_running_loop().create_future()
+            await self._reading
         if len(message):
             self._unread = message
         return PREFIX.pack(0, len(message))
 
-    # ---- for handlers that read and write messages by themselves ------------------------------
+    # ---- for handlers that move messages by themselves, without a task that waits for each -----
 
-    def place_messages(self, place: Callable[[bytes, int], memoryview | None]) -> None:
-        """Have large messages received where `place` says, see `MessageReader.place`."""
+    def attend(
+        self, readable: Callable[[], None], sent: Callable[[], None], place: Callable[[bytes, int], memoryview | None]
+    ) -> None:
+        """Call `readable` when messages, a fault in them, or the client's end have come, `sent` when a message has
+        left that had to wait, and `place` for where to receive a large one, see `MessageReader.place`.
+
+        None of them may raise.
+        """
+        self._on_readable, self._on_sent = readable, sent
         self._stream.reader.place = place
 
-    async def next_message(self) -> Buffer | None:
-        """Return the bytes of the next message, None behind the last one. Raises `GRPCError`."""
+    def take_message(self) -> Buffer | None:
+        """Return the bytes of the next message, None where none has come. Raises `GRPCError` for a fault behind it."""
         reader = self._stream.reader
-        while not reader.messages:
+        if not reader.messages:
             if reader.fault is not None:
                 raise GRPCError(reader.fault.status, reader.fault.text)
-            if self._stream.remote_closed:
-                return None
-            self._reading = asyncio.get_running_loop().create_future()
-            await self._reading
+            return None
         message = reader.messages.popleft()
         self._wire.machine.consumed(self._stream)
         self._wire.wake()
         return message
 
-    async def send_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
-        """Send a message, whose bytes are `parts`; returns when windows and the socket have taken it.
+    @property
+    def at_end(self) -> bool:
+        """Whether the client has sent its last message, and it was taken."""
+        return self._stream.remote_closed and not self._stream.reader.messages
 
-        `release` is called, however this ends, when the parts are not needed any more. The headers of the
-        answer must have been sent.
+    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
+        """Send a message, whose bytes are `parts`; returns whether it has left. Raises `StreamClosedError`.
+
+        If not, no other may be sent before `sent` is called. `release` is called, however this ends, when the parts
+        are not needed any more. The headers of the answer must have been sent.
         """
         if not self._stream.open:
             release()
-        self._check_open()
+            raise StreamClosedError(self._stream.number)
         left = self._wire.machine.send_message(self._stream, parts, release)
         self._wire.wake()
-        if not left:
-            await self._wait_until_sent()
+        return left
 
     # ---- grpclib.protocol.Stream ---------------------------------------------------------------
 
@@ -238,20 +255,34 @@ class HandlerCall:
 
 
 class CompressedCall(HandlerCall):
-    """One call whose messages, given to `send_message`, are compressed where that makes them smaller."""
+    """One call whose messages, given to `put_message`, are compressed where that makes them smaller."""
 
     def __init__(self, connection: ServerConnection, stream: Stream, encoding: str) -> None:
         super().__init__(connection, stream)
         self._encoding = encoding
+        self._compressing: asyncio.Task[None] | None = None
 
     async def send_headers(self, headers: Fields, end_stream: bool = False) -> None:
         if not end_stream:
             headers = [*headers, ("grpc-encoding", self._encoding)]
         await super().send_headers(headers, end_stream)
 
-    async def send_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
+    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
+        if not self._stream.open:
+            release()
+            raise StreamClosedError(self._stream.number)
+        self._compressing = asyncio.get_running_loop().create_task(self._compress(parts, release))
+        return False
+
+    async def _compress(self, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
         try:
             message = await compress(self._encoding, parts)
+        except Exception as error:  # there was no memory for it
+            assert self.wrapper is not None, "grpclib sets it before the handler starts"
+            self.wrapper.cancel(error)
+            return
         finally:
             release()
-        await self.send_data(message)
+        if self._stream.open:
+            self._wire.machine.send_data(self._stream, [message])  # `sent` is called when it has left
+            self._wire.wake()

@@ -1,7 +1,7 @@
 """ModelStreamInfer: any number of requests, which overlap, and their responses on one stream.
 
-Semantics are Triton's (stream_infer_handler.cc). One task reads and submits, one writes; a request
-that fails is answered by an `error_message`, and the stream goes on.
+Semantics are Triton's (stream_infer_handler.cc). A request that fails is answered by an `error_message`, and the
+stream goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelSt
 from protocols.grpc.order import RequestOrder
 from protocols.grpc.placing import place_for
 from protocols.grpc.rpc import grpc_error
-from protocols.sinks import StreamSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +66,7 @@ class _Reply(msgspec.Struct):
 
 
 class StreamCall:
-    """One ModelStreamInfer call."""
+    """One ModelStreamInfer call. Between its begin and its end it lives in callbacks: a task per message costs more."""
 
     def __init__(
         self,
@@ -84,8 +83,6 @@ class StreamCall:
         self._stream = stream
         #: grpclib's stream parses each message and copies each reply: those go past it.
         self._wire = cast("HandlerCall", stream._stream)
-        self._wire.place_messages(self._place)
-        self._headers_sent = False
         self._forms = forms
         #: What messages are received in that have not been submitted, oldest first.
         self._bodies: deque[Body] = deque()
@@ -95,16 +92,21 @@ class StreamCall:
         #: stream starts).
         assert stream.metadata is not None, "grpclib sets it before the call begins"
         self._fails_on_error = stream.metadata.get("triton_grpc_error") == "true"
-        self._sink = StreamSink()
-        self._order: RequestOrder[Request, _Reply] = RequestOrder()
+        #: Requests that have had no final reply sent.
         self._live: dict[Request, _Live] = {}
-        self._answered = asyncio.Event()
-        self._answered.set()
-        self._writable = asyncio.Event()
-        self._writable.set()
-        #: Set whenever a response was taken out of the sink.
-        self._taken = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
+        self._order: RequestOrder[Request, _Reply] = RequestOrder()
+        #: Responses that nobody has taken, and replies made of those that were taken, both in order.
+        self._responses: deque[tuple[Request, Response]] = deque()
+        self._due: deque[_Reply] = deque()
+        #: The reply that has not left: the next waits for `_sent`.
+        self._leaving: _Reply | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._begun = False
+        #: Whether requests are still taken, and whether one is being taken now.
+        self._reads = True
+        self._starting = False
+        self._stopped = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Serve until the client has sent its last request and each has its final reply.
@@ -112,41 +114,70 @@ class StreamCall:
         Raises `ServingError` or `GRPCError` for what ends the stream before. However it ends, requests
         that are still live are cancelled.
         """
+        self._wire.attend(self._read, self._sent, self._place)
+        self._read()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._reader = tasks.create_task(self._read())
-                writer = tasks.create_task(self._write())
-                await asyncio.wait((self._reader,))
-                await self._answered.wait()
-                writer.cancel()
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+            await self._ended
         finally:
-            self._sink.close()
-            while self._bodies:
-                self._bodies.popleft().release()
+            self._ended.cancel()  # whatever still comes is released
+            self._release()
             for request in self._live:
                 self._kernel.cancel(request)
-        if self._reader.cancelled():
+        if self._stopped:
             raise ServerShuttingDown
 
     def stop(self) -> None:
         """Read no more requests: the stream ends when those that it has are answered."""
-        if self._reader is not None:
-            self._reader.cancel()
+        if self._reads:
+            self._reads, self._stopped = False, True
+            self._end_if_done()
+
+    def _fail(self, error: Exception) -> None:
+        """End the stream with `error`."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _end_if_done(self) -> None:
+        if not self._reads and not self._live and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _release(self) -> None:
+        """Give back what will not be sent."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+        if self._leaving is not None and not self._begun:
+            self._leaving.release()
+        while self._bodies:
+            self._bodies.popleft().release()
+        while self._responses:
+            self._responses.popleft()[1].release()
+        while self._due:
+            self._due.popleft().release()
 
     # ---- requests ----------------------------------------------------------------------------
 
-    async def _read(self) -> None:
+    def _read(self) -> None:
+        """Take the messages that have come, as far as the client takes replies."""
+        try:
+            while self._reads and not self._ended.done() and not self._backed_up:
+                message = self._wire.take_message()
+                if message is not None:
+                    self._submit(message)
+                elif self._wire.at_end:
+                    self._reads = False
+                    self._end_if_done()
+                else:
+                    return
+        except Exception as error:
+            self._fail(error)
+
+    @property
+    def _backed_up(self) -> bool:
+        """Whether the client has to take replies before it gets further: one that takes them is not held up."""
         limit = self._max_response_pool_size
-        while (message := await self._wire.next_message()) is not None:
-            self._submit(message)
-            if len(self._live) >= READ_AHEAD:
-                # A client that takes no replies gets no further; one that takes them is not held up.
-                await self._writable.wait()
-            while limit is not None and self._sink.waiting >= limit:
-                self._taken.clear()
-                await self._taken.wait()
+        if limit is not None and len(self._responses) >= limit:
+            return True
+        return self._leaving is not None and len(self._live) >= READ_AHEAD
 
     def _place(self, head: bytes, byte_size: int) -> memoryview | None:
         """Return memory of its model for a large message."""
@@ -158,45 +189,54 @@ class StreamCall:
 
     def _submit(self, message: Buffer) -> None:
         received_in = self._bodies[0] if self._bodies and self._bodies[0].view is message else None
+        self._starting = True
         try:
             self._start(message, received_in)
         finally:
+            self._starting = False
             if received_in is not None:
                 self._bodies.popleft().release()
+        if self._responses:
+            self._write()
 
     def _start(self, message: Buffer, body: Body | None) -> None:
         """Give the request in `message` to the kernel, or say on the stream why not."""
         kernel = self._kernel
-        port = self._sink.port()
+        port = _Port(self)
         known = self._forms.find(message, kernel.catalog.generation, port)
         if known is not None:
             request, form = known
+            model, live = form.common.model, _Live(True, form.wants_empty_final)
         else:
             try:
                 parsed, raw_contents = parse_request(message)
             except DecodeError as error:
                 raise grpc_error(error, "") from None
-            request = start_request(parsed, port, streaming=True)
+            request, live = start_request(parsed, port, streaming=True), _Live()
         port.request = request
-        live = self._live[request] = _Live()
-        self._answered.clear()
+        self._live[request] = live
         try:
             if known is not None:
-                model, live.wants_empty_final = form.common.model, form.wants_empty_final
                 live.ordered = not model.spec.decoupled
-                kernel.lease(request)
+                if form.common.small and self._forwarder is None:
+                    kernel.start_small(request, model)
+                else:
+                    kernel.lease(request)
+                    self._forward(request)
+                    kernel.start(request, model, body)
             else:
                 live.ordered = not kernel.resolve(request.model_name, request.model_version).spec.decoupled
                 live.wants_empty_final = decode_request(parsed, request, raw_contents)
                 model = kernel.check(request)
                 self._forms.remember(message, request, model, wants_empty_final=live.wants_empty_final)
-            self._forward(request)
-            kernel.start(request, model, body)
+                self._forward(request)
+                kernel.start(request, model, body)
             # What a scheduler does not even queue is refused as well.
             live.refused = request.failed and not request.dispatched
         except ServingError as error:
             live.refused = True
-            self._sink.put(request, Response(request.model_name, request.model_version, request.id, error=error))
+            refusal = Response(request.model_name, request.model_version, request.id, error=error)
+            self._responses.append((request, refusal))
         if live.ordered:
             self._order.begin(request)
 
@@ -213,38 +253,99 @@ class StreamCall:
 
     # ---- replies -----------------------------------------------------------------------------
 
-    async def _write(self) -> None:
-        while True:
-            request, response = await self._sink.next()
-            self._taken.set()
-            live = self._live[request]
-            if response.error is not None and self._fails_on_error and not live.refused:
-                raise response.error
-            reply = _reply(request, live, response)
-            due = self._order.put(request, reply, final=reply.final) if live.ordered else [reply]
-            for reply in due:
-                await self._send(reply)
+    def put(self, request: Request, response: Response) -> None:
+        """Send a response of `request` when it is its turn."""
+        if self._ended.done():
+            response.release()
+            return
+        self._responses.append((request, response))
+        if self._leaving is None and not self._starting:
+            self._write()
 
-    async def _send(self, reply: _Reply) -> None:
-        if reply.parts:
-            if not self._headers_sent:
-                self._headers_sent = True
-                await self._stream.send_initial_metadata()
-            self._writable.clear()
-            await self._wire.send_message(reply.parts, reply.release)
-            self._writable.set()
+    def _sent(self) -> None:
+        """The reply that had to wait has left."""
+        reply, self._leaving = self._leaving, None
+        if reply is not None and not self._ended.done():
+            self._finish(reply)
+            self._write()
+            self._read()
+
+    def _write(self) -> None:
+        """Send replies as far as the client takes them."""
+        try:
+            while self._leaving is None and not self._ended.done():
+                if self._due:
+                    self._send(self._due.popleft())
+                elif self._responses:
+                    self._take_response()
+                else:
+                    return
+        except Exception as error:
+            self._fail(error)
+
+    def _take_response(self) -> None:
+        """Make the next response a reply."""
+        request, response = self._responses.popleft()
+        request.consumed()
+        live = self._live[request]
+        if response.error is not None and self._fails_on_error and not live.refused:
+            raise response.error
+        reply = _reply(request, live, response)
+        if live.ordered:
+            self._due += self._order.put(request, reply, final=reply.final)
         else:
+            self._due.append(reply)
+
+    def _send(self, reply: _Reply) -> None:
+        if not reply.parts:
             reply.release()
+            self._finish(reply)
+        elif not self._begun:
+            self._leaving = reply
+            self._beginning = asyncio.get_running_loop().create_task(self._begin())
+        elif self._wire.put_message(reply.parts, reply.release):
+            self._finish(reply)
+        else:
+            self._leaving = reply
+
+    async def _begin(self) -> None:
+        """Send the headers of the answer, and behind them the first reply, which waits in `_leaving`."""
+        try:
+            await self._stream.send_initial_metadata()
+        except Exception as error:
+            self._fail(error)
+            return
+        assert self._leaving is not None
+        self._due.appendleft(self._leaving)
+        self._leaving, self._begun = None, True
+        self._write()
+        self._read()
+
+    def _finish(self, reply: _Reply) -> None:
+        """The reply has been sent."""
         if reply.final:
             del self._live[reply.request]
-            if not self._live:
-                self._answered.set()
+            self._end_if_done()
+
+
+class _Port:
+    """The sink of one request."""
+
+    __slots__ = ("_call", "request")
+
+    def __init__(self, call: StreamCall) -> None:
+        self._call = call
+        #: Set before the request is submitted.
+        self.request: Request
+
+    def send(self, response: Response) -> None:
+        self._call.put(self.request, response)
 
 
 def _reply(request: Request, live: _Live, response: Response) -> _Reply:
     """Return what is to be sent for a response, which is released with the reply."""
     try:
-        if response.error is None and not response.empty:
+        if response.outputs is not None and response.error is None:
             return _Reply(request, stream_response_parts(response), response.release, response.final)
         error = response.error
     except ServingError as cannot:  # a response that gRPC cannot carry

@@ -334,7 +334,10 @@ class EncodedResponse(msgspec.Struct, frozen=True):
     @property
     def has_binary(self) -> bool:
         """Whether anything stands behind the header."""
-        return any(len(buffer) for buffer in self.binary)
+        for buffer in self.binary:  # noqa: SIM110  # `any` would make a generator for every response
+            if len(buffer):
+                return True
+        return False
 
     def join(self) -> bytes:
         """Return the body in one piece, independent of the response."""

@@ -68,7 +68,8 @@ class Answers:
         self._outbox: list[Buffer] = [_GREETING]
         #: What is to be called, in any order, when all output that was taken so far has left.
         self.releases: list[Callable[[], None]] = []
-        self._send_window = frames.DEFAULT_WINDOW_BYTE_SIZE
+        #: What the client takes on all streams together.
+        self.send_window = frames.DEFAULT_WINDOW_BYTE_SIZE
         #: Streams whose output waits.
         self.waiting: dict[int, Stream] = {}
 
@@ -85,12 +86,12 @@ class Answers:
         if (
             byte_size <= SMALL_ANSWER_BYTE_SIZE
             and size <= stream.send_window
-            and size <= self._send_window
+            and size <= self.send_window
             and size <= self.max_frame_byte_size
             and self.outbox_byte_size < _OUTBOX_BYTE_SIZE
         ):
             number = stream.number
-            self._send_window -= size
+            self.send_window -= size
             begin = _ANSWER.pack(
                 0, len(RESPONSE_BLOCK), frames.HEADERS, frames.END_HEADERS, number, RESPONSE_BLOCK,
                 size >> 8, size & 0xFF, frames.DATA, 0, number, 0, byte_size,
@@ -132,14 +133,14 @@ class Answers:
         if (
             size > SMALL_ANSWER_BYTE_SIZE
             or size > stream.send_window
-            or size > self._send_window
+            or size > self.send_window
             or size > self.max_frame_byte_size
             or self.outbox_byte_size >= _OUTBOX_BYTE_SIZE
         ):
             self.send_data(stream, [prefix, *parts], release)
             return False
         stream.send_window -= size
-        self._send_window -= size
+        self.send_window -= size
         self.put(b"".join((frames.head(size, frames.DATA, 0, stream.number), prefix, *parts)))
         release()
         return True
@@ -210,8 +211,8 @@ class Answers:
     def open_connection_window(self, increment: int) -> None:
         if not increment:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
-        self._send_window += increment
-        if self._send_window > frames.MAX_WINDOW:
+        self.send_window += increment
+        if self.send_window > frames.MAX_WINDOW:
             raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
 
     def take_settings(self, payload: memoryview) -> None:
@@ -276,10 +277,10 @@ class Answers:
         """Send what a stream may send in one frame; returns how much was done, in bytes, 0 for nothing."""
         output, number = stream.output, stream.number
         assert output is not None
-        size = min(output.byte_size, stream.send_window, self._send_window, self.max_frame_byte_size)
+        size = min(output.byte_size, stream.send_window, self.send_window, self.max_frame_byte_size)
         if size > 0:
             stream.send_window -= size
-            self._send_window -= size
+            self.send_window -= size
             self.put(frames.head(size, frames.DATA, 0, number))
             for part in output.take(size):
                 self.put(part)

@@ -6,38 +6,29 @@ rest. The order of use: `receive`, look at `events`, answer, `pump`, write what 
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING
 
-from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.answers import Answers
 from protocols.grpc.h2.frame_rules import check_head
 from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
-from protocols.grpc.h2.headers import HeaderDecoder
 from protocols.grpc.h2.partial import DataFrame, OpenBlock
 from protocols.grpc.h2.streams import Event, Stream
+from protocols.grpc.h2.whole import WholeFrames
 
 if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules
 
-#: The head of a DATA frame and the prefix of a message behind it, and the WINDOW_UPDATE that gRPC core puts in front.
-_WHOLE = struct.Struct(">HBBBLBL")
-_UPDATE = struct.Struct(">HBBBLL")
 
-
-class Connection(Answers):
+class Connection(WholeFrames):
     """Everything about one connection but its socket; the methods to answer with are in `Answers`."""
 
     def __init__(self, rules: KeepaliveRules | None = None) -> None:
-        super().__init__()
+        super().__init__(rules)
         #: Whether `receive` stopped with whole frames left, because others shall have their turn.
         self.more = False
         #: How many of the server's pings the client has answered, and the highest stream number before the last.
         self.ping_ack_count = 0
         self.ping_ack_number = 0
-        self._flood = limits.FloodCounters(rules)
-        self._decoder = HeaderDecoder()
         self._preface_seen = False
         self._settings_seen = False
         self._block: OpenBlock | None = None
@@ -101,19 +92,17 @@ class Connection(Answers):
             high, low, kind, flags, number = frames.HEAD.unpack_from(data, position)
             length = high << 8 | low
             number &= frames.NUMBER_MASK
-            if kind == frames.HEADERS and flags == frames.END_HEADERS:
-                end = self._whole_call(data, position + 9, position + 9 + length, number)
+            if self._settings_seen and self._block is None:  # what is usual, in one step
+                end = 0
+                if kind == frames.HEADERS and flags == frames.END_HEADERS:
+                    end = self._whole_call(data, position + 9, position + 9 + length, number)
+                elif kind == frames.WINDOW_UPDATE and length == 4:
+                    end = self._whole_update(data, position, number)
+                elif kind == frames.DATA and not flags:
+                    end = self._whole_message(data, position, number)
                 if end:
                     position = end
                     continue
-            elif (
-                kind == frames.WINDOW_UPDATE and not number and length == 4 and self._settings_seen and not self._block
-            ):
-                if size < position + _UPDATE.size:
-                    return position
-                position += _UPDATE.size  # gRPC core's clients send as many of these as calls
-                self.open_connection_window(frames.word(data[position - 4 :]) & frames.NUMBER_MASK)
-                continue
             self._check_order(kind, flags, number, length)
             start = position + 9
             if kind == frames.DATA:
@@ -134,48 +123,6 @@ class Connection(Answers):
                 self._control(kind, flags, number, data[start:position])
         self.more = position < size
         return position
-
-    def _whole_call(self, data: memoryview, start: int, update_start: int, number: int) -> int:
-        """Take a call that is HEADERS as they came before and a single DATA frame, the usual small request.
-
-        A WINDOW_UPDATE may stand between them. Returns where the call ends, or 0 where it is of another kind, or
-        wrong: then it is looked at frame by frame.
-        """
-        size, data_start, window = len(data), update_start, self.initial_send_window
-        if size < update_start + _UPDATE.size + _WHOLE.size or self._block:
-            return 0  # also where a tiny call ends just here
-        if data[update_start + 3] == frames.WINDOW_UPDATE:
-            high, low, _, _, data_number, increment = _UPDATE.unpack_from(data, update_start)
-            window += increment
-            data_start += _UPDATE.size
-            if high or low != 4 or data_number != number or not increment or window > frames.MAX_WINDOW:
-                return 0
-        high, low, kind, flags, data_number, flag, byte_size = _WHOLE.unpack_from(data, data_start)
-        length = high << 8 | low
-        content: int = data_start + _WHOLE.size
-        end: int = content + byte_size
-        if (
-            kind != frames.DATA
-            or flags != frames.END_STREAM
-            or data_number != number
-            or flag
-            or length != byte_size + PREFIX.size
-            or end > size
-            or number <= self.last_number
-            or not number & 1
-            or len(self.streams) >= limits.MAX_CONCURRENT_STREAMS
-        ):
-            return 0
-        head = self._decoder.known(bytes(data[start:update_start]))
-        if head is None or head.fault or head.content_length is not None or not self.window.take(length):
-            return 0
-        self.last_number = number
-        stream = self.streams[number] = Stream(number, head, window)
-        stream.remote_closed = True
-        stream.held = length
-        stream.whole = bytes(data[content:end])
-        self.events.append((Event.CALLED, stream))
-        return end
 
     def _take_preface(self, data: memoryview) -> int:
         seen = bytes(data[: len(frames.PREFACE)])

@@ -25,10 +25,16 @@ class ReceiveWindow:
         self._used = 0
         self._portion = byte_size // 4
 
+    def has(self, byte_size: int) -> bool:
+        """Whether the peer may send so many bytes."""
+        return byte_size <= self._left
+
     def take(self, byte_size: int) -> bool:
         """The peer has sent so many bytes; returns whether it was allowed to."""
+        if byte_size > self._left:
+            return False
         self._left -= byte_size
-        return self._left >= 0
+        return True
 
     def give(self, byte_size: int) -> int:
         """So many of them were used; returns by how much the peer is to be told that the window opens, or 0."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kernel.errors import InternalError, ServingError, request_prefix
 from kernel.request import Request
 from protocols.http.bugs import log_bug
@@ -17,13 +19,12 @@ from protocols.sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernel.bodies import Body
     from kernel.model import Model
     from kernel.response import Response
-    from kernel.router import Kernel
     from protocols.http.codec import OutputForm
+    from protocols.http.lane.answers import AnswerForm
+    from protocols.http.lane.connection import LaneConnection
     from protocols.http.lane.forms import RequestBody
     from protocols.http.lane.head import InferHead
     from protocols.http.lane.lane import Lane
@@ -35,36 +36,40 @@ _BINARY = "application/octet-stream"
 _HEADER_LENGTH = HEADER_LENGTH.encode() + b": %d\r\n"
 
 
-class LaneCall:
-    """The sink of its request. Tells its connection by `answered` when `reply` is there."""
+class LaneCall(msgspec.Struct, eq=False):
+    """The sink of its request. Tells its `connection` when `reply` is there."""
 
-    __slots__ = ("_answered", "_form", "_head", "_only", "_request", "reply")
+    lane: Lane
+    head: InferHead
+    #: None where nobody waits for the answer any more.
+    connection: LaneConnection | None
+    #: The bytes of the answer, as soon as there is one.
+    reply: Reply | None = None
+    _request: Request | None = None
+    _form: OutputForm | None = None
+    #: What the answer may be like: where only its bytes differ, nothing has to be encoded.
+    _like: AnswerForm | None = None
+    #: Made where the response does not come in one with the final flag.
+    _only: OnlyResponse | None = None
 
-    def __init__(self, head: InferHead, answered: Callable[[], None]) -> None:
-        #: The bytes of the answer, as soon as there is one.
-        self.reply: Reply | None = None
-        self._head = head
-        self._answered = answered
-        self._request: Request | None = None
-        self._form: OutputForm | None = None
-        #: Made where the response does not come in one with the final flag.
-        self._only: OnlyResponse | None = None
-
-    def start(self, lane: Lane, model: Model, body: RequestBody, place: Body | None = None) -> None:
+    def start(self, model: Model, body: RequestBody, place: Body | None = None) -> None:
         """Submit the request in `body`, or answer why not. `place` is memory of its model that has the body."""
+        lane = self.lane
         kernel = lane.kernel
         try:
-            known = lane.forms.find(self._head, body, kernel.catalog.generation, self)
+            known = lane.forms.find(self.head, body, kernel.catalog.generation, self)
             if known is not None:
                 request, form = known
                 self._form = form.outputs
+                if self.head.encoding == IDENTITY:
+                    self._like = form.answer
                 if form.common.small:
                     self._request = request
                     kernel.start_small(request, form.common.model)
                     return
                 kernel.lease(request)
             else:
-                request, model = self._parse(lane, model, body)
+                request, model = self._parse(model, body)
             self._request = request
             kernel.start(request, model, place)
         except ServingError as error:
@@ -72,40 +77,53 @@ class LaneCall:
         except Exception:
             self.finish(self._bug())
 
-    def _parse(self, lane: Lane, model: Model, body: RequestBody) -> tuple[Request, Model]:
+    def _parse(self, model: Model, body: RequestBody) -> tuple[Request, Model]:
         """Return the request in `body`, checked, and the model that is to execute it. Raises `ServingError`."""
-        head = self._head
+        head, lane = self.head, self.lane
         request = Request(head.model, [], self, model_version=head.version)
         self._form = decode_body(body, head.header_length, request, model, lane.max_input_size)
         model = lane.kernel.check(request)
         lane.forms.remember(head, body, request, model, self._form)
         return request, model
 
-    def cancel(self, kernel: Kernel) -> None:
+    def cancel(self) -> None:
         """Nobody waits for the answer any more."""
-        self._answered = _nobody
+        self.connection = self._like = None
         if self._request is not None and self.reply is None:
-            kernel.cancel(self._request)
+            self.lane.kernel.cancel(self._request)
 
     def finish(self, reply: Reply) -> None:
         """Answer with `reply`, a whole HTTP response."""
         self.reply = reply
-        self._answered()
+        # Forms remember requests, and these their sink: the connection is not to live as long.
+        self._request, connection, self.connection = None, self.connection, None
+        if connection is not None:
+            connection.answered()
 
     def send(self, response: Response) -> None:
+        like = self._like
+        if like is not None and response.final and response.error is None:
+            # What is done here alone nearly every response takes: as `finish`, without the calls.
+            octets = like.another(response, self.lane.now)
+            if octets is not None:
+                if response.on_release is not None:
+                    response.release()
+                self.reply, self._request = Reply(octets), None
+                if self.connection is not None:
+                    self.connection.answered()
+                return
         found = response
         if self._only is not None or response.empty or not response.final:  # unusual
             if self._only is None:
-                self._only = OnlyResponse()
+                self._only, self._like = OnlyResponse(), None
             if not self._only.add(response):
                 return
             try:
                 found = self._only.take()
             except InternalError as error:
-                if self._answered is not _nobody:
-                    self.finish(_told(error, plain=False))
+                self.finish(_told(error, plain=False))
                 return
-        if self._answered is not _nobody:
+        if self.connection is not None:
             reply = self._reply(found)
             if reply is not None:
                 if reply.release is None:
@@ -133,16 +151,18 @@ class LaneCall:
         content_type, more = JSON, b""
         if encoded.has_binary:
             content_type, more = _BINARY, _HEADER_LENGTH % len(encoded.header)
-        if self._head.encoding != IDENTITY:
+        if self.head.encoding != IDENTITY:
             return self._compress(encoded.join(), content_type, more)
         byte_size = len(encoded.header) + sum(map(len, encoded.binary))
-        head = reply_head(200, content_type, byte_size, more) + encoded.header
-        if byte_size < _LARGE_BYTE_SIZE:
-            return Reply(b"".join((head, *encoded.binary)))
-        return Reply(head, encoded.binary, response.release)
+        head = reply_head(200, content_type, byte_size, more)
+        if byte_size >= _LARGE_BYTE_SIZE:
+            return Reply(head + encoded.header, encoded.binary, response.release)
+        if self._like is not None:
+            self._like.remember(response, encoded, head, self.lane.now)
+        return Reply(b"".join((head, encoded.header, *encoded.binary)))
 
     def _compress(self, body: bytes, content_type: str, more: bytes) -> Reply | None:
-        encoding = self._head.encoding
+        encoding = self.head.encoding
         more += b"Content-Encoding: %b\r\n" % encoding.encode()
 
         def reply_with(packed: bytes) -> Reply:
@@ -156,13 +176,9 @@ class LaneCall:
 
     def _bug(self) -> Reply:
         """Return the answer for the exception that is being handled."""
-        version = f"/versions/{self._head.version}" if self._head.version else ""
-        return error_reply(500, log_bug(f"POST /v2/models/{self._head.model}{version}/infer"), plain=False)
+        version = f"/versions/{self.head.version}" if self.head.version else ""
+        return error_reply(500, log_bug(f"POST /v2/models/{self.head.model}{version}/infer"), plain=False)
 
 
 def _told(error: ServingError, *, plain: bool) -> Reply:
     return error_reply(HTTP_STATUS[error.code], error.message, plain=plain)
-
-
-def _nobody() -> None:
-    """Stands where the connection was."""

@@ -12,11 +12,10 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from kernel.errors import ServingError
 from protocols.http.lane.call import LaneCall
-from protocols.http.lane.head import END, Head, InferHead, can_become_head, parse_head
+from protocols.http.lane.head import END, Head, InferHead, can_become_head
 from protocols.http.lane.reply import error_reply
-from protocols.http.lane.upload import Upload
+from protocols.http.lane.upload import PlaceReceiver, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from kernel.bodies import Body
     from kernel.model import Model
     from protocols.http.lane.forms import RequestBody
+    from protocols.http.lane.heads import KnownHead, Target
     from protocols.http.lane.lane import Lane
     from protocols.http.lane.reply import Reply
     from protocols.http.listener import Connection
@@ -38,7 +38,7 @@ _IN_PLACE_BYTE_SIZE = 64 << 10
 _MESSAGES_PER_TURN = 32
 
 
-class LaneConnection(asyncio.BufferedProtocol):
+class LaneConnection(asyncio.Protocol):
     """Made by a `Lane`, which calls `expire` now and then."""
 
     def __init__(self, lane: Lane) -> None:
@@ -50,8 +50,7 @@ class LaneConnection(asyncio.BufferedProtocol):
         self._missing = 0
         self._upload: Upload | None = None
         #: The last head; clients repeat them.
-        self._head_text = b""
-        self._head: Head | None = None
+        self._known: KnownHead | None = None
         #: Calls without an answer, or with one that has to wait for those before it.
         self._calls: deque[LaneCall] = deque()
         self._guest: Connection | None = None
@@ -68,9 +67,6 @@ class LaneConnection(asyncio.BufferedProtocol):
         self._active_s = self._begin_s = 0.0
         #: Bytes that the transport had to write at the last look.
         self._unsent = 0
-        #: Where the transport receives to, unless it is the place of an upload.
-        self._memory = memoryview(lane.memory)
-        self._in_place = False
         #: What is to be called when the transport has nothing left to write.
         self._written: list[Callable[[], None]] = []
 
@@ -94,35 +90,45 @@ class LaneConnection(asyncio.BufferedProtocol):
         self._lane.remove(self)
         calls, self._calls = self._calls, deque()
         for call in calls:
-            call.cancel(self._lane.kernel)
+            call.cancel()
         if self._upload is not None and self._upload.place is not None:
             self._upload.place.release()
         self._release()
         if self._guest is not None:
             self._guest.connection_lost(exc)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        upload = self._upload
-        room = upload.room() if upload is not None and not self._received else None
-        self._in_place = room is not None
-        return self._memory if room is None else room
-
-    def buffer_updated(self, byte_size: int) -> None:
-        upload = self._upload
-        if not self._in_place or upload is None:
-            self.data_received(bytes(self._memory[:byte_size]))
-            return
-        self._active_s = self._lane.now
-        upload.received += byte_size
-        self._missing -= byte_size
-        if not self._missing:
-            self._end_upload(upload)
-
     def data_received(self, data: bytes) -> None:
-        """Take what has come and is not in its place already."""
+        """Take what has come: in one step where it is what the usual clients send, otherwise message by message."""
         if self._closing:
             return
-        self._active_s = self._lane.now
+        lane = self._lane
+        self._active_s = lane.now
+        upload = self._upload
+        if upload is not None:
+            if len(data) == self._missing == upload.byte_size and upload.place is None:  # all of a body
+                self._upload, self._missing = None, 0
+                call = LaneCall(lane, upload.head, self)
+                self._calls.append(call)
+                call.start(upload.model, data)
+                return
+        elif (
+            (known := self._known) is not None
+            and (target := known.target) is not None
+            and not (self._received or self._missing or self._write_paused or self._draining)
+            and len(self._calls) < MAX_OUTSTANDING
+            and data.startswith(known.text)
+            and known.generation == lane.kernel.catalog.generation
+        ):
+            head_end = len(known.text)
+            if len(data) - head_end == known.body_byte_size:  # all of a request, its head that of the one before
+                call = LaneCall(lane, target.infer, self)
+                self._calls.append(call)
+                call.start(target.model, data[head_end:])
+                return
+            if len(data) == head_end and known.body_byte_size < _IN_PLACE_BYTE_SIZE:  # such a head alone
+                self._missing, self._begin_s = known.body_byte_size, lane.now
+                self._upload = Upload(target.infer, target.model, known.body_byte_size)
+                return
         self._received = self._received + data if self._received else data
         self._take_messages()
 
@@ -223,14 +229,14 @@ class LaneConnection(asyncio.BufferedProtocol):
             return self._wait_for_head()
         self._head_begun = False
         text = self._received[:end]
-        if text != self._head_text:
-            self._head_text, self._head = text, parse_head(text, self._lane.max_input_size)
-        if self._head is None:
+        known = self._known
+        if known is None or text != known.text or known.generation != self._lane.kernel.catalog.generation:
+            known = self._known = self._lane.heads.look_at(text)
+        if known.head is None:
             return self._hand_over()
-        model = self._lane_model(self._head)
-        if model is None or self._head.infer is None:
-            return self._begin_guest_message(end, self._head)
-        self._begin_call(end, self._head.content_length, self._head.infer, model)
+        if known.target is None:
+            return self._begin_guest_message(end, known.head)
+        self._begin_call(end, known.body_byte_size, known.target)
         return True
 
     def _take_body(self) -> None:
@@ -246,6 +252,8 @@ class LaneConnection(asyncio.BufferedProtocol):
     def _end_upload(self, upload: Upload) -> None:
         """All of a body has come."""
         self._upload = None
+        if upload.place is not None:
+            self._transport.set_protocol(self)
         self._start(upload.head, upload.model, upload.body, upload.place)
         if upload.place is not None:
             upload.place.release()
@@ -257,20 +265,11 @@ class LaneConnection(asyncio.BufferedProtocol):
             self._head_begun, self._begin_s = True, self._lane.now
         return False
 
-    def _lane_model(self, head: Head) -> Model | None:
-        """Return the model of a request that the lane answers; what is to be refused at once, aiohttp refuses."""
-        if head.infer is None:
-            return None
-        try:
-            model = self._lane.kernel.resolve(head.infer.model, head.infer.version)
-        except ServingError:
-            return None
-        return None if model.spec.decoupled else model
-
     # ---- messages that the lane answers ------------------------------------------------------
 
-    def _begin_call(self, start: int, byte_size: int, head: InferHead, model: Model) -> None:
+    def _begin_call(self, start: int, byte_size: int, target: Target) -> None:
         end = start + byte_size
+        head, model = target.infer, target.model
         body, self._received = self._received[start:end], self._received[end:]
         if len(body) == byte_size:
             self._start(head, model, body)
@@ -282,15 +281,34 @@ class LaneConnection(asyncio.BufferedProtocol):
         self._upload.add(body)
         self._missing = byte_size - len(body)
         self._begin_s = self._lane.now
+        if place is not None:
+            self._transport.set_protocol(PlaceReceiver(self, self._upload))
+
+    def placed(self, upload: Upload, byte_size: int) -> None:
+        """The next bytes of `upload` have been received where they belong."""
+        self._active_s = self._lane.now
+        upload.received += byte_size
+        self._missing -= byte_size
+        if not self._missing:
+            self._end_upload(upload)
 
     def _start(self, head: InferHead, model: Model, body: RequestBody, place: Body | None = None) -> None:
-        call = LaneCall(head, self._flush)
+        call = LaneCall(self._lane, head, self)
         self._calls.append(call)
-        call.start(self._lane, model, body, place)
+        call.start(model, body, place)
 
-    def _flush(self) -> None:
-        """Write the answers that are there, in the order of the requests."""
-        calls, replies = self._calls, []
+    def answered(self) -> None:
+        """Write the answers that are there, in the order of the requests. One of the calls has got its own."""
+        calls = self._calls
+        if len(calls) == 1 and (reply := calls[0].reply) is not None and not (reply.parts or self._draining):
+            # As below, for the answer to the only request of a connection.
+            calls.popleft()
+            self._active_s = self._lane.now
+            self._transport.write(reply.head)
+            if self._received:
+                self._take_messages()
+            return
+        replies = []
         while calls and (reply := calls[0].reply) is not None:
             replies.append(reply)
             calls.popleft()

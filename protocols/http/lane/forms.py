@@ -6,12 +6,14 @@ or in shared memory. What is remembered holds until the catalog of models change
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.forms import RequestForm, form_of
 from kernel.request import InputTensor
+from protocols.http.lane.answers import AnswerForm
 
 if TYPE_CHECKING:
     from kernel.model import Model
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
     from protocols.http.codec import OutputForm
     from protocols.http.lane.head import InferHead
 
-#: How JSON of the usual clients begins that has an id.
-_ID_BEGINS = (b'{"id":"', b'{"id": "')
+#: How JSON of the usual clients begins that has an id, up to the end of one in which nothing is escaped. JSON
+#: without it is of a form as a whole, also where an id stands elsewhere.
+_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)(?=")')
 
 #: What is remembered, and how long the JSON may be.
 _FORMS = 1024
@@ -45,20 +48,8 @@ class Form(msgspec.Struct, frozen=True):
     #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
     byte_sizes: list[int]
     byte_size: int
-
-    def another(self, body: RequestBody, start: int, id: str, sink: Sink) -> Request:
-        """Return the request whose binary data is `body` from `start` on."""
-        small = len(body) <= _SMALL_BYTE_SIZE and type(body) is bytes
-        view = body if small else memoryview(body)
-        inputs: list[InputTensor] = []
-        for tensor, byte_size in zip(self.common.request.inputs, self.byte_sizes, strict=True):
-            if byte_size < 0:
-                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
-                continue
-            end = start + byte_size
-            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
-            start = end
-        return self.common.with_inputs(inputs, id, sink)
+    #: What the last answer was, which the next will be like.
+    answer: AnswerForm
 
 
 class RequestForms:
@@ -77,11 +68,27 @@ class RequestForms:
             self._forms.clear()
             self._generation = generation
             return None
-        id, rest = _split(body, head.header_length)
-        form = self._forms.get((head.model, head.version, rest))
-        if form is None or len(body) - head.header_length != form.byte_size:
+        start = head.header_length
+        if start > _MAX_JSON_BYTE_SIZE:
             return None
-        return form.another(body, head.header_length, id, sink), form
+        # As in `remember`; a function for both would be a call for every request.
+        id = _ID.match(body, 0, start)
+        begin = 0 if id is None else id.end()
+        form = self._forms.get((head.model, head.version, bytes(body[begin:start])))
+        byte_size = len(body)
+        if form is None or byte_size - start != form.byte_size:
+            return None
+        small = byte_size <= _SMALL_BYTE_SIZE and type(body) is bytes
+        view = body if small else memoryview(body)
+        inputs: list[InputTensor] = []
+        for tensor, byte_size in zip(form.common.request.inputs, form.byte_sizes, strict=True):
+            if byte_size < 0:
+                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
+                continue
+            end = start + byte_size
+            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
+            start = end
+        return form.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), form
 
     def remember(self, head: InferHead, body: RequestBody, request: Request, model: Model, outputs: OutputForm) -> None:
         """Remember the form of a request that was parsed out of `body` and checked for `model`.
@@ -90,8 +97,12 @@ class RequestForms:
         """
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
-        id, rest = _split(body, head.header_length)
-        if id != request.id or (len(rest) < head.header_length and (b'"id"' in rest or b"\\" in rest)):
+        id = _ID.match(body, 0, head.header_length)
+        begin = 0 if id is None else id.end()
+        rest = bytes(body[begin : head.header_length])
+        if request.id != ("" if id is None else id[1].decode()):
+            return
+        if id is not None and (b'"id"' in rest or b"\\" in rest):
             return  # a second id, which would count, may hide behind an escape
         if any(tensor.shared_memory is None and type(tensor.data) is not memoryview for tensor in request.inputs):
             return  # data in JSON
@@ -99,17 +110,5 @@ class RequestForms:
         if len(self._forms) >= _FORMS:
             self._forms.clear()
         total = sum(size for size in sizes if size > 0)
-        self._forms[head.model, head.version, rest] = Form(form_of(request, model), outputs, sizes, total)
-
-
-def _split(body: RequestBody, header_length: int) -> tuple[str, bytes]:
-    """Return the id and the JSON without it; no id where it does not stand first, or is not plain."""
-    text = bytes(body[:header_length])
-    for begin in _ID_BEGINS:
-        if text.startswith(begin):
-            end = text.find(b'"', len(begin))
-            octets = text[len(begin) : end]
-            if end > 0 and octets.isascii() and (id := octets.decode()).isprintable() and "\\" not in id:
-                return id, text[end:]
-            break
-    return "", text
+        form = Form(form_of(request, model), outputs, sizes, total, AnswerForm())
+        self._forms[head.model, head.version, rest] = form

@@ -11,6 +11,7 @@ import msgspec
 from protocols.http.body import INACTIVITY_S, MINIMUM_BYTES_PER_S
 from protocols.http.lane.connection import LaneConnection
 from protocols.http.lane.forms import RequestForms
+from protocols.http.lane.heads import Heads
 from protocols.http.listener import KEEPALIVE_S
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ class Times(msgspec.Struct, frozen=True):
 _TICK_S = 1.0
 
 
-#: What is received at once.
-_RECEIVE_BYTE_SIZE = 256 << 10
-
-
 class Lane:
     """Answers inference requests in front of aiohttp. A `protocols.http.listener.FirstServer`."""
 
@@ -50,9 +47,8 @@ class Lane:
         """`max_input_size` is in bytes, see `protocols.http.call.Call`."""
         self.kernel = kernel
         self.max_input_size = max_input_size
+        self.heads = Heads(kernel, max_input_size)
         self.forms = RequestForms()
-        #: Where connections receive, one at a time: each takes what has come before the next receives.
-        self.memory = bytearray(_RECEIVE_BYTE_SIZE)
         self.times = times or Times()
         #: Seconds of the event loop's clock at the last tick.
         self.now = 0.0

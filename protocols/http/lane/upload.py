@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from kernel.bodies import Body
     from kernel.model import Model
+    from protocols.http.lane.connection import LaneConnection
     from protocols.http.lane.head import InferHead
 
 #: The buffer has room for this many times of what has come, or for so many bytes. An announced size alone is no
@@ -15,29 +19,27 @@ _GROWTH = 8
 _LEAST_BYTE_SIZE = 64 << 10
 
 
-class Upload:
-    """Collects `byte_size` bytes in `body`, for a request with the head `head` to `model`."""
+class Upload(msgspec.Struct, eq=False):
+    """Collects `byte_size` bytes, for a request with the head `head` to `model`."""
 
-    __slots__ = ("_buffer", "byte_size", "head", "model", "place", "received")
-
-    def __init__(self, head: InferHead, model: Model, byte_size: int, place: Body | None) -> None:
-        """`place` is memory of the model, with room for all of the body, and stays the caller's."""
-        self.head = head
-        self.model = model
-        self.byte_size = byte_size
-        self.place = place
-        #: How many bytes have come; the buffer may be larger until the last has.
-        self.received = 0
-        self._buffer = bytearray()
+    head: InferHead
+    model: Model
+    byte_size: int
+    #: Memory of the model, with room for all of the body. It stays the caller's.
+    place: Body | None = None
+    #: How many bytes have come; the buffer may be larger until the last has.
+    received: int = 0
+    _buffer: bytearray = msgspec.field(default_factory=bytearray)
 
     @property
     def body(self) -> bytearray | memoryview:
         """What has come, once all of it has."""
         return self._buffer if self.place is None else self.place.view
 
-    def room(self) -> memoryview | None:
-        """Return where the next bytes may be received to, which `received` then counts; None for nowhere."""
-        return None if self.place is None else self.place.view[self.received :]
+    def room(self) -> memoryview:
+        """Return where in `place` the next bytes may be received to, which `received` then counts."""
+        assert self.place is not None, "the body has no place of its own"
+        return self.place.view[self.received :]
 
     def add(self, part: bytes) -> None:
         """Take the next bytes, never more than are missing."""
@@ -54,3 +56,30 @@ class Upload:
             grown = bytearray(min(self.byte_size, max(end * _GROWTH, _LEAST_BYTE_SIZE)))
             grown[: self.received] = memoryview(self._buffer)[: self.received]
             self._buffer = grown
+
+
+class PlaceReceiver(asyncio.BufferedProtocol):
+    """Stands before `connection` until all of `upload` is there: what comes is received in its place, without a copy.
+
+    It does so for nothing else: small requests would pay for being asked where to receive them.
+    """
+
+    def __init__(self, connection: LaneConnection, upload: Upload) -> None:
+        """`upload` has a place, and lacks something."""
+        self._connection = connection
+        self._upload = upload
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._upload.room()
+
+    def buffer_updated(self, byte_size: int) -> None:
+        self._connection.placed(self._upload, byte_size)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

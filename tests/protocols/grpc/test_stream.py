@@ -363,20 +363,28 @@ class SlowClient:
         self.takes = asyncio.Semaphore(0)
         self._stream = self
 
-    def place_messages(self, place: object) -> None:
-        pass
+    def attend(self, readable: Callable[[], None], sent: Callable[[], None], place: object) -> None:
+        self.sent = sent
 
-    async def next_message(self) -> bytes | None:
+    @property
+    def at_end(self) -> bool:
+        return not self.unread
+
+    def take_message(self) -> bytes | None:
         return self.unread.pop(0) if self.unread else None
 
     async def send_initial_metadata(self) -> None:
         pass
 
-    async def send_message(self, parts: list[bytes], release: Callable[[], None]) -> None:
+    def put_message(self, parts: list[bytes], release: Callable[[], None]) -> bool:
+        self.taking = asyncio.ensure_future(self._take(b"".join(parts), release))
+        return False
+
+    async def _take(self, message: bytes, release: Callable[[], None]) -> None:
         await self.takes.acquire()
-        message = pb.ModelStreamInferResponse.FromString(b"".join(parts))
+        self.taken.append(pb.ModelStreamInferResponse.FromString(message).infer_response.id)
         release()
-        self.taken.append(message.infer_response.id)
+        self.sent()
 
 
 def test_a_client_that_takes_no_responses_is_read_until_the_pool_is_full(lab: FrontDoorLab) -> None:

@@ -146,3 +146,53 @@ def test_a_conversation_is_the_same_with_the_lane(with_kernel: WithKernel, name:
         assert b"hidden" not in answers or "hidden" in str(CONVERSATIONS[name].partition(b"POST")[0])
 
     with_kernel(test)
+
+
+def binary(id: str, count: int, *headers: str) -> tuple[bytes, bytes]:
+    """Return head and body of a request of `count` elements, all of it binary data."""
+    parameters = {"binary_data_size": 4 * count}
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [count], "parameters": parameters}
+    document = {"id": id, "parameters": {"binary_data_output": True}, "inputs": [tensor]}
+    header = json.dumps(document).encode()
+    body = header + bytes(range(4)) * count
+    sent = post(body, f"Inference-Header-Content-Length: {len(header)}", *headers)
+    return sent[: -len(body)], body
+
+
+async def ask(kernel: Kernel, requests: list[tuple[bytes, bytes]], *, cut: bool, lane: bool) -> list[bytes]:
+    """Return what a server answers to each of `requests`, sent when the one before has its answer."""
+    sock = bound_socket()
+    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), lane=lane)
+    await server.start()
+    reader, writer = await asyncio.open_connection(*sock.getsockname())
+    answers = []
+    try:
+        async with asyncio.timeout(5):
+            for head, body in requests:
+                writer.write(head)
+                if cut:
+                    await writer.drain()
+                writer.write(body)
+                answer = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"\nContent-Length: (\d+)", answer)
+                assert length is not None
+                answers.append(
+                    re.sub(rb"Date: [^\r]*", b"Date: now", answer) + await reader.readexactly(int(length[1]))
+                )
+    finally:
+        writer.close()
+        await server.stop(1.0)
+    return answers
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_requests_of_one_form_are_answered_the_same_with_the_lane(with_kernel: WithKernel, cut: bool) -> None:
+    async def test(kernel: Kernel) -> None:
+        ids = ["", "", "", "1", "2", "3", "12", "13", "14", '"', "\n", "ä", "ä"]
+        requests = [binary(id, count) for count in (2, 20_000) for id in ids]
+        requests += [binary(id, 2, "Accept-Encoding: gzip") for id in ids] + [binary(id, 2) for id in ids]
+        answers = await ask(kernel, requests, cut=cut, lane=True)
+        assert answers == await ask(kernel, requests, cut=cut, lane=False)
+        assert all(answer.startswith(b"HTTP/1.1 200 OK\r\n") for answer in answers)
+
+    with_kernel(test)

@@ -1,4 +1,4 @@
-"""A small call that comes in one piece is taken in one step, with the same result as frame by frame."""
+"""What comes in one piece is taken in one step, with the same result as frame by frame."""
 
 import pytest
 
@@ -29,6 +29,15 @@ def call(number: int, between: bytes = b"", content: bytes = CONTENT) -> bytes:
     return headers + between + frame(frames.DATA, frames.END_STREAM, number, message)
 
 
+def opened(number: int) -> bytes:
+    """Return the headers of a call whose messages come one by one."""
+    return frame(frames.HEADERS, frames.END_HEADERS, number, encode_block(FIELDS))
+
+
+def message(number: int, content: bytes = CONTENT, *, flag: int = 0, flags: int = 0) -> bytes:
+    return frame(frames.DATA, flags, number, bytes([flag]) + len(content).to_bytes(4, "big") + content)
+
+
 def machine_that_knows_the_headers() -> Connection:
     machine = Connection()
     octets = frames.PREFACE + frames.settings([]) + call(1)
@@ -44,6 +53,8 @@ def fed(octets: bytes, step: int) -> Connection:
     for start in range(0, len(octets), step):
         rest += octets[start : start + step]
         rest = rest[machine.receive(memoryview(rest), 0) :]
+        while machine.more:
+            rest = rest[machine.receive(memoryview(rest), 0) :]
     return machine
 
 
@@ -55,10 +66,12 @@ def messages(stream: Stream) -> list[bytes]:
 def state(machine: Connection) -> object:
     """Return what a call has left behind, however it was taken."""
     streams = [
-        (each.number, each.send_window, each.held, each.remote_closed, messages(each))
+        (each.number, each.send_window, each.held, each.received, each.remote_closed, messages(each), each.reader.fault)
         for each in machine.streams.values()
+        if each.number > 1
     ]
-    return streams, machine.last_number, machine.failed, b"".join(machine.take_output())
+    windows = machine.send_window, machine.last_number
+    return streams, windows, machine.failed, b"".join(machine.take_output())
 
 
 #: What may come around a call, and what is wrong with it: all of it must end as frame by frame.
@@ -83,15 +96,38 @@ SEQUENCES = {
     "even number": call(4),
     "empty message": call(3, content=b""),
     "update in front of an empty message": call(3, frames.window_update(3, 5), content=b""),
+    "a message of a stream": opened(3) + message(3),
+    "messages of two streams": opened(3) + opened(5) + message(3) + message(5) + message(3, b"x" * 300),
+    "updates of a stream": opened(3) + frames.window_update(3, 5) + message(3) + frames.window_update(3, 7),
+    "update of a stream by nothing": opened(3) + frames.window_update(3, 0) + message(3),
+    "update of a stream that is too large": opened(3) + frames.window_update(3, frames.MAX_WINDOW) + message(3),
+    "update of a stream that has ended": opened(3) + frame(frames.RST_STREAM, 0, 3, bytes(4))
+    + frames.window_update(3, 5),
+    "the last message": opened(3) + message(3) + message(3, flags=frames.END_STREAM),
+    "message behind the last": opened(3) + message(3, flags=frames.END_STREAM) + message(3),
+    "message of a stream that is not open": message(9),
+    "message on the connection": message(0),
+    "empty message of a stream": opened(3) + message(3, b""),
+    "empty DATA": opened(3) + frame(frames.DATA, 0, 3) + message(3),
+    "a message in two frames": opened(3) + frame(frames.DATA, 0, 3, b"\0\0\0\0\x40" + CONTENT[:30])
+    + frame(frames.DATA, 0, 3, CONTENT[30:]) + message(3),
+    "a prefix in two frames": opened(3) + frame(frames.DATA, 0, 3, b"\0\0")
+    + frame(frames.DATA, 0, 3, b"\0\0\x40" + CONTENT),
+    "two messages in one frame": opened(3) + frame(frames.DATA, 0, 3, (b"\0\0\0\0\x40" + CONTENT) * 2),
+    "message with the compressed flag": opened(3) + message(3, flag=1) + message(3),
+    "message with an unknown flag": opened(3) + message(3, flag=2) + message(3),
+    "more than the stream's window": opened(3)
+    + message(3, bytes(60_000)) * (limits.STREAM_WINDOW_BYTE_SIZE // 60_000 + 1),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_taken_whole_or_in_pieces_a_call_ends_the_same(name: str) -> None:
     octets = SEQUENCES[name]
-    expected = state(fed(octets, 1))
+    step = 1 if len(octets) < 10_000 else 25_000
+    expected = state(fed(octets, step))
     assert state(fed(octets, len(octets))) == expected
-    assert state(fed(octets, 40)) == expected
+    assert state(fed(octets, 40 * step)) == expected
 
 
 @pytest.mark.parametrize("between", [b"", frames.window_update(3, 5)], ids=["plain", "as gRPC core sends it"])
@@ -101,6 +137,17 @@ def test_the_usual_small_call_is_one_event(between: bytes) -> None:
     assert event is Event.CALLED
     assert stream.whole == CONTENT
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + (5 if between else 0)
+
+
+def test_the_usual_message_of_a_stream_is_one_event_and_has_its_bytes() -> None:
+    machine = fed(opened(3), 10_000)
+    machine.events.clear()
+    octets = message(3) + frames.window_update(3, 9)
+    assert machine.receive(memoryview(octets), 0) == len(octets)
+    [(event, stream)] = machine.events
+    assert event is Event.READABLE
+    assert messages(stream) == [CONTENT]
+    assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + 9
 
 
 def test_a_call_beyond_the_limit_of_streams_is_refused_as_ever() -> None:
