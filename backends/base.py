@@ -7,6 +7,7 @@ order: `complete` (first worker of a model only), `load`, any number of `execute
 from __future__ import annotations
 
 import abc
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -72,25 +73,24 @@ class Host(Protocol):
         """Where the model defines metrics of its own."""
 
 
-class Timings:
+class Timings(msgspec.Struct):
     """Where the time of one `execute` went: `inputs_ready` and `inferred` end the first two of three parts.
 
-    Times are monotonic nanoseconds. Without a mark a part has no length.
+    Times are monotonic nanoseconds, all those of the start at first: without a mark a part has no length.
     """
 
-    __slots__ = ("_clock", "inferred_ns", "inputs_ready_ns", "start_ns")
-
-    def __init__(self, clock: Callable[[], int]) -> None:
-        self._clock = clock
-        self.start_ns = self.inputs_ready_ns = self.inferred_ns = clock()
+    start_ns: int
+    inputs_ready_ns: int
+    inferred_ns: int
+    clock: Callable[[], int] = time.monotonic_ns
 
     def inputs_ready(self) -> None:
         """The model itself starts now."""
-        self.inputs_ready_ns = self.inferred_ns = self._clock()
+        self.inputs_ready_ns = self.inferred_ns = self.clock()
 
     def inferred(self) -> None:
         """The model itself is done; what follows is writing its outputs."""
-        self.inferred_ns = self._clock()
+        self.inferred_ns = self.clock()
 
 
 class Backend(abc.ABC):

@@ -10,6 +10,10 @@ import mmap
 import os
 import platform
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: The position in the stream of the first byte that is kept, and how many bytes are kept.
 _START = struct.Struct("<Q")
@@ -24,12 +28,15 @@ SHARES_MEMORY = platform.machine() in ("x86_64", "AMD64")
 
 
 class Outbox:
-    """The worker's end. `keep` bytes, and `sent` once `unsent` has been sent. Not thread-safe."""
+    """The worker's end. `keep` bytes, `send_by` a socket, and `sent` for what was sent past it. Not thread-safe."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("naiad outbox", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, BYTE_SIZE)
         self._memory = memoryview(mmap.mmap(self.fd, BYTE_SIZE))
+        # Each of the two numbers is written by one store.
+        self._start_place = self._memory[:_USED_AT].cast("Q")
+        self._used_place = self._memory[_USED_AT : _USED_AT + _USED.size].cast("I")
         self._start = 0
         self._used = 0
 
@@ -41,21 +48,22 @@ class Outbox:
             return False
         self._memory[begin:end] = data
         self._used += len(data)
-        _USED.pack_into(self._memory, _USED_AT, self._used)  # last: the reader takes what this counts
+        self._used_place[0] = self._used  # last: the reader takes what this counts
         return True
 
-    @property
-    def unsent(self) -> memoryview:
-        """What is kept; valid until `sent`."""
-        return self._memory[_CONTENT_AT : _CONTENT_AT + self._used]
+    def send_by(self, send: Callable[[memoryview], None]) -> None:
+        """Have `send` send what is kept, if anything is, and keep it no longer."""
+        if self._used:
+            send(self._memory[_CONTENT_AT : _CONTENT_AT + self._used])
+            self.sent(self._used)
 
     def sent(self, byte_size: int) -> None:
         """`byte_size` bytes were sent: all that was kept, or others while nothing was."""
         # In this order: a worker that dies between the two has nothing unsent.
-        _USED.pack_into(self._memory, _USED_AT, 0)
+        self._used_place[0] = 0
         self._used = 0
         self._start += byte_size
-        _START.pack_into(self._memory, 0, self._start)
+        self._start_place[0] = self._start
 
 
 class OutboxReader:

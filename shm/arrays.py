@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {row.name: np.dtype(row.numpy) for row in DATATYPES.values() if row.numpy}
-#: Types whose arrays hold the raw form already: native and little-endian (the server runs on x86-64 and ARM).
-_RAW_TYPES = frozenset(dtype for dtype in NUMPY_TYPES.values() if not dtype.hasobject)
+#: Types of which `array.tobytes()` is the raw form: native and little-endian (the server runs on x86-64 and ARM).
+RAW_TYPES = frozenset(dtype for dtype in NUMPY_TYPES.values() if not dtype.hasobject)
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
@@ -41,12 +41,20 @@ def to_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memo
         array: Array = np.empty(len(elements), dtype=object)
         array[:] = elements
         return array.reshape(shape)
-    return np.frombuffer(data, dtype=NUMPY_TYPES[datatype]).reshape(shape)
+    return np.frombuffer(data, NUMPY_TYPES[datatype]).reshape(shape)
 
 
-def to_small_bytes(array: Array) -> bytes:
-    """Return the raw form as a copy: one call for most arrays, what `to_bytes` does for the others."""
-    return array.tobytes() if array.dtype in _RAW_TYPES else bytes(to_bytes(array))
+def to_new_array(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+    """Return a writable copy of `data`; not for BYTES. Raises ValueError as `to_array` does."""
+    dtype = NUMPY_TYPES[datatype]
+    memory = bytearray(data)
+    try:
+        # One call for small tensors where `frombuffer` and `reshape` are two. Not for memory that others know: this
+        # array refers to its owner, and does not keep it from being unmapped or resized.
+        array = np.ndarray(shape, dtype, memory)
+    except (TypeError, ValueError):
+        return to_array(datatype, shape, memory)
+    return array if array.nbytes == len(memory) else to_array(datatype, shape, memory)
 
 
 def to_bytes(array: Array) -> bytes | memoryview:

@@ -8,11 +8,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from backends.base import Backend
-from backends.python import instance, triton_python_backend_utils
+from backends.python import triton_python_backend_utils
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
 from backends.python.failures import reported
-from backends.python.instance import Instance
+from backends.python.instance import Instance, set_current
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
 from backends.python.requests import InferenceRequest
@@ -65,7 +65,7 @@ class PythonBackend(Backend):
                 "the server's own Python environment",
             )
         self._instance = Instance(arguments, self.host)
-        instance.set_current(self._instance)
+        set_current(self._instance)
         self._model_path = str(arguments.model_file(DEFAULT_NAME))
         with reported():
             self._model = model_class()
@@ -77,21 +77,27 @@ class PythonBackend(Backend):
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Hand the requests to the model as one batch, and send what it returns."""
         assert self._dropped is not None, "execute before load"
-        self._check_batch_size(requests)
-        if self._instance.reshaped_inputs:
+        instance = self._instance
+        if len(requests) > 1 or instance.max_batch_size > 0:
+            self._check_batch_size(requests)
+        if instance.reshaped_inputs:
             for request in requests:
-                self._instance.reshape_inputs(request)
-        given = [InferenceRequest.received(request, self._instance, self._dropped.add) for request in requests]
-        timings.inputs_ready()
+                instance.reshape_inputs(request)
+        given = InferenceRequest.received(requests, instance, self._dropped.add)
+        # As `timings.inputs_ready()` and `inferred()`, without a call for each batch.
+        timings.inputs_ready_ns = timings.inferred_ns = timings.clock()
         try:
             try:
                 returned = self._call(given)
             finally:
-                timings.inferred()  # a model that raises has worked as well
-            if self._instance.decoupled:
+                timings.inferred_ns = timings.clock()  # a model that raises has worked as well
+            if instance.decoupled:
                 self._check_decoupled(returned)
-            else:
+            if returned is not None:
                 self._respond(given, returned)
+            else:  # the model uses response senders
+                for open_request in given:
+                    open_request.outlive_execute()
         except BaseException as error:
             # The worker answers what is open; threads of the model come too late from here on.
             for open_request in given:
@@ -117,14 +123,19 @@ class PythonBackend(Backend):
         """Return the model's class; the file is imported once for `complete` and `load`."""
         if self._model_class is None:
             triton_python_backend_utils.install()
-            instance.set_current(Instance(arguments, self.host))
+            set_current(Instance(arguments, self.host))
             self._model_class = import_model_class(arguments)
         return self._model_class
 
     def _check_batch_size(self, requests: Sequence[WorkerRequest]) -> None:
         """Refuse what no scheduler of ours makes, but a warm-up may ask for: too many rows, or requests."""
         limit = self._instance.max_batch_size
-        size = sum(request.inputs[0].shape[0] for request in requests if request.inputs) if limit > 0 else len(requests)
+        size = len(requests)
+        if limit > 0:
+            size = 0
+            for request in requests:
+                if request.inputs:
+                    size += request.inputs[0].shape[0]
         if size > 1 and size > limit:
             raise InternalError(f"batch size {size} for '{self._instance.name}', max allowed is {limit}")
 
@@ -170,37 +181,38 @@ class PythonBackend(Backend):
             )
 
     def _respond(self, given: list[InferenceRequest], returned: object) -> None:
-        """Send the returned responses. None in place of one or of all: the model uses response senders."""
-        if returned is None:
-            return
-        responses = self._check_responses(returned, len(given))
-        for request, response in zip(given, responses, strict=True):
-            if response is not None and not request.answer(response):
-                self.host.log(
-                    "WARNING",
-                    f"model '{self._instance.name}' returned a response for a request that it had answered "
-                    "by its response sender; the returned one is dropped",
-                )
-
-    def _check_responses(self, returned: object, count: int) -> list[InferenceResponse | None]:
-        """Return `returned` if it is what a model has to return for `count` requests."""
-        if not isinstance(returned, list):
-            raise self._failed(f"Expected a list in the execute return, found type '{type(returned)}'.")
-        if len(returned) != count:
-            raise self._failed(
-                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                f"InferenceRequest(s) size is:{count}, and InferenceResponse(s) size is:{len(returned)}\n"
-            )
+        """Send the returned responses. None in place of one: the model uses the request's sender."""
+        if not isinstance(returned, list) or len(returned) != len(given):
+            raise self._failed(_wrong_return(returned, len(given)))
         for response in returned:
             if response is not None and not isinstance(response, InferenceResponse):
                 raise self._failed(
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."
                 )
-        return returned
+        for index, request in enumerate(given):
+            response = returned[index]
+            if response is None:
+                request.outlive_execute()
+            elif not request.answer(response):
+                self.host.log(
+                    "WARNING",
+                    f"model '{self._instance.name}' returned a response for a request that it had answered "
+                    "by its response sender; the returned one is dropped",
+                )
 
     def _failed(self, reason: str) -> InternalError:
         return InternalError(self._instance.failure_prefix + reason)
+
+
+def _wrong_return(returned: object, count: int) -> str:
+    """Say what is wrong with a return value that is not a list of `count` elements."""
+    if not isinstance(returned, list):
+        return f"Expected a list in the execute return, found type '{type(returned)}'."
+    return (
+        "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+        f"InferenceRequest(s) size is:{count}, and InferenceResponse(s) size is:{len(returned)}\n"
+    )
 
 
 def _initialize_arguments(arguments: ModelArguments) -> dict[str, str]:

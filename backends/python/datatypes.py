@@ -25,7 +25,8 @@ TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
 
 _TYPE_OF_NUMBER: dict[int, type[Any]] = {NUMBERS[name]: dtype.type for name, dtype in NUMPY_TYPES.items()}
 _NUMBER_OF_TYPE: dict[np.dtype[Any], int] = {dtype: NUMBERS[name] for name, dtype in NUMPY_TYPES.items()}
-_NAME_OF_TYPE: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+#: Protocol names by numpy's types, but for byte strings of a fixed length (dtype S).
+NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
 def name_of(array: Array) -> str | None:
@@ -35,7 +36,7 @@ def name_of(array: Array) -> str | None:
     """
     if array.dtype.kind == "S":
         return "BYTES"
-    return _NAME_OF_TYPE.get(array.dtype)
+    return NAMES.get(array.dtype)
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type[Any]:

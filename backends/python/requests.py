@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import threading
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from backends.python.failures import TritonModelException, check_parameters, incompatible
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from backends.python.responses import InferenceResponse
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
+
+#: Whether a request is answered by what `execute` returns or by a sender is decided under this lock, by one step.
+#: One for all requests: held for a moment, by few. A finalizer of the model's may run within that moment.
+_ending = threading.RLock()
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
@@ -64,12 +69,16 @@ class InferenceRequest:
     """A request. Those that `execute` gets come from `received`, others from the constructor."""
 
     __slots__ = (
+        "_answered",
         "_correlation_id",
         "_flags",
         "_inputs",
+        "_instance",
+        "_on_dropped",
         "_parameters",
         "_parameters_json",
         "_preferred_memory",
+        "_request",
         "_request_id",
         "_requested_output_names",
         "_sender",
@@ -80,12 +89,20 @@ class InferenceRequest:
     _parameters: Mapping[str, str | int | bool | float]
     #: The parameters as JSON, made when the model asks for them.
     _parameters_json: str | None
-    #: None for a request that the model made.
-    _sender: ResponseSender | None
-    _inputs: Sequence[Tensor]
-    _requested_output_names: Set[str]
+    _inputs: list[Tensor]
+    #: None until the model asks.
+    _requested_output_names: Set[str] | None
     _trace: InferenceTrace | None
     _preferred_memory: PreferredMemory | None
+    #: None for a request that the model made.
+    _request: WorkerRequest | None
+    #: The two below are set where there is a `_request`, and are what senders need.
+    _instance: Instance
+    _on_dropped: Callable[[WorkerRequest, bool], None]
+    #: None until the model asks for it, or `execute` has returned without an answer: most requests need none.
+    _sender: ResponseSender | None
+    #: Whether the request was answered, or closed, without its sender. A sender that is made later is closed.
+    _answered: bool
 
     def __init__(  # the parameters are those of Triton
         self,
@@ -116,29 +133,36 @@ class InferenceRequest:
         self._trace = trace
         self._parameters = check_parameters(parameters)
         self._parameters_json = json.dumps(self._parameters)
+        self._request = None
         self._sender = None
+        self._answered = False
 
-    @classmethod
+    @staticmethod
     def received(
-        cls, request: WorkerRequest, instance: Instance, on_dropped: Callable[[WorkerRequest, bool], None]
-    ) -> InferenceRequest:
-        """Return the model's view of `request`. `on_dropped`: see `ResponseSender`."""
-        ref = request.ref
-        # A client that names no outputs asks for all of the configuration.
-        wanted = frozenset(output.name for output in ref.outputs) if ref.outputs else instance.output_names
-        self = cls.__new__(cls)
-        self._request_id = ref.id
-        self._correlation_id = ref.correlation_id
-        self._inputs = [Tensor.received(view, writable=instance.writable_inputs) for view in request.inputs]
-        self._requested_output_names = wanted
-        self._flags = ref.flags
-        self._timeout_us = ref.timeout_us
-        self._preferred_memory = None
-        self._trace = None
-        self._parameters = ref.parameters
-        self._parameters_json = None
-        self._sender = ResponseSender(request, wanted, decoupled=instance.decoupled, on_dropped=on_dropped)
-        return self
+        requests: Sequence[WorkerRequest], instance: Instance, on_dropped: Callable[[WorkerRequest, bool], None]
+    ) -> list[InferenceRequest]:
+        """Return the model's views of the requests of a batch. `on_dropped`: see `ResponseSender`."""
+        views: list[InferenceRequest] = []
+        for request in requests:
+            ref = request.ref
+            view = InferenceRequest.__new__(InferenceRequest)
+            view._request_id = ref.id
+            view._correlation_id = ref.correlation_id
+            view._inputs = Tensor.received(request.inputs, instance.writable_inputs)
+            view._requested_output_names = None
+            view._flags = ref.flags
+            view._timeout_us = ref.timeout_us
+            view._preferred_memory = None
+            view._trace = None
+            view._parameters = ref.parameters
+            view._parameters_json = None
+            view._request = request
+            view._instance = instance
+            view._on_dropped = on_dropped
+            view._sender = None
+            view._answered = False
+            views.append(view)
+        return views
 
     def inputs(self) -> list[Tensor]:
         """Return the input tensors, the same objects each time."""
@@ -170,7 +194,13 @@ class InferenceRequest:
 
     def requested_output_names(self) -> set[str]:
         """Return which outputs the client asked for; all of the configuration where it named none."""
-        return set(self._requested_output_names)
+        names = self._requested_output_names
+        if names is None:
+            assert self._request is not None, "only those that came from a client have not been told"
+            asked = self._request.ref.outputs
+            names = self._instance.output_names if not asked else frozenset(output.name for output in asked)
+            self._requested_output_names = names
+        return set(names)
 
     def trace(self) -> InferenceTrace:
         if self._trace is None:
@@ -179,11 +209,17 @@ class InferenceRequest:
 
     def get_response_sender(self) -> ResponseSender | None:
         """Return the request's sender, the same object each time; None for a request that the model made."""
-        return self._sender
+        return None if self._request is None else self._get_sender(self._request)
+
+    def _get_sender(self, request: WorkerRequest) -> ResponseSender:
+        with _ending:
+            if self._sender is None:
+                self._sender = ResponseSender(request, self._instance, self._on_dropped, closed=self._answered)
+            return self._sender
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
-        return self._sender is not None and self._sender.is_cancelled()
+        return self._request is not None and self._request.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
         """Say what happens to the request after `execute`: only TRITONSERVER_REQUEST_RELEASE_ALL so far."""
@@ -192,21 +228,43 @@ class InferenceRequest:
 
     def answer(self, response: InferenceResponse) -> bool:
         """Send the response that `execute` returned. False where the model had sent the final one itself."""
-        assert self._sender is not None
-        return self._sender.answer(response)
+        assert self._request is not None
+        with _ending:
+            sender = self._sender
+            self._answered = True
+        if sender is not None:
+            return sender.answer(response)
+        response.send_to(self._request, self._instance, True)
+        return True
 
     def fail(self, error: ServingError) -> None:
         """End the request with `error` unless it has ended."""
-        assert self._sender is not None
-        self._sender.fail(error)
+        assert self._request is not None
+        self._get_sender(self._request).fail(error)
 
     def close(self) -> None:
         """Refuse further responses: the worker answers the request."""
-        assert self._sender is not None
-        self._sender.close()
+        with _ending:
+            sender = self._sender
+            self._answered = True
+        if sender is not None:
+            sender.close()
+
+    def outlive_execute(self) -> None:
+        """The model may answer later: from now on it is noticed when it drops the request without an answer."""
+        assert self._request is not None
+        self._get_sender(self._request)
 
     def exec(self, decoupled: bool = False) -> NoReturn:
         raise not_supported("a request to another model (InferenceRequest.exec)")
 
     def async_exec(self, decoupled: bool = False) -> NoReturn:
         raise not_supported("a request to another model (InferenceRequest.async_exec)")
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """Return the request's input called `name`, or None."""
+    for tensor in inference_request._inputs:  # asked for each input of each request: no calls in here
+        if tensor._name == name:
+            return tensor
+    return None

@@ -1,7 +1,7 @@
 """What a model answers with: `InferenceResponse`, `TritonError`, and the sender that sends them.
 
-Every request has one `ResponseSender`, whether the model asks for it or returns its responses: it knows
-what was sent, so that a request gets one final answer and not two.
+A request that is not answered by what `execute` returns has one `ResponseSender`: it knows what was sent, so
+that the request gets one final answer and not two.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 import threading
 from typing import TYPE_CHECKING, Final
 
-from backends.python import instance
 from backends.python.failures import TritonModelException, check_parameters, incompatible
-from backends.python.tensors import Tensor
+from backends.python.tensors import Tensor, wanted_outputs
 from kernel.errors import ErrorCode, InternalError, ServingError, error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable, Mapping
 
+    from backends.python.instance import Instance
     from backends.worker.request import WorkerRequest
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
@@ -83,7 +83,8 @@ class InferenceResponse:
         fits = isinstance(output_tensors, (list, tuple)) and (error is None or isinstance(error, TritonError))
         if fits:
             for tensor in output_tensors:
-                fits = fits and isinstance(tensor, Tensor)
+                if not isinstance(tensor, Tensor):
+                    fits = False
         if not fits:
             signature = (
                 "InferenceResponse(output_tensors: List[Tensor] = [], error: TritonError = None, "
@@ -107,48 +108,48 @@ class InferenceResponse:
         """Return the parameters as JSON."""
         return json.dumps(self._parameters)
 
-    def send_to(self, request: WorkerRequest, wanted: Set[str], *, final: bool) -> None:
-        """Answer `request` with this response; outputs whose names are not in `wanted` are left out."""
+    def send_to(self, request: WorkerRequest, instance: Instance, final: bool) -> None:
+        """Answer `request` with this response; outputs that the client did not ask for are left out."""
         if self._error is not None:
             request.fail(self._error.as_serving_error(), final=final)
             return
-        outputs = [tensor.output() for tensor in self._output_tensors if tensor.name() in wanted]
-        current = instance.current()
-        if current.reshaped_outputs:
-            outputs = [current.reshape_output(output) for output in outputs]
-        request.respond(outputs, self._parameters, final=final)
+        outputs = wanted_outputs(self._output_tensors, request.ref.outputs, instance.output_names)
+        if instance.reshaped_outputs:
+            outputs = [instance.reshape_output(output) for output in outputs]
+        request.responder.respond(request, outputs, self._parameters, final)
 
 
 class ResponseSender:
     """Sends the responses of one request, from any thread. Models get it by `get_response_sender()`.
+
+    It is `closed` from the start where the request has its answer already.
 
     When the model has dropped the sender and its request without a final answer, nobody can give one any
     more: `on_dropped` gets the request then, and whether it lacks only the final flag. It is called by
     the garbage collector, so it must not take locks.
     """
 
-    __slots__ = ("_closed", "_decoupled", "_lock", "_on_dropped", "_request", "_sent_count", "_wanted")
+    __slots__ = ("_closed", "_instance", "_lock", "_on_dropped", "_request", "_sent_count")
 
     def __init__(
         self,
         request: WorkerRequest,
-        wanted: Set[str],
-        *,
-        decoupled: bool,
+        instance: Instance,
         on_dropped: Callable[[WorkerRequest, bool], None],
+        *,
+        closed: bool,
     ) -> None:
         self._request = request
-        self._wanted = wanted
-        self._decoupled = decoupled
+        self._instance = instance
         self._on_dropped = on_dropped
         self._sent_count = 0
-        self._closed = False
+        self._closed = closed
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
         if not self._closed:
             # The one response of a model that is not decoupled lacks only the word that it was the last.
-            self._on_dropped(self._request, self._sent_count > 0 and not self._decoupled)
+            self._on_dropped(self._request, self._sent_count > 0 and not self._instance.decoupled)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send `response`; with flags TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one.
@@ -172,13 +173,13 @@ class ResponseSender:
             if response is None:
                 self._request.finish()
             else:
-                response.send_to(self._request, self._wanted, final=final)
+                response.send_to(self._request, self._instance, final)
                 self._sent_count += 1
             # Not before: a response that cannot be sent leaves the request unanswered.
             self._closed = final
 
     def _check_turn(self, response: InferenceResponse | None) -> None:
-        if not self._decoupled:
+        if not self._instance.decoupled:
             if response is not None and self._sent_count:
                 raise TritonModelException(
                     "Unable to send response. Non-decoupled model cannot send more than one response."
@@ -204,7 +205,7 @@ class ResponseSender:
                     InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
                 )
             else:
-                response.send_to(self._request, self._wanted, final=True)
+                response.send_to(self._request, self._instance, True)
             self._closed = True
             return True
 

@@ -13,11 +13,17 @@ import numpy as np
 from backends.python import datatypes, dlpack
 from backends.python.failures import TritonModelException, incompatible
 from backends.worker.request import OutputValue
-from shm.arrays import to_array
+from shm.arrays import to_array, to_new_array
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence, Set
+
+    from backends.wire import OutputRef
     from backends.worker.request import InputView
     from shm.arrays import Array
+
+
+_NO_NAME = "Tensor name cannot be an empty string."
 
 
 class Tensor:
@@ -36,30 +42,31 @@ class Tensor:
         """Hold `array`, not a copy; an array that is not in C order is copied."""
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
             raise incompatible("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, array)
-        datatype = datatypes.name_of(array)
+        # Most types are in the table, which is asked without a call.
+        datatype = datatypes.NAMES.get(array.dtype) or datatypes.name_of(array)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
-        self._hold(name, datatype, array if array.flags.c_contiguous else np.ascontiguousarray(array))
-
-    def _hold(self, name: str, datatype: str, array: Array | None, view: InputView | None = None) -> None:
         if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
+            raise TritonModelException(_NO_NAME)
         self._name = name
         self._datatype = datatype
-        self._array = array
-        self._view = view
+        self._array = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        self._view = None
         self._writable = False
 
-    @classmethod
-    def received(cls, view: InputView, *, writable: bool) -> Tensor:
-        """Return the tensor of a request's input; `writable` asks for a copy of a client's memory."""
-        tensor = cls.__new__(cls)
-        tensor._name = view.name
-        tensor._datatype = view.datatype
-        tensor._array = None
-        tensor._view = view
-        tensor._writable = writable
-        return tensor
+    @staticmethod
+    def received(views: Sequence[InputView], writable: bool) -> list[Tensor]:
+        """Return the tensors of a request's inputs; `writable` asks for copies of a client's memory."""
+        tensors: list[Tensor] = []
+        for view in views:
+            tensor = Tensor.__new__(Tensor)
+            tensor._name = view.name
+            tensor._datatype = view.datatype
+            tensor._array = None
+            tensor._view = view
+            tensor._writable = writable
+            tensors.append(tensor)
+        return tensors
 
     @staticmethod
     def from_dlpack(name: str, source: Any, /) -> Tensor:
@@ -68,8 +75,14 @@ class Tensor:
         datatype = "BF16" if bfloat else datatypes.name_of(array)
         if datatype is None:
             raise TritonModelException("DLDataType is not supported by Python backend.")
+        if not name:
+            raise TritonModelException(_NO_NAME)
         tensor = Tensor.__new__(Tensor)
-        tensor._hold(name, datatype, array)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._array = array
+        tensor._view = None
+        tensor._writable = False
         return tensor
 
     def name(self) -> str:
@@ -84,7 +97,8 @@ class Tensor:
             raise TritonModelException(
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
             )
-        return self._elements()
+        array = self._array
+        return self._elements() if array is None else array
 
     def triton_dtype(self) -> int:
         """Return the datatype's number, as `triton_to_numpy_type` takes it."""
@@ -111,26 +125,50 @@ class Tensor:
 
     def output(self) -> OutputValue:
         """Return the tensor as an output of a response. Shares the array."""
-        array = self._array if self._array is not None else self._elements()
+        array = self._elements()
         if array.dtype.kind == "S":
             array = array.astype(object)
         return OutputValue(self._name, self._datatype, array)
 
     def _elements(self) -> Array:
-        if self._array is None:
-            assert self._view is not None
-            self._array = _array_of(self._view, writable=self._writable)
-        return self._array
+        """Return the array, made at the first use: the model may change it, unless it is a client's memory."""
+        if self._array is not None:
+            return self._array
+        view = self._view
+        assert view is not None
+        datatype, data = view.datatype, view.data
+        if datatype == "BYTES":
+            array = to_array(datatype, view.shape, data)
+        else:
+            # Of a client's memory where that was asked for; tensors inside a message are read-only, and small.
+            copied = self._writable if view.foreign else data.readonly
+            datatype = "UINT16" if datatype == "BF16" else datatype
+            array = (to_new_array if copied else to_array)(datatype, view.shape, data)
+            if view.foreign and not copied:
+                array.flags.writeable = False
+        self._array = array
+        return array
 
 
-def _array_of(view: InputView, *, writable: bool) -> Array:
-    """Return the input as an array that the model may change, unless it is a client's memory."""
-    datatype = "UINT16" if view.datatype == "BF16" else view.datatype
-    array = to_array(datatype, view.shape, view.data)
-    if datatype == "BYTES":
-        return array
-    if view.foreign and not writable:
-        array.flags.writeable = False
-        return array
-    # Tensors inside a message are read-only and small, copies of a client's memory were asked for.
-    return array.copy() if view.foreign or not array.flags.writeable else array
+def wanted_outputs(tensors: Sequence[Tensor], asked: Sequence[OutputRef], configured: Set[str]) -> list[OutputValue]:
+    """Return those of a response's tensors that the client asked for: all that are configured where it named none.
+
+    The values share the tensors' arrays.
+    """
+    outputs: list[OutputValue] = []
+    for tensor in tensors:
+        name = tensor._name
+        if asked:
+            for output in asked:
+                if output.name == name:
+                    break
+            else:
+                continue
+        elif name not in configured:
+            continue
+        array = tensor._array
+        if array is None or tensor._datatype == "BYTES":
+            outputs.append(tensor.output())
+        else:  # usual, so without a call
+            outputs.append(OutputValue(name, tensor._datatype, array))
+    return outputs

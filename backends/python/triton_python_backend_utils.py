@@ -31,6 +31,7 @@ from backends.python.requests import (
     InferenceRequest,
     InferenceTrace,
     PreferredMemory,
+    get_input_tensor_by_name,
 )
 from backends.python.responses import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
@@ -84,14 +85,6 @@ __all__ = [
 def install() -> None:
     """Make this very module importable as `triton_python_backend_utils`."""
     sys.modules["triton_python_backend_utils"] = sys.modules[__name__]
-
-
-def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """Return the request's input called `name`, or None."""
-    for tensor in inference_request.inputs():
-        if tensor.name() == name:
-            return tensor
-    return None
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:

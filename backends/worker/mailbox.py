@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from backends.channel import BlockingChannel
 
 #: Handled by whoever reads them; all others wait for the main thread, in order.
-_URGENT = (wire.Cancel, wire.Credit, wire.FreeBlocks)
+_URGENT = frozenset({wire.Cancel, wire.Credit, wire.FreeBlocks})
 
 
 class KernelGone(Exception):
@@ -31,28 +31,37 @@ class Mailbox:
     def __init__(self, channel: BlockingChannel, urgent: Callable[[wire.ToWorker], None]) -> None:
         self._channel = channel
         self._urgent = urgent
-        self._queue: deque[wire.ToWorker] = deque()
+        #: Messages for the main thread that have come; it takes them here, or from `next`.
+        self.waiting: deque[wire.ToWorker] = deque()
         self._gone = False
         self._reading = False
-        self._changed = threading.Condition()
-
-    @property
-    def has_next(self) -> bool:
-        """Whether `next` returns at once."""
-        return bool(self._queue)
+        #: Guards the two above. `_changed` is entered only by threads that wait for the one that reads: a
+        #: condition is Python code, a lock is not.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiter_count = 0
 
     def next(self) -> wire.ToWorker:
         """Wait for the next message for the main thread. Raises `KernelGone`."""
-        if not self._queue:
-            self.wait_until(lambda: bool(self._queue))
-        return self._queue.popleft()
+        waiting = self.waiting
+        while not waiting:
+            with self._lock:
+                reads = not (self._reading or self._gone)
+                self._reading = self._reading or reads
+            if reads:
+                self._read(wait=True)
+            else:
+                self.wait_until(lambda: bool(waiting))
+        return waiting.popleft()
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Read until `done()`, which only messages make true. Raises `KernelGone`."""
         while True:
             with self._changed:
+                self._waiter_count += 1
                 while self._reading and not done():
                     self._changed.wait()
+                self._waiter_count -= 1
                 if done():
                     return
                 if self._gone:
@@ -62,7 +71,7 @@ class Mailbox:
 
     def poll(self) -> None:
         """Handle what has come already, without waiting."""
-        with self._changed:
+        with self._lock:
             if self._reading or self._gone:
                 return  # whoever reads handles it, or nothing comes any more
             self._reading = True
@@ -72,14 +81,16 @@ class Mailbox:
         messages: list[bytes] | None = []
         try:
             messages = self._channel.receive(wait=wait)
+            decode = wire.to_worker_decoder.decode
             for raw in messages or ():
-                message = wire.to_worker_decoder.decode(raw)
-                if isinstance(message, _URGENT):
+                message = decode(raw)
+                if type(message) in _URGENT:
                     self._urgent(message)
                 else:
-                    self._queue.append(message)
+                    self.waiting.append(message)
         finally:
-            with self._changed:
+            with self._lock:
                 self._reading = False
                 self._gone = self._gone or messages is None
-                self._changed.notify_all()
+                if self._waiter_count:
+                    self._changed.notify_all()

@@ -14,9 +14,9 @@ import numpy as np
 
 from backends import wire
 from backends.worker.classification import classify
-from kernel.errors import ArenaFull, InternalError
+from kernel.errors import ArenaFull, InternalError, ServingError
 from shm.arena import INLINE_LIMIT, Arena, Block
-from shm.arrays import NUMPY_TYPES, to_bytes, to_small_bytes
+from shm.arrays import NUMPY_TYPES, RAW_TYPES, to_bytes
 from shm.datatypes import element_count
 
 if TYPE_CHECKING:
@@ -61,13 +61,42 @@ class OutputWriter:
         request.reserved[name] = (array, ref)
         return array
 
-    def write(self, request: WorkerRequest, output: OutputValue) -> wire.TensorRef | None:
-        """Return the reference of an output that is in its place, or None where nobody asked for it."""
-        name = output.name
-        asked = _asked(request, name)
-        if asked is None:
-            return None
-        array, datatype = output.array, output.datatype
+    def write(self, request: WorkerRequest, outputs: Sequence[OutputValue]) -> list[wire.TensorRef]:
+        """Return the references of those outputs that the client asked for, which are in their places now.
+
+        What is raised, a `ServingError`, leaves no block behind.
+        """
+        refs: list[wire.TensorRef] = []
+        wanted = request.ref.outputs
+        try:
+            for output in outputs:
+                name, array = output.name, output.array
+                asked = _ANY_OUTPUT
+                if wanted:  # as `_asked`, without a call for each output
+                    for asked in wanted:
+                        if asked.name == name:
+                            break
+                    else:
+                        continue
+                if (
+                    asked.region < 0
+                    and array.nbytes <= INLINE_LIMIT
+                    and array.dtype in RAW_TYPES
+                    and not asked.classification
+                    and not request.reserved
+                ):
+                    # The usual one, a small tensor, is in the message with this; all others take the call.
+                    refs.append(wire.TensorRef(name, output.datatype, list(array.shape), array.tobytes()))
+                else:
+                    refs.append(self._write_asked(request, output, asked))
+        except ServingError:
+            for ref in refs:
+                self._free_ref(ref)
+            raise
+        return refs
+
+    def _write_asked(self, request: WorkerRequest, output: OutputValue, asked: wire.OutputRef) -> wire.TensorRef:
+        name, datatype, array = output.name, output.datatype, output.array
         if asked.classification:
             array = classify(array, datatype, asked.classification, self.labels.get(name, ()), batched=self.batched)
             datatype = "BYTES"
@@ -84,8 +113,6 @@ class OutputWriter:
 
     def _write_new(self, name: str, datatype: str, array: Array, asked: wire.OutputRef) -> wire.TensorRef:
         shape = list(array.shape)
-        if asked.region < 0 and array.nbytes <= INLINE_LIMIT and datatype != "BYTES":  # usual: a small tensor
-            return wire.TensorRef(name, datatype, shape, to_small_bytes(array))
         data = to_bytes(array)
         byte_size = len(data)
         if asked.region < 0 and byte_size <= INLINE_LIMIT:
@@ -125,11 +152,6 @@ class OutputWriter:
         with self._lock:
             for offset in offsets:
                 self._blocks.pop(offset).release()
-
-    def free_refs(self, refs: Sequence[wire.TensorRef]) -> None:
-        """Free the blocks of outputs that will not be sent."""
-        for ref in refs:
-            self._free_ref(ref)
 
     def free_reserved(self, request: WorkerRequest) -> None:
         """Free what was reserved and not used."""

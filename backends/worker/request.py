@@ -60,20 +60,18 @@ class Responder(Protocol):
     def is_cancelled(self, request: WorkerRequest) -> bool: ...
 
 
-class WorkerRequest:
+class WorkerRequest(msgspec.Struct, eq=False):
     """One request of a batch. It gets exactly one final answer, by `respond`, `fail` or `finish`."""
 
-    __slots__ = ("_responder", "finished", "inputs", "ref", "reserved", "response_count")
-
-    def __init__(self, ref: wire.RequestRef, inputs: list[InputView], responder: Responder) -> None:
-        #: Id, flags, correlation id, priority, time-out and parameters, as they came.
-        self.ref = ref
-        self.inputs = inputs
-        self.finished = False
-        self.response_count = 0
-        #: Places that `reserve` handed out, by output name. The responder's.
-        self.reserved: dict[str, tuple[Any, wire.TensorRef]] = {}
-        self._responder = responder
+    #: Id, flags, correlation id, priority, time-out and parameters, as they came.
+    ref: wire.RequestRef
+    inputs: list[InputView]
+    #: Where the answers go.
+    responder: Responder
+    finished: bool = False
+    response_count: int = 0
+    #: Places that `reserve` handed out, by output name. The responder's.
+    reserved: dict[str, tuple[Any, wire.TensorRef]] = {}
 
     @property
     def id(self) -> str:
@@ -88,7 +86,10 @@ class WorkerRequest:
 
     def wants(self, name: str) -> bool:
         """Whether the client asked for this output: by name, or by naming none."""
-        return not self.ref.outputs or any(output.name == name for output in self.ref.outputs)
+        for output in self.ref.outputs:
+            if output.name == name:
+                return True
+        return not self.ref.outputs
 
     def reserve(self, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
         """Return a C-ordered array at the output's final place, to write the output into.
@@ -97,7 +98,7 @@ class WorkerRequest:
         (BYTES, classification, a small tensor that travels in the message, a region too small);
         `respond` takes care of those.
         """
-        return self._responder.reserve(self, name, datatype, shape)
+        return self.responder.reserve(self, name, datatype, shape)
 
     def respond(
         self,
@@ -111,16 +112,16 @@ class WorkerRequest:
         Arrays may be changed or freed once this returns. Waits where a decoupled model is too far
         ahead of its client.
         """
-        self._responder.respond(self, outputs, parameters or {}, final)
+        self.responder.respond(self, outputs, parameters or {}, final)
 
     def fail(self, error: ServingError, *, final: bool = True) -> None:
         """Send `error` as a response."""
-        self._responder.fail(self, error, final)
+        self.responder.fail(self, error, final)
 
     def finish(self) -> None:
         """Say that no more responses come (decoupled models)."""
-        self._responder.finish(self)
+        self.responder.finish(self)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Cheap enough to be asked in a loop."""
-        return self._responder.is_cancelled(self)
+        return self.responder.is_cancelled(self)

@@ -9,14 +9,15 @@ import threading
 from typing import TYPE_CHECKING
 
 from backends import wire
-from kernel.errors import InternalError, ServingError
+from backends.worker.request import WorkerRequest
+from kernel.errors import Cancelled, InternalError, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from backends.worker.mailbox import Mailbox
     from backends.worker.outputs import OutputWriter
-    from backends.worker.request import OutputValue, WorkerRequest
+    from backends.worker.request import OutputValue
     from shm.arrays import Array
 
 
@@ -36,29 +37,46 @@ class Answers:
         self._cancelled: set[int] = set()
         #: Responses that the kernel may still be sent, of requests with more than one.
         self._credit: dict[int, int] = {}
-        #: Final answers of the batch that is being executed, by request number.
+        #: Final answers of the batch that is being executed, by request number, in its order.
         self._batch: dict[int, wire.ResponseRef | None] = {}
 
     # ---- for the worker loop -----------------------------------------------------------------
 
-    def open_batch(self, requests: Sequence[WorkerRequest]) -> None:
-        """The requests are about to be executed."""
-        with self._lock:
-            for request in requests:
-                number = request.ref.number
-                if number > self._newest:
-                    self._newest = number
-                self._live[number] = request
-                self._batch[number] = None
+    def open_batch(self, refs: Sequence[wire.RequestRef]) -> list[WorkerRequest]:
+        """Return the requests that are to be executed now: those whose clients have gone are answered."""
+        # Without the lock: no other thread answers any of these before this returns.
+        requests: list[WorkerRequest] = []
+        batch: dict[int, wire.ResponseRef | None] = {}
+        for ref in refs:
+            number = ref.number
+            request = WorkerRequest(ref, [], self)
+            requests.append(request)
+            batch[number] = None
+            self._live[number] = request  # before it stops being newer: `cancel` asks for either
+            if number > self._newest:
+                self._newest = number
+        self._batch = batch
+        return self._without_cancelled(requests) if self._cancelled else requests
 
-    def close_batch(self, numbers: Sequence[int]) -> list[wire.ResponseRef]:
+    def _without_cancelled(self, requests: Sequence[WorkerRequest]) -> list[WorkerRequest]:
+        wanted: list[WorkerRequest] = []
+        for request in requests:
+            if request.ref.number in self._cancelled:
+                request.fail(Cancelled())
+            else:
+                wanted.append(request)
+        return wanted
+
+    def close_batch(self) -> list[wire.ResponseRef]:
         """The backend is done. Returns the final answers in order if there is one for every request;
         otherwise those that there are have been sent, and others come later."""
+        finals = list(self._batch.values())
+        if None not in finals:  # so that no thread has anything to add: the usual case needs no lock
+            self._batch = {}
+            return finals  # type: ignore[return-value]  # as was just asked
         with self._lock:
-            finals = [self._batch.pop(number) for number in numbers]
-            if None not in finals:
-                return finals  # type: ignore[return-value]  # as was just asked
-            for number, final in zip(numbers, finals, strict=True):
+            batch, self._batch = self._batch, {}
+            for number, final in batch.items():
                 if final is not None:
                     self._send(wire.Responded(number, True, final))
             return []
@@ -66,10 +84,6 @@ class Answers:
     def cancel(self, numbers: Sequence[int]) -> None:
         """The clients of these requests are gone, of which some may still wait for their batch."""
         self._cancelled.update(number for number in numbers if number in self._live or number > self._newest)
-
-    def was_cancelled(self, request: WorkerRequest) -> bool:
-        """Whether the request was cancelled before it was executed."""
-        return request.ref.number in self._cancelled
 
     def grant(self, number: int, count: int) -> None:
         if number in self._live:
@@ -90,17 +104,12 @@ class Answers:
         parameters: Mapping[str, str | int | bool],
         final: bool,
     ) -> None:
-        refs: list[wire.TensorRef] = []
         try:
-            for output in outputs:
-                ref = self._outputs.write(request, output)
-                if ref is not None:
-                    refs.append(ref)
+            refs = self._outputs.write(request, outputs)
         except ServingError as error:
-            self._outputs.free_refs(refs)
             self.fail(request, error, final)
             return
-        self._answer(request, wire.ResponseRef(refs, dict(parameters)), final)
+        self._answer(request, wire.ResponseRef(refs, dict(parameters) if parameters else {}), final)
 
     def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
         self._answer(request, wire.ResponseRef(error_code=error.code.value, error_text=error.message), final)
@@ -124,22 +133,19 @@ class Answers:
             if response is not None:
                 request.response_count += 1
             if final:
-                self._end(request)
+                request.finished = True
+                if request.reserved:
+                    self._outputs.free_reserved(request)
+                self._live.pop(number, None)
+                if self._cancelled:
+                    self._cancelled.discard(number)
+                if self._credit:
+                    self._credit.pop(number, None)
             keep = final and response is not None and request.response_count == 1 and number in self._batch
             if keep:
                 self._batch[number] = response
             else:
                 self._send(wire.Responded(number, final, response))
-
-    def _end(self, request: WorkerRequest) -> None:
-        number = request.ref.number
-        request.finished = True
-        if request.reserved:
-            self._outputs.free_reserved(request)
-        self._live.pop(number, None)
-        self._cancelled.discard(number)
-        if self._credit:
-            self._credit.pop(number, None)
 
     def _wait_for_credit(self, number: int) -> None:
         """Wait while the client is too far behind; a request whose client has gone never waits."""

@@ -116,7 +116,7 @@ class _WatchedMachine:
         self._machine.respond(stream, parts, release)
         self._watch.ended(Status.OK.name)
 
-    def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
+    def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
         self._watch.sent(sum(map(len, parts)) + PREFIX.size)
         left: bool = self._machine.send_message(stream, parts, release)
         return left

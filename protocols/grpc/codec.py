@@ -298,6 +298,8 @@ def _content_begin(byte_size: int) -> bytes:
 
 def _text_field(tag: bytes, text: str) -> bytes:
     octets = text.encode()
+    if len(octets) < 0x80:  # a varint of one byte
+        return tag + bytes((len(octets),)) + octets
     return tag + varint(len(octets)) + octets
 
 

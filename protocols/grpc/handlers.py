@@ -111,6 +111,7 @@ class HandlerCall:
         self._transport = connection.transport
         self._wire = connection
         self._stream = stream
+        self._reader = stream.reader
         #: The rest of the message that the handler is reading.
         self._unread: Buffer | None = None
         #: One task of a handler reads while another sends.
@@ -175,11 +176,11 @@ class HandlerCall:
         None of them may raise.
         """
         self._on_readable, self._on_sent = readable, sent
-        self._stream.reader.place = place
+        self._reader.place = place
 
     def take_message(self) -> Buffer | None:
         """Return the bytes of the next message, None where none has come. Raises `GRPCError` for a fault behind it."""
-        reader = self._stream.reader
+        reader = self._reader
         if not reader.messages:
             if reader.fault is not None:
                 raise GRPCError(reader.fault.status, reader.fault.text)
@@ -192,16 +193,17 @@ class HandlerCall:
     @property
     def at_end(self) -> bool:
         """Whether the client has sent its last message, and it was taken."""
-        return self._stream.remote_closed and not self._stream.reader.messages
+        return self._stream.remote_closed and not self._reader.messages
 
-    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
+    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
         """Send a message, whose bytes are `parts`; returns whether it has left. Raises `StreamClosedError`.
 
         If not, no other may be sent before `sent` is called. `release` is called, however this ends, when the parts
         are not needed any more. The headers of the answer must have been sent.
         """
         if not self._stream.open:
-            release()
+            if release is not None:
+                release()
             raise StreamClosedError(self._stream.number)
         left = self._wire.machine.send_message(self._stream, parts, release)
         self._wire.wake()
@@ -267,14 +269,15 @@ class CompressedCall(HandlerCall):
             headers = [*headers, ("grpc-encoding", self._encoding)]
         await super().send_headers(headers, end_stream)
 
-    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
+    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
         if not self._stream.open:
-            release()
+            if release is not None:
+                release()
             raise StreamClosedError(self._stream.number)
         self._compressing = asyncio.get_running_loop().create_task(self._compress(parts, release))
         return False
 
-    async def _compress(self, parts: Sequence[Buffer], release: Callable[[], None]) -> None:
+    async def _compress(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> None:
         try:
             message = await compress(self._encoding, parts)
         except Exception as error:  # there was no memory for it
@@ -282,7 +285,8 @@ class CompressedCall(HandlerCall):
             self.wrapper.cancel(error)
             return
         finally:
-            release()
+            if release is not None:
+                release()
         if self._stream.open:
             self._wire.machine.send_data(self._stream, [message])  # `sent` is called when it has left
             self._wire.wake()

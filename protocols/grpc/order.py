@@ -32,7 +32,19 @@ class RequestOrder(Generic[Key, Reply]):
 
     def put(self, request: Key, reply: Reply, *, final: bool) -> list[Reply]:
         """Add a reply and return all that are due now."""
-        self._kept[request].append((reply, final))
+        if self._waiting[0] != request:
+            self._kept[request].append((reply, final))
+            return []
+        due = [reply]
+        if final:
+            self._waiting.popleft()
+            del self._kept[request]
+            if self._waiting:
+                due += self._now_due()
+        return due
+
+    def _now_due(self) -> list[Reply]:
+        """Take what was kept for those that are the oldest now."""
         due: list[Reply] = []
         while self._waiting:
             oldest = self._waiting[0]

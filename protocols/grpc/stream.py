@@ -61,7 +61,7 @@ class _Reply(msgspec.Struct):
     request: Request
     #: The bytes of a message, which may be memory of the response's worker until `release` is called.
     parts: list[Buffer]
-    release: Callable[[], None]
+    release: Callable[[], None] | None
     final: bool
 
 
@@ -146,20 +146,22 @@ class StreamCall:
         if self._beginning is not None:
             self._beginning.cancel()
         if self._leaving is not None and not self._begun:
-            self._leaving.release()
+            self._due.append(self._leaving)
         while self._bodies:
             self._bodies.popleft().release()
         while self._responses:
             self._responses.popleft()[1].release()
-        while self._due:
-            self._due.popleft().release()
+        for reply in self._due:
+            if reply.release is not None:
+                reply.release()
+        self._due.clear()
 
     # ---- requests ----------------------------------------------------------------------------
 
     def _read(self) -> None:
         """Take the messages that have come, as far as the client takes replies."""
         try:
-            while self._reads and not self._ended.done() and not self._backed_up:
+            while self._reads and not (self._leaving is not None and self._backed_up) and not self._ended.done():
                 message = self._wire.take_message()
                 if message is not None:
                     self._submit(message)
@@ -173,11 +175,9 @@ class StreamCall:
 
     @property
     def _backed_up(self) -> bool:
-        """Whether the client has to take replies before it gets further: one that takes them is not held up."""
+        """Whether a client that a reply waits for gets no further before it has taken that."""
         limit = self._max_response_pool_size
-        if limit is not None and len(self._responses) >= limit:
-            return True
-        return self._leaving is not None and len(self._live) >= READ_AHEAD
+        return len(self._live) >= READ_AHEAD or (limit is not None and len(self._responses) >= limit)
 
     def _place(self, head: bytes, byte_size: int) -> memoryview | None:
         """Return memory of its model for a large message."""
@@ -286,7 +286,8 @@ class StreamCall:
     def _take_response(self) -> None:
         """Make the next response a reply."""
         request, response = self._responses.popleft()
-        request.consumed()
+        if not response.final:
+            request.consumed()
         live = self._live[request]
         if response.error is not None and self._fails_on_error and not live.refused:
             raise response.error
@@ -298,7 +299,8 @@ class StreamCall:
 
     def _send(self, reply: _Reply) -> None:
         if not reply.parts:
-            reply.release()
+            if reply.release is not None:
+                reply.release()
             self._finish(reply)
         elif not self._begun:
             self._leaving = reply
@@ -325,28 +327,27 @@ class StreamCall:
         """The reply has been sent."""
         if reply.final:
             del self._live[reply.request]
-            self._end_if_done()
+            if not self._reads:
+                self._end_if_done()
 
 
-class _Port:
-    """The sink of one request."""
+class _Port(msgspec.Struct, eq=False):
+    """The sink of one request, which is set before it is submitted."""
 
-    __slots__ = ("_call", "request")
-
-    def __init__(self, call: StreamCall) -> None:
-        self._call = call
-        #: Set before the request is submitted.
-        self.request: Request
+    call: StreamCall
+    request: Request | None = None
 
     def send(self, response: Response) -> None:
-        self._call.put(self.request, response)
+        assert self.request is not None
+        self.call.put(self.request, response)
 
 
 def _reply(request: Request, live: _Live, response: Response) -> _Reply:
     """Return what is to be sent for a response, which is released with the reply."""
+    release = None if response.on_release is None else response.release
     try:
         if response.outputs is not None and response.error is None:
-            return _Reply(request, stream_response_parts(response), response.release, response.final)
+            return _Reply(request, stream_response_parts(response), release, response.final)
         error = response.error
     except ServingError as cannot:  # a response that gRPC cannot carry
         error = cannot
@@ -357,5 +358,5 @@ def _reply(request: Request, live: _Live, response: Response) -> _Reply:
     elif response.final and live.wants_empty_final and not live.ordered:
         encode_stream_end(request, message)
     else:
-        return _Reply(request, [], response.release, response.final)
-    return _Reply(request, [message.SerializeToString()], response.release, response.final)
+        return _Reply(request, [], release, response.final)
+    return _Reply(request, [message.SerializeToString()], release, response.final)

@@ -32,7 +32,7 @@ class Lab:
         self.reserves = False
         self.in_place: list[str] = []
         self.logged: list[tuple[str, str]] = []
-        self.timings = Timings(itertools.count().__next__)
+        self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.registry = MetricRegistry(lambda: None, lambda: None)
         self._numbers = itertools.count()
         self._answers: dict[int, dict[str, Array]] = {}

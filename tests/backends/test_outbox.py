@@ -21,12 +21,14 @@ def test_what_is_kept_is_read_from_any_position() -> None:
     outbox.sent(10)
     assert outbox.keep(b"abc")
     assert outbox.keep(b"def")
-    assert bytes(outbox.unsent) == b"abcdef"
     assert reader.unsent(10) == b"abcdef"
     assert reader.unsent(13) == b"def"
     assert reader.unsent(16) == b""
     assert reader.unsent(9) == b"", "what is before it has not arrived yet"
-    outbox.sent(6)
+    sent: list[bytes] = []
+    outbox.send_by(lambda data: sent.append(bytes(data)))
+    outbox.send_by(lambda data: sent.append(bytes(data)))
+    assert sent == [b"abcdef"], "what was sent is not kept any more"
     assert reader.unsent(10) == b""
     assert outbox.keep(b"ghi")
     assert reader.unsent(16) == b"ghi"
@@ -36,7 +38,7 @@ def test_what_is_kept_is_read_from_any_position() -> None:
 def test_what_does_not_fit_is_not_kept() -> None:
     outbox = Outbox()
     assert not outbox.keep(bytes(BYTE_SIZE))
-    assert len(outbox.unsent) == 0
+    assert OutboxReader(outbox.fd).unsent(0) == b""
     os.close(outbox.fd)
 
 

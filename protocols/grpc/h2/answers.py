@@ -33,6 +33,8 @@ _REMEMBERED_RESETS = 128
 
 #: The begin of an answer: HEADERS, the head of DATA, the prefix of the message.
 _ANSWER = struct.Struct(f">HBBBL{len(RESPONSE_BLOCK)}sHBBBLBL")
+#: The head of DATA and the prefix of its message.
+_MESSAGE = struct.Struct(">HBBBLBL")
 _TRAILERS = struct.Struct(f">HBBBL{len(OK_TRAILERS_BLOCK)}s")
 _END = frames.END_HEADERS | frames.END_STREAM
 
@@ -122,14 +124,13 @@ class Answers:
         stream.output.add(parts, release)
         self.waiting[stream.number] = stream
 
-    def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]) -> bool:
+    def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
         """Send a message, whose bytes are `parts`; returns whether it has left, as small ones usually do.
 
         Otherwise it waits for windows, as by `send_data`, and no other may be sent before it has left.
         """
         byte_size = sum(map(len, parts))
         size = byte_size + PREFIX.size
-        prefix = PREFIX.pack(0, byte_size)
         if (
             size > SMALL_ANSWER_BYTE_SIZE
             or size > stream.send_window
@@ -137,12 +138,15 @@ class Answers:
             or size > self.max_frame_byte_size
             or self.outbox_byte_size >= _OUTBOX_BYTE_SIZE
         ):
-            self.send_data(stream, [prefix, *parts], release)
+            self.send_data(stream, [PREFIX.pack(0, byte_size), *parts], release)
             return False
         stream.send_window -= size
         self.send_window -= size
-        self.put(b"".join((frames.head(size, frames.DATA, 0, stream.number), prefix, *parts)))
-        release()
+        begin = _MESSAGE.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream.number, 0, byte_size)
+        self._outbox.append(b"".join((begin, *parts)))
+        self.outbox_byte_size += len(begin) + byte_size
+        if release is not None:
+            release()
         return True
 
     def drop_data(self, stream: Stream) -> None:

@@ -90,16 +90,16 @@ class WholeFrames(Answers):
             or length != byte_size + PREFIX.size
             or length >= LARGE_BYTE_SIZE
             or end > len(data)
-            or not stream.reader.between_messages
-            or not stream.window.has(length)
-            or not self.window.take(length)
         ):
             return 0
-        stream.window.take(length)
+        reader, window = stream.reader, stream.window
+        if not reader.between_messages or not window.has(length) or not self.window.take(length):
+            return 0
+        window.take(length)
         self._flood.data(length)
         stream.held += length
         stream.received += length
-        stream.reader.messages.append(bytes(data[content:end]))
+        reader.messages.append(bytes(data[content:end]))
         self.events.append((Event.READABLE, stream))
         return end
 

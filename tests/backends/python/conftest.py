@@ -65,7 +65,7 @@ class Lab:
         self.dir = root / "lab"
         self.logged: list[tuple[str, str]] = []
         self.cancelled = False
-        self.timings = Timings(itertools.count().__next__)
+        self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.backend = PythonBackend(self)
         self.registry = MetricRegistry(lambda: None, lambda: None)
         self._numbers = itertools.count()

@@ -65,6 +65,21 @@ def test_all_configured_outputs_are_requested_where_the_client_names_none(lab: L
     assert lab.text(outputs=["OUT"]) == "['OUT']"
 
 
+def test_only_the_outputs_that_the_client_names_are_requested(lab: Lab) -> None:
+    shown(lab, "sorted(request.requested_output_names())", output=[{"name": name} for name in ("A", "OUT")])
+    assert lab.text(outputs=["OUT"]) == "['OUT']"
+
+
+def test_an_input_is_found_by_its_name(lab: Lab) -> None:
+    shown(
+        lab,
+        "[pb_utils.get_input_tensor_by_name(request, name) is found for name, found in "
+        "zip(['A', 'B', 'C'], [*request.inputs(), None])]",
+    )
+    inputs = {"A": np.ones(1, np.int32), "B": np.ones(1, np.int32)}
+    assert str(lab.run(inputs).outputs["OUT"][0].decode()) == "[True, True, True]"
+
+
 def test_inputs_and_sender_are_the_same_objects_each_time(lab: Lab) -> None:
     shown(
         lab,

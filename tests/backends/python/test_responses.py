@@ -106,6 +106,26 @@ def test_a_response_may_be_returned_although_the_sender_was_asked_for(lab: Lab) 
     assert lab.run().outputs["OUT"][0] == b"returned"
 
 
+def test_a_sender_that_is_asked_for_after_the_returned_response_is_closed(lab: Lab) -> None:
+    lab.load(f"""
+        class TritonPythonModel:
+            kept = None
+
+            def execute(self, requests):
+                kept, self.kept = self.kept, requests[0]
+                if kept is None:
+                    return [text("returned")]
+                try:
+                    kept.get_response_sender().send(text("late"), {FINAL})
+                except pb_utils.TritonModelException as error:
+                    return [text(error)]
+    """)
+    first = lab.request()
+    lab.execute(first)
+    assert lab.text() == "Unable to send response. Response sender has been closed."
+    assert lab.answer(first).outputs["OUT"][0] == b"returned"
+
+
 def test_a_returned_response_is_dropped_where_one_was_sent(lab: Lab) -> None:
     serve(lab, f"sender.send(text('sent'), {FINAL})", returned="[text('returned')]")
     assert lab.run().outputs["OUT"][0] == b"sent"

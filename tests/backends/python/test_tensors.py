@@ -92,7 +92,7 @@ def test_an_input_in_our_memory_may_be_changed(lab: Lab, inline: bool) -> None:
 
 def test_an_input_in_an_arena_is_not_copied(lab: Lab) -> None:
     view = lab.view("IN", np.arange(3, dtype=np.int32))
-    tensor = Tensor.received(view, writable=False)
+    tensor = Tensor.received([view], False)[0]
     tensor.as_numpy()[0] = 7
     assert view.as_numpy()[0] == 7
     assert tensor.as_numpy() is tensor.as_numpy()
@@ -104,7 +104,7 @@ def test_an_input_in_a_client_s_memory_is_read_only(lab: Lab, readonly: bool) ->
     if not readonly:
         view.data = memoryview(bytearray(view.data))
     with pytest.raises(ValueError, match="read-only"):
-        Tensor.received(view, writable=False).as_numpy()[0] = 7
+        Tensor.received([view], False)[0].as_numpy()[0] = 7
     assert view.as_numpy().tolist() == [0, 1, 2]
 
 
@@ -125,7 +125,7 @@ def test_an_input_may_be_answered_as_it_is(lab: Lab) -> None:
 
 
 def test_an_empty_input_is_an_empty_array(lab: Lab) -> None:
-    tensor = Tensor.received(InputView("IN", "FP32", [0, 3], memoryview(bytearray())), writable=False)
+    tensor = Tensor.received([InputView("IN", "FP32", [0, 3], memoryview(bytearray()))], False)[0]
     assert tensor.shape() == [0, 3]
     assert tensor.as_numpy().shape == (0, 3)
 
@@ -134,7 +134,7 @@ def test_an_empty_input_is_an_empty_array(lab: Lab) -> None:
 
 
 def test_bf16_cannot_be_read_as_numpy() -> None:
-    tensor = Tensor.received(bf16([1.5])[1], writable=False)
+    tensor = Tensor.received([bf16([1.5])[1]], False)[0]
     with pytest.raises(TritonModelException) as caught:
         tensor.as_numpy()
     assert str(caught.value) == (
@@ -144,7 +144,7 @@ def test_bf16_cannot_be_read_as_numpy() -> None:
 
 def test_bf16_goes_through_dlpack() -> None:
     raw, view = bf16([1.5, -2.0])
-    tensor = Tensor.from_dlpack("OUT", Tensor.received(view, writable=False).to_dlpack())
+    tensor = Tensor.from_dlpack("OUT", Tensor.received([view], False)[0].to_dlpack())
     output = tensor.output()
     assert (output.name, output.datatype, output.array.tolist()) == ("OUT", "BF16", raw.tolist())
     assert tensor.triton_dtype() == 14
@@ -186,7 +186,7 @@ def test_a_tensor_is_made_of_dlpack_without_a_copy(dtype: str, as_capsule: bool)
 
 def test_a_read_only_tensor_is_copied_for_dlpack(lab: Lab) -> None:
     view = lab.view("IN", np.arange(3, dtype=np.int32), foreign=True)
-    tensor = Tensor.received(view, writable=False)
+    tensor = Tensor.received([view], False)[0]
     assert np.from_dlpack(tensor).tolist() == [0, 1, 2]  # type: ignore[arg-type]
     assert not np.shares_memory(np.from_dlpack(tensor), tensor.as_numpy())  # type: ignore[arg-type]
 

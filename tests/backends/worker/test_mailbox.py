@@ -70,6 +70,31 @@ def test_a_second_thread_is_woken_by_what_the_main_thread_reads(bench: Bench) ->
     assert woken.is_set()
 
 
+def test_the_main_thread_is_woken_by_what_a_second_thread_reads(bench: Bench) -> None:
+    reading = threading.Event()
+    receive = bench.channel.receive
+
+    def receive_slowly(*, wait: bool = True) -> list[bytes] | None:
+        reading.set()
+        return receive(wait=wait)
+
+    bench.channel.receive = receive_slowly  # type: ignore[method-assign]
+    reader = threading.Thread(target=bench.mailbox.wait_until, args=[lambda: bool(bench.urgent)])
+    reader.start()
+    assert reading.wait(10)
+    taken: list[wire.ToWorker] = []
+    main = threading.Thread(target=lambda: taken.append(bench.mailbox.next()))
+    main.start()
+    bench.send(wire.Detach(1))
+    main.join(10)
+    assert taken == [wire.Detach(1)]
+    bench.send(wire.Credit(1, 5))
+    # Whichever of the two reads it: the credit is the second thread's.
+    bench.mailbox.wait_until(lambda: bool(bench.urgent))
+    reader.join(10)
+    assert not reader.is_alive()
+
+
 def test_the_end_of_the_connection_ends_every_wait(bench: Bench) -> None:
     bench.send(wire.Stop())
     bench.kernel.close()

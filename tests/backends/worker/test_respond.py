@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -10,10 +10,13 @@ import pytest
 from backends import wire
 from backends.worker.memory import AttachedRegions
 from backends.worker.outputs import OutputWriter
-from backends.worker.request import OutputValue, WorkerRequest
+from backends.worker.request import OutputValue
 from backends.worker.respond import Answers
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
+
+if TYPE_CHECKING:
+    from backends.worker.request import WorkerRequest
 
 LARGE = np.arange(INLINE_LIMIT, dtype=np.float32)
 
@@ -43,9 +46,7 @@ class Bench:
         self.answers = Answers(self.outputs, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
     def batch(self, *refs: wire.RequestRef) -> list[WorkerRequest]:
-        requests = [WorkerRequest(ref, [], self.answers) for ref in refs]
-        self.answers.open_batch(requests)
-        return requests
+        return self.answers.open_batch(refs)
 
     @property
     def blocks(self) -> int:
@@ -73,7 +74,7 @@ def test_final_answers_of_a_batch_leave_together(bench: Bench) -> None:
     second.respond([value()])
     first.fail(Unavailable("no"))
     assert bench.sent == []
-    finals = bench.answers.close_batch([1, 2])
+    finals = bench.answers.close_batch()
     assert [final.error_text for final in finals] == ["no", ""]
     assert finals[1].outputs[0].data == np.ones(2, np.float32).tobytes()
 
@@ -81,7 +82,7 @@ def test_final_answers_of_a_batch_leave_together(bench: Bench) -> None:
 def test_answers_that_come_later_are_sent_at_once(bench: Bench) -> None:
     first, second = bench.batch(ref(1), ref(2))
     first.respond([value()])
-    assert bench.answers.close_batch([1, 2]) == []
+    assert bench.answers.close_batch() == []
     assert [(m.request, m.final) for m in bench.sent if isinstance(m, wire.Responded)] == [(1, True)]
     second.respond([value()], final=False)
     second.finish()
@@ -90,6 +91,29 @@ def test_answers_that_come_later_are_sent_at_once(bench: Bench) -> None:
         (2, False),
         (2, True),
     ]
+
+
+def test_requests_whose_clients_have_gone_are_answered_instead_of_executed(bench: Bench) -> None:
+    bench.answers.cancel([2])
+    (first,) = bench.batch(ref(1), ref(2))
+    assert first.ref.number == 1
+    first.respond([value()])
+    assert [final.error_code for final in bench.answers.close_batch()] == ["", "cancelled"]
+    (third,) = bench.batch(ref(3))
+    assert not third.is_cancelled()
+
+
+def test_the_answers_of_one_batch_are_not_those_of_the_next(bench: Bench) -> None:
+    (first,) = bench.batch(ref(1))
+    assert bench.answers.close_batch() == []
+    (second,) = bench.batch(ref(2))
+    first.respond([value("LATE")])
+    second.respond([value("OUT")])
+    (final,) = bench.answers.close_batch()
+    assert [output.name for output in final.outputs] == ["OUT"]
+    (late,) = bench.sent
+    assert isinstance(late, wire.Responded)
+    assert (late.request, late.final) == (1, True)
 
 
 def test_a_second_final_answer_is_refused(bench: Bench) -> None:
@@ -105,7 +129,7 @@ def test_large_outputs_go_to_the_arena_and_reserved_ones_are_not_copied(bench: B
     assert place is not None
     place[:] = LARGE
     request.respond([value(array=place), value("OTHER", LARGE)])
-    (final,) = bench.answers.close_batch([1])
+    (final,) = bench.answers.close_batch()
     assert [output.region for output in final.outputs] == [wire.OUTPUT_ARENA] * 2
     for output in final.outputs:
         seen = bench.arenas[0].view(output.offset, output.byte_size)
@@ -135,8 +159,45 @@ def test_small_strings_and_classes_have_no_place_to_reserve(bench: Bench) -> Non
 def test_outputs_that_nobody_asked_for_are_left_out(bench: Bench) -> None:
     (request,) = bench.batch(ref(1, wire.OutputRef("B")))
     request.respond([value("A"), value("B")])
-    (final,) = bench.answers.close_batch([1])
+    (final,) = bench.answers.close_batch()
     assert [output.name for output in final.outputs] == ["B"]
+
+
+@pytest.mark.parametrize("outputs", [(), (wire.OutputRef("OTHER"), wire.OutputRef("OUT"))])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.int32).reshape(2, 3),
+        np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
+        np.arange(12, dtype=np.int32).reshape(2, 6)[:, ::2],
+        np.arange(6, dtype=">i4").reshape(2, 3),
+        np.arange(6, dtype=np.uint16),
+        np.zeros((0, 3), np.float64),
+        np.array(True),
+    ],
+    ids=["plain", "fortran", "strided", "big-endian", "half", "empty", "scalar"],
+)
+def test_a_small_tensor_is_in_the_message_as_one_in_a_place_would_be(
+    bench: Bench, array: Any, outputs: tuple[wire.OutputRef, ...]
+) -> None:
+    """The short way of most outputs, and the long one, which a request with reserved places takes."""
+    short, long = bench.batch(ref(1, *outputs), ref(2, *outputs))
+    short.respond([value(array=array)])
+    assert long.reserve("OTHER", "FP32", LARGE.shape) is not None
+    long.respond([value(array=array)])
+    first, second = bench.answers.close_batch()
+    assert first.outputs == second.outputs
+    (output,) = first.outputs
+    assert output.data == array.astype(array.dtype.newbyteorder("<")).tobytes()
+    assert output.shape == list(array.shape)
+
+
+def test_a_response_that_cannot_be_written_leaves_no_block_behind(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1, wire.OutputRef("OUT"), wire.OutputRef("CLASSES", classification=1)))
+    request.respond([value(array=LARGE), OutputValue("CLASSES", "BYTES", np.array([b"a"], object))])
+    (final,) = bench.answers.close_batch()
+    assert final.error_text == "class result not available for output due to unsupported type 'BYTES'"
+    assert bench.blocks == 0
 
 
 def test_a_stream_waits_when_it_is_too_far_ahead_of_its_client(bench: Bench) -> None:

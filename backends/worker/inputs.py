@@ -1,0 +1,52 @@
+"""The inputs of a worker's requests: in the message that brought them, in an arena, or in a client's region."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.worker.request import InputView
+from backends.worker.strings_check import check_strings
+from kernel.errors import ServingError
+
+if TYPE_CHECKING:
+    from backends import wire
+    from backends.worker.memory import AttachedRegions
+    from backends.worker.request import WorkerRequest
+
+
+class InputReader:
+    """Gives requests their inputs. `model_name` is for the texts of errors."""
+
+    def __init__(self, regions: AttachedRegions) -> None:
+        self._regions = regions
+        self.model_name = ""
+
+    def read(self, requests: list[WorkerRequest]) -> list[WorkerRequest]:
+        """Return those requests that have their inputs now; the others are answered, because theirs are not usable."""
+        usable = True
+        for request in requests:
+            inputs = request.inputs
+            try:
+                for ref in request.ref.inputs:
+                    if ref.data is not None and ref.datatype != "BYTES":  # usual, so without a call
+                        view = InputView(ref.name, ref.datatype, ref.shape, memoryview(ref.data), ref.foreign)
+                    else:
+                        view = self._view(ref, request.id)
+                    inputs.append(view)
+            except ServingError as error:
+                request.fail(error)
+                usable = False
+        return requests if usable else [request for request in requests if not request.finished]
+
+    def _view(self, ref: wire.TensorRef, request_id: str) -> InputView:
+        if ref.data is not None:
+            data = memoryview(ref.data)
+        else:
+            data = self._regions.view(ref.region, ref.offset, ref.byte_size)
+            if ref.foreign:
+                # The client can change string lengths between our check and our use: take a copy.
+                data = memoryview(bytes(data)) if ref.datatype == "BYTES" else data.toreadonly()
+        view = InputView(ref.name, ref.datatype, ref.shape, data, ref.foreign)
+        if ref.datatype == "BYTES":
+            check_strings(view, request_id, self.model_name)
+        return view
