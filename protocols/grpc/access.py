@@ -55,7 +55,6 @@ class _Watch:
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
         self._begin_ns = time.monotonic_ns()
         self._stream = stream
-        self._whole_byte_size = 0
         self._logged = False
         self._access = Access(
             peer=peer_text(connection.transport.get_extra_info("peername")),
@@ -71,7 +70,6 @@ class _Watch:
         stream, access = self._stream, self._access
         if stream.whole is not None:
             message: Buffer | None = stream.whole
-            self._whole_byte_size = len(stream.whole) + PREFIX.size
         else:
             message = stream.reader.messages[0] if stream.reader.messages else None
         if message is not None and stream.head.path == MODEL_INFER and not access.model:
@@ -85,7 +83,7 @@ class _Watch:
             return
         self._logged = True
         self._access.status = status
-        self._access.bytes_in = self._stream.received or self._whole_byte_size
+        self._access.bytes_in = self._stream.received
         self._access.duration_ns = time.monotonic_ns() - self._begin_ns
         log_access(self._access)
 

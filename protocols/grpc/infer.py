@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
 from grpclib.const import Status
 
 from kernel.errors import DecoupledOverUnary, InternalError
@@ -47,74 +48,54 @@ class Inference:
     ) -> None:
         """Without `forwarder` no metadata is forwarded, without `compression` no response is compressed."""
         self.compression = compression
-        self._kernel = kernel
-        self._calls = calls
-        self._forwarder = forwarder
-        self._forms = RequestForms()
+        self.kernel = kernel
+        self.calls = calls
+        self.forwarder = forwarder
+        self.forms = RequestForms()
 
     def receive(self, head: bytes, byte_size: int) -> Body | None:
         """Return where to receive a message that begins with `head`, None where any memory will do."""
-        return place_for(self._kernel, head, byte_size, streaming=False)
+        return place_for(self.kernel, head, byte_size, streaming=False)
 
-    def submit(self, message: Buffer, call: InferCall, head: RequestHead, body: Body | None) -> Request:
-        """Give the request in `message` to the kernel, which answers `call`. Raises what is wrong with it.
-
-        `body` is what the message was received in, if that is memory of its model.
-        """
-        if self._calls.stopping:
-            raise ServerShuttingDown
-        kernel = self._kernel
-        forwarded = self._forwarder.of_head(head) if self._forwarder is not None else None
-        known = self._forms.find(message, kernel.catalog.generation, call)
-        if known is not None:
-            request, form = known
-            model = form.common.model
-            if form.common.small and not forwarded:
-                kernel.start_small(request, model)
-                return request
-            kernel.lease(request)
-        else:
-            request, model = self._parse(message, call)
-            self._forms.remember(message, request, model)
+    def forward(self, request: Request, head: RequestHead) -> None:
+        """Add what of `head` is forwarded to the request's parameters."""
+        forwarded = self.forwarder.of_head(head) if self.forwarder is not None else None
         if forwarded:
             request.parameters = {**request.parameters, **forwarded}
-        kernel.start(request, model, body)
-        return request
 
-    def _parse(self, message: Buffer, call: InferCall) -> tuple[Request, Model]:
-        """Return the request in `message`, checked. Raises what is wrong with it."""
-        kernel = self._kernel
+    def parse(self, message: Buffer, call: InferCall) -> tuple[Request, Model]:
+        """Return the request in `message`, checked, and remember its form. Raises what is wrong with it."""
+        kernel = self.kernel
         parsed, raw_contents = parse_request(message)
         if kernel.resolve(parsed.model_name, parsed.model_version).spec.decoupled:
             raise DecoupledOverUnary("ModelInfer RPC doesn't support models with decoupled transaction policy")
         request = start_request(parsed, call, streaming=False)
         decode_request(parsed, request, raw_contents)
-        return request, kernel.check(request)
+        model = kernel.check(request)
+        self.forms.remember(message, request, model)
+        return request, model
 
-    def cancel(self, request: Request) -> None:
-        self._kernel.cancel(request)
 
-
-class InferCall:
+class InferCall(msgspec.Struct, eq=False):
     """One call: takes its message from the stream, and its response from the kernel as the request's sink."""
 
-    __slots__ = ("_body", "_connection", "_deadline", "_inference", "_only", "_request", "_stream")
+    _inference: Inference
+    _connection: ServerConnection
+    _stream: Stream
+    _request: Request | None = None
+    #: Made where the response does not come in one with the final flag.
+    _only: OnlyResponse | None = None
+    _deadline: asyncio.TimerHandle | None = None
+    #: What the message is received in, if that is memory of a model.
+    _body: Body | None = None
 
-    def __init__(self, inference: Inference, connection: ServerConnection, stream: Stream) -> None:
-        self._inference = inference
-        self._connection = connection
-        self._stream = stream
-        self._request: Request | None = None
-        #: Made where the response does not come in one with the final flag.
-        self._only: OnlyResponse | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        if stream.head.timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(stream.head.timeout_s, self._expire)
-        #: What the message is received in, if that is memory of a model.
-        self._body: Body | None = None
-        if stream.whole is None:
-            stream.reader.place = self._place
+    def prepare(self) -> None:
+        """Get ready for a call that has a deadline, or whose message is still to come; others need it not."""
+        timeout_s = self._stream.head.timeout_s
+        if timeout_s is not None:
+            self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+        if self._stream.whole is None:
+            self._stream.reader.place = self._place
 
     # ---- protocols.grpc.h2.streams.Call -------------------------------------------------------
 
@@ -143,7 +124,7 @@ class InferCall:
             self._deadline.cancel()
         self._release_body()
         if self._request is not None:
-            self._inference.cancel(self._request)
+            self._inference.kernel.cancel(self._request)
 
     def cut_off(self) -> None:
         if not self._stream.headers_sent:  # an answer that is on its way gets no second status
@@ -157,7 +138,7 @@ class InferCall:
         """Answer instead of the model."""
         self._fail(status, text)
         if self._request is not None:
-            self._inference.cancel(self._request)
+            self._inference.kernel.cancel(self._request)
 
     # ---- the request ---------------------------------------------------------------------------
 
@@ -175,8 +156,25 @@ class InferCall:
             body.release()
 
     def _submit(self, message: Buffer) -> None:
+        """Give the request in `message` to the kernel, or answer what is wrong with it."""
+        inference = self._inference
+        kernel = inference.kernel
         try:
-            request = self._inference.submit(message, self, self._stream.head, self._body)
+            if inference.calls.stopping:
+                raise ServerShuttingDown
+            known = inference.forms.find(message, kernel.catalog.generation, self)
+            if known is not None:
+                request, form = known
+                model = form.common.model
+            else:
+                request, model = inference.parse(message, self)
+            if known is not None and form.common.small and inference.forwarder is None:  # usual
+                kernel.start_small(request, model)
+            else:
+                if known is not None:
+                    kernel.lease(request)
+                inference.forward(request, self._stream.head)
+                kernel.start(request, model, self._body)
         except Exception as error:
             self._fail_with(error)
             return
@@ -189,25 +187,12 @@ class InferCall:
     # ---- kernel.response.Sink ------------------------------------------------------------------
 
     def send(self, response: Response) -> None:
-        if response.final and self._only is None and (response.outputs is not None or response.error is not None):
-            self._request = None  # which refers to this call as its sink
-            self._respond(response)
-            return
-        if self._only is None:
-            self._only = OnlyResponse()
-        if not self._only.add(response):
-            return
-        self._request = None
-        try:
-            found = self._only.take()
-        except InternalError as error:
-            if self._stream.open:
-                self._fail_with(error)
-            return
-        self._respond(found)
-
-    def _respond(self, response: Response) -> None:
-        """Send the response, unless the call has ended."""
+        if self._only is not None or response.outputs is None or not response.final:  # unusual
+            found = self._collect(response)
+            if found is None:
+                return
+            response = found
+        self._request = None  # which refers to this call as its sink
         if not self._stream.open:
             response.release()
             return
@@ -228,6 +213,20 @@ class InferCall:
         release = None if response.on_release is None else response.release
         self._connection.machine.respond(self._stream, parts, release)
         self._connection.wake()
+
+    def _collect(self, response: Response) -> Response | None:
+        """Take a response that is not the only one; returns the one to send when the last has come."""
+        if self._only is None:
+            self._only = OnlyResponse()
+        if not self._only.add(response):
+            return None
+        self._request = None
+        try:
+            return self._only.take()
+        except InternalError as error:
+            if self._stream.open:
+                self._fail_with(error)
+            return None
 
     # ---- failures ------------------------------------------------------------------------------
 

@@ -109,7 +109,10 @@ class Listener:
                 connection.machine.send_trailers(stream, block)
                 return None
             if head.path == MODEL_INFER:
-                return InferCall(self._inference, connection, stream)
+                call = InferCall(self._inference, connection, stream)
+                if stream.whole is None or head.timeout_s is not None:
+                    call.prepare()
+                return call
         return self._handlers.begin(connection, stream)
 
     def quiet(self) -> None:

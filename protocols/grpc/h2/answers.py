@@ -104,7 +104,10 @@ class Answers:
             self.outbox_byte_size += len(octets)
             if release is not None:
                 release()
-            self._finish(stream)
+            self.forget(stream)
+            stream.call = None
+            if not stream.remote_closed:
+                self.put_reset(number, ErrorCode.NO_ERROR)
             return
         self.send_headers(stream, RESPONSE_BLOCK)
         self.send_data(stream, [PREFIX.pack(0, byte_size), *parts], release)

@@ -56,15 +56,12 @@ class HeaderDecoder:
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_LIST_BYTE_SIZE)
-        self._known: dict[bytes, RequestHead] = {}
-
-    def known(self, block: bytes) -> RequestHead | None:
-        """Return the headers that `block` stands for if they came before, unchanged by what came between."""
-        return self._known.get(block)
+        #: Headers by the blocks that stood for them, as long as what comes between does not change that.
+        self.known: dict[bytes, RequestHead] = {}
 
     def decode(self, block: bytes) -> RequestHead:
         """Return the headers that `block` stands for. Raises `ConnectionFailure`."""
-        found = self._known.get(block)
+        found = self.known.get(block)
         return found if found is not None else self._decode(block)
 
     def _decode(self, block: bytes) -> RequestHead:
@@ -78,11 +75,11 @@ class HeaderDecoder:
             raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, str(error)) from None
         head = request_head([(_text(name), _text(value)) for name, value in decoded])
         if before != (table.maxsize, tuple(table.dynamic_entries)):
-            self._known.clear()
+            self.known.clear()
         elif len(block) <= _REMEMBERED_BYTE_SIZE:
-            if len(self._known) >= _REMEMBERED_BLOCKS:
-                self._known.clear()
-            self._known[block] = head
+            if len(self.known) >= _REMEMBERED_BLOCKS:
+                self.known.clear()
+            self.known[block] = head
         return head
 
 

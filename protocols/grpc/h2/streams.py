@@ -5,11 +5,14 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from protocols.grpc.framing import MessageReader
-from protocols.grpc.h2.flow import Output, ReceiveWindow
+from protocols.grpc.h2.flow import ReceiveWindow
 from protocols.grpc.h2.limits import STREAM_WINDOW_BYTE_SIZE
 
 if TYPE_CHECKING:
+    from protocols.grpc.h2.flow import Output
     from protocols.grpc.h2.headers import RequestHead
 
 
@@ -41,44 +44,28 @@ class Call(Protocol):
         """End the call now: the server stops and its patience is over. The client is told so."""
 
 
-class Stream:
+class Stream(msgspec.Struct, eq=False):
     """A stream that is open in at least one direction; all state of it that is not the connection's."""
 
-    __slots__ = (
-        "_reader",
-        "_window",
-        "call",
-        "head",
-        "headers_sent",
-        "held",
-        "number",
-        "open",
-        "output",
-        "received",
-        "remote_closed",
-        "send_window",
-        "whole",
-    )
-
-    def __init__(self, number: int, head: RequestHead, send_window: int) -> None:
-        self.number = number
-        self.head = head
-        self._reader: MessageReader | None = None
-        #: The only message of a call that came whole, until a reader is asked for.
-        self.whole: bytes | None = None
-        self.send_window = send_window
-        #: Bytes of DATA, without padding.
-        self.received = 0
-        #: Bytes, with padding, that the client has not got back for its windows.
-        self.held = 0
-        #: Whether the client has sent its last frame.
-        self.remote_closed = False
-        #: Whether the connection still knows the stream.
-        self.open = True
-        self.headers_sent = False
-        self.call: Call | None = None
-        self.output: Output | None = None
-        self._window: ReceiveWindow | None = None
+    number: int
+    head: RequestHead
+    #: What the client takes on it.
+    send_window: int
+    #: The only message of a call that came whole, until a reader is asked for.
+    whole: bytes | None = None
+    #: Bytes of DATA, without padding.
+    received: int = 0
+    #: Bytes, with padding, that the client has not got back for its windows.
+    held: int = 0
+    #: Whether the client has sent its last frame.
+    remote_closed: bool = False
+    #: Whether the connection still knows the stream.
+    open: bool = True
+    headers_sent: bool = False
+    call: Call | None = None
+    output: Output | None = None
+    _reader: MessageReader | None = None
+    _window: ReceiveWindow | None = None
 
     @property
     def reader(self) -> MessageReader:

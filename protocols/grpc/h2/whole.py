@@ -63,7 +63,7 @@ class WholeFrames(Answers):
             or len(self.streams) >= limits.MAX_CONCURRENT_STREAMS
         ):
             return 0
-        head = self._decoder.known(bytes(data[start:headers_end]))
+        head = self._decoder.known.get(bytes(data[start:headers_end]))
         if head is None or head.fault or head.content_length is not None or not self.window.take(length):
             return 0
         self.last_number = number
