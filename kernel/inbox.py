@@ -29,7 +29,7 @@ class BadScheduler(TypeError):
 class Inbox:
     """Delivers events to one scheduler.
 
-    `start` takes the coroutine; `post` runs it until it waits again. What the scheduler raises goes
+    `start` takes the coroutine; `post` runs it until it waits again. What the scheduler raises then goes
     to `on_crash` and ends it: whoever owns the inbox starts a new coroutine.
     """
 
@@ -39,14 +39,22 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._coroutine: Coroutine[int | None, Event, None] | None = None
         self._stepping = False
+        #: What a scheduler raised before it waited for the first time.
+        self._early: Exception | None = None
+        self._starting = False
         #: What the alarm is set to.
         self._until_ns: int | None = None
 
     def start(self, scheduler: Coroutine[int | None, Event, None]) -> None:
-        """Run `scheduler` up to its first wait."""
+        """Run `scheduler` up to its first wait. Raises what it raises until then, and it has ended."""
         assert self._coroutine is None, "the inbox has a scheduler already"
         self._coroutine = scheduler
+        self._starting = True
         self._step(None)
+        self._starting = False
+        if self._early is not None:
+            error, self._early = self._early, None
+            raise error
 
     def close(self) -> None:
         """End the scheduler; events are no longer delivered."""
@@ -96,8 +104,11 @@ class Inbox:
             self._stepping = False
 
     def _crashed(self, error: Exception) -> None:
-        logger.exception("scheduler failed", exc_info=error)
         self.close()
+        if self._starting:
+            self._early = error
+            return
+        logger.exception("scheduler failed", exc_info=error)
         self._on_crash(error)
 
     def _deadline_reached(self) -> None:

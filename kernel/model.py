@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from kernel.request import Request
     from kernel.response import Response
     from shm.arena import Arena
+
+
+logger = logging.getLogger(__name__)
 
 
 class SchedulerFactory(Protocol):
@@ -49,6 +53,8 @@ class Model:
         self.input_arena: Arena | None = None
         self._schedule = schedule
         self._clock = clock
+        #: Why no scheduler runs: it failed, and so did the next as soon as it was started.
+        self._failure: str | None = None
         self._live: set[Request] = set()
         #: Set when no request is left; None while nobody waits for that.
         self._drained: asyncio.Event | None = None
@@ -64,15 +70,18 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is alive to execute requests."""
-        return self.instances.count > 0
+        """Whether an instance is alive to execute requests, and a scheduler to give them to it."""
+        return self.instances.count > 0 and self._failure is None
 
     def start(self) -> None:
-        """Start the scheduler."""
+        """Start the scheduler. Raises what that raises before it waits for its first request."""
         self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request, which is the model's from now on."""
+        """Queue a checked request, which is the model's from now on. Raises `InternalError` where no scheduler is."""
+        if self._failure is not None:
+            request.release_leases()
+            raise InternalError(self._failure)
         request.model = self
         request.queue_start_ns = self._clock.now_ns()
         self._live.add(request)
@@ -129,7 +138,12 @@ class Model:
 
     def _scheduler_failed(self, error: Exception) -> None:
         """A scheduler raised: requests that it held are answered, and a new one starts."""
+        failure = f"the scheduler of model '{self.name}' failed: {error}"
         for request in list(self._live):
             if request.instance is None:
-                request.fail(InternalError(f"the scheduler of model '{self.name}' failed: {error}"))
-        self.start()
+                request.fail(InternalError(failure))
+        try:
+            self.start()
+        except Exception:
+            logger.exception("the scheduler of model '%s' failed and cannot be started again", self.name)
+            self._failure = failure

@@ -95,8 +95,24 @@ def test_a_scheduler_may_await_only_its_inbox(inbox: Inbox, crashes: list[Except
     async def scheduler() -> None:
         await cast("Awaitable[None]", Other())
 
-    inbox.start(cast("Coroutine[int | None, Event, None]", scheduler()))
-    assert isinstance(crashes[0], BadScheduler)
+    with pytest.raises(BadScheduler, match="something else"):
+        inbox.start(cast("Coroutine[int | None, Event, None]", scheduler()))
+    assert not crashes
+
+
+def test_a_scheduler_that_fails_before_its_first_wait_fails_its_start(inbox: Inbox, crashes: list[Exception]) -> None:
+    async def broken() -> None:
+        raise RuntimeError("no")
+
+    async def sound() -> None:
+        while True:
+            await inbox.next()
+
+    with pytest.raises(RuntimeError, match="no"):
+        inbox.start(broken())
+    inbox.start(sound())
+    inbox.post(InstanceIdle())
+    assert not crashes
 
 
 def test_a_scheduler_that_returns_is_reported(inbox: Inbox, crashes: list[Exception]) -> None:
