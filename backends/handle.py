@@ -133,25 +133,19 @@ class WorkerHandle:
         )
 
     def _input_ref(self, tensor: InputTensor, span: Span) -> wire.TensorRef:
-        foreign = self._attach(span)
+        region = span.region
+        foreign = self._attach(region)
         return wire.TensorRef(
-            tensor.name,
-            tensor.datatype,
-            tensor.shape,
-            None,
-            span.region.number,
-            span.offset,
-            span.byte_size,
-            foreign,
+            tensor.name, tensor.datatype, tensor.shape, None, region.number, span.offset, span.byte_size, foreign
         )
 
     def _output_ref(self, output: RequestedOutput, span: Span) -> wire.OutputRef:
-        self._attach(span)
-        return wire.OutputRef(output.name, 0, span.region.number, span.offset, span.byte_size)
-
-    def _attach(self, span: Span) -> bool:
-        """Make the worker know the region; returns whether it is a client's."""
         region = span.region
+        self._attach(region)
+        return wire.OutputRef(output.name, 0, region.number, span.offset, span.byte_size)
+
+    def _attach(self, region: Region) -> bool:
+        """Make the worker know the region; returns whether it is a client's."""
         foreign = region.kind is not RegionKind.ARENA
         if region.number not in self._attached:
             self._attached.add(region.number)

@@ -84,7 +84,7 @@ def _scrape(count: int) -> Callable[[], object]:
 
 def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:
     batching = DynamicBatching() if max_batch_size else None
-    lab = Lab(model_spec(max_batch_size=max_batch_size, dynamic_batching=batching), schedule)  # type: ignore[arg-type]
+    lab = Lab(model_spec(max_batch_size=max_batch_size, dynamic_batching=batching), schedule)  # type: ignore[arg-type]  # a scheduler
 
     def once() -> None:
         lab.inbox.post(Submitted(lab.request("")))

@@ -149,7 +149,7 @@ def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     if len(shape) != len(dims):
         return False
     # Asked for every input: a loop costs a third of a generator.
-    for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110
+    for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110 - the loop is faster
         if size != dim and (dim != -1 or size < 0):
             return False
     return True

@@ -86,20 +86,16 @@ class Region:
 class Lease:
     """One use of a region. `release` ends it; a second call does nothing."""
 
-    __slots__ = ("_held", "_region")
+    __slots__ = ("_held", "region")
 
     def __init__(self, region: Region) -> None:
-        self._region = region
+        self.region = region
         self._held = True
-
-    @property
-    def region(self) -> Region:
-        return self._region
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            self._region._returned()
+            self.region._returned()
 
 
 class Held(Protocol):

@@ -55,7 +55,7 @@ def numpy_to_triton_type(data_type: object) -> int | None:
         return None
     try:
         # Anything may come: what numpy does not know is answered with None.
-        dtype = np.dtype(data_type)  # type: ignore[call-overload]
+        dtype = np.dtype(data_type)  # type: ignore[call-overload]  # anything may be given
     except TypeError:
         return None
     return NUMBERS["BYTES"] if dtype.kind == "S" else _NUMBER_OF_TYPE.get(dtype)

@@ -170,7 +170,7 @@ class AiohttpServer(web.Server):
             lingering_time=LINGERING_S,
             logger=logger,
             # None turns it off, as web.run_app does.
-            access_log=None if self.access_logger is None else logger,  # type: ignore[arg-type]
+            access_log=None if self.access_logger is None else logger,  # type: ignore[arg-type]  # any logger will do
             access_log_class=self.access_logger or AbstractAccessLogger,
             auto_decompress=False,  # bodies are inflated under our own limit
         )
