@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.reshape import TensorSpec
-    from backends.worker.request import WorkerRequest
+    from backends.worker.request import InputView, WorkerRequest
     from shm.arrays import Array
 
 
@@ -40,7 +40,10 @@ def gather(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorSpec]) -
     batch dimension and ragged inputs aside.
     """
     if len(requests) == 1:
-        return {view.name: _model_input(requests[0], view.name, specs) for view in requests[0].inputs}
+        arrays: dict[str, Array] = {}
+        for view in requests[0].inputs:
+            arrays[view.name] = _model_input(view, specs.get(view.name))
+        return arrays
     names = [view.name for view in requests[0].inputs]
     for request in requests:
         if len(request.inputs) != len(names):
@@ -49,17 +52,19 @@ def gather(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorSpec]) -
 
 
 def _joined(requests: Sequence[WorkerRequest], name: str, specs: Mapping[str, TensorSpec]) -> Array:
-    parts = [_model_input(request, name, specs) for request in requests]
+    spec = specs.get(name)
+    parts: list[Array] = []
+    for request in requests:
+        view = request.input(name)
+        if view is None:
+            raise InternalError(f"input '{name}' is missing in a request of a batch")
+        parts.append(_model_input(view, spec))
     if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
         shapes = ", ".join(str(list(part.shape)) for part in parts)
         raise InternalError(f"input '{name}' has different shapes in requests of one batch: {shapes}")
     return np.concatenate(parts)
 
 
-def _model_input(request: WorkerRequest, name: str, specs: Mapping[str, TensorSpec]) -> Array:
-    view = request.input(name)
-    if view is None:
-        raise InternalError(f"input '{name}' is missing in a request of a batch")
-    spec = specs.get(name)
+def _model_input(view: InputView, spec: TensorSpec | None) -> Array:
     array = input_array(view, spec)
     return array.reshape(-1) if spec is not None and spec.ragged else array

@@ -108,7 +108,7 @@ def input_array(view: InputView, spec: TensorSpec | None) -> Array:
     """
     datatype = "UINT16" if view.datatype == "BF16" else view.datatype
     try:
-        shape = view.shape if spec is None else spec.model_shape(view.shape)
+        shape = view.shape if spec is None or spec.reshape is None else spec.model_shape(view.shape)
         array = to_array(datatype, shape, view.data)
     except ValueError as error:
         raise InvalidArgument(f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}") from error

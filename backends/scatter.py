@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 def wanted_outputs(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorSpec]) -> list[str]:
     """Return the names of the outputs that at least one of the requests asked for."""
+    for request in requests:
+        if not request.ref.outputs:  # most clients want all: so without a call for each output
+            return list(specs)
     return [name for name in specs if any(request.wants(name) for request in requests)]
 
 
@@ -40,10 +43,11 @@ def scatter(
         failure: ServingError | None = None
         for name, array in arrays.items():
             spec = specs[name]
-            length = _length(request, size, spec)
+            # How many rows of the output, or elements of a flat one, are the request's.
+            length = size if spec.shaped_like is None else element_count(_source_shape(request, spec))
             start = starts[name]
             starts[name] = start + length
-            if not request.wants(name):
+            if request.ref.outputs and not request.wants(name):
                 continue
             try:
                 outputs.append(OutputValue(name, spec.datatype, _part(request, array, start, length, spec)))
@@ -53,13 +57,6 @@ def scatter(
             request.respond(outputs)
         else:
             request.fail(failure)
-
-
-def _length(request: WorkerRequest, size: int, spec: TensorSpec) -> int:
-    """Return how many rows of an output, or elements of a flat one, are the request's."""
-    if spec.shaped_like is None:
-        return size
-    return element_count(_source_shape(request, spec))
 
 
 def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: TensorSpec) -> Array:

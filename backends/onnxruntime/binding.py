@@ -1,23 +1,26 @@
 """One run of a session: inputs used in place, outputs written to their places where those are known.
 
-A plain run costs half of a bound one (4.5 against 8 µs for an add_sub), and takes inputs in place
-too; so memory is bound only for outputs that have a place, and for BF16, which numpy lacks.
+A plain run costs half of one whose memory is bound anew (4.5 against 8 µs for an add_sub), and takes inputs
+in place too; so that is done only for outputs that have a place, and for BF16, which numpy lacks. Memory that is
+bound once and stays costs least (2 µs), but has to be copied to (`small.py`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
 
 from backends.onnxruntime.errors import ORT_ERRORS, onnx_error
+from backends.onnxruntime.options import CPU_PROVIDER
 from kernel.errors import InvalidArgument
 from shm.datatypes import element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.onnxruntime.tensors import OnnxSignature
     from shm.arrays import Array
@@ -35,6 +38,8 @@ class BoundSession:
         self._session = session
         self._run_options = run_options
         self._binding = session.io_binding()
+        #: Whether the CPU alone computes, so that what is bound is used in place.
+        self.on_cpu = session.get_providers() == [CPU_PROVIDER]
         self._strings = signature.uses_strings
         tensors = {**signature.inputs, **signature.initializers, **signature.outputs}
         self._bf16 = {name for name, tensor in tensors.items() if tensor.datatype == "BF16"}
@@ -60,6 +65,19 @@ class BoundSession:
             outputs = self._run(inputs, names)
             self.takes_places = False
             return outputs
+
+    def bound(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
+        """Return what computes `outputs`, where they are, from `inputs`, as often as it is called: with a CPU only.
+
+        The arrays are C-ordered, of the types that `run` says but no strings, and must outlive the result. It
+        raises ONNX Runtime's own errors (`ORT_ERRORS`), also where an output has another shape.
+        """
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, self._value(name, array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, self._value(name, array))
+        return functools.partial(self._session.run_with_iobinding, binding, self._run_options)
 
     def _run(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         try:

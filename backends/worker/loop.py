@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -161,6 +162,11 @@ class Worker:
             self._outputs.batched = arguments.max_batch_size > 0
             self._outputs.labels = _labels(arguments)
             self._backend_for(arguments).load(arguments)
+            # What the model and its libraries have made lives as long as the worker: no collection while
+            # requests run is to walk it. Costs 9 ms with numpy and ONNX Runtime, 30,000 objects; 60 ms with
+            # SciPy and scikit-learn, 100,000.
+            gc.collect()
+            gc.freeze()
             return wire.Loaded(time.monotonic_ns() - started)
 
         self._send(self._tried(load))
@@ -214,6 +220,7 @@ class Worker:
 
     def _run_backend(self, requests: list[WorkerRequest], timings: Timings) -> None:
         assert self._backend is not None, "Execute before Load"
+        failure: ServingError | None = None
         try:
             self._backend.execute(requests, timings)
         except KernelGone:
@@ -226,9 +233,9 @@ class Worker:
         else:
             if self._backend.answers_later:
                 return
-            failure = InternalError("the backend did not answer the request")
-        for request in self._answers.unanswered(requests):
-            request.fail(failure)
+        for request in requests:
+            if not request.finished:
+                request.fail(failure or InternalError("the backend did not answer the request"))
 
 
 def _labels(arguments: ModelArguments) -> dict[str, list[str]]:

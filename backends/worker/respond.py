@@ -89,9 +89,6 @@ class Answers:
         if number in self._live:
             self._credit[number] = self._credit.get(number, wire.CREDIT_WINDOW) + count
 
-    def unanswered(self, requests: Sequence[WorkerRequest]) -> list[WorkerRequest]:
-        return [request for request in requests if not request.finished]
-
     # ---- the Responder protocol --------------------------------------------------------------
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:

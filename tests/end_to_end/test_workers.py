@@ -43,6 +43,21 @@ class TritonPythonModel:
 """
 
 
+# Answers how many of its objects, made while it was loaded, the collector still walks.
+FROZEN = """
+import gc
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.made = [[] for _ in range(100)]
+
+    def execute(self, requests):
+        walked = {id(found) for found in gc.get_objects()}
+        count = np.array([sum(id(made) in walked for made in self.made)], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)]) for _ in requests]
+"""
+
+
 def infer(connection: http.client.HTTPConnection, model: str, value: int) -> tuple[int, dict[str, Any]]:
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]})
     connection.request("POST", f"/v2/models/{model}/infer", body)
@@ -134,6 +149,15 @@ def test_a_queued_request_goes_to_the_worker_that_is_started_next(write_model: W
         for connection in connections:
             connection.close()
     assert Counter(statuses) == {200: 5, 503: 1}
+
+
+def test_the_collector_does_not_walk_what_was_there_when_the_model_was_loaded(write_model: WriteModel) -> None:
+    repository = write_model("frozen", ECHO_CONFIG, FROZEN)
+    with ServerProcess(repository) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        status, answer = infer(connection, "frozen", 0)
+        connection.close()
+    assert (status, answer["outputs"][0]["data"]) == (200, [0])
 
 
 def test_a_killed_server_leaves_no_worker_and_no_shared_memory(write_model: WriteModel) -> None:

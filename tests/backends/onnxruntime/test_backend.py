@@ -11,11 +11,12 @@ from onnx import TensorProto
 from backends.base import ModelArguments
 from backends.onnxruntime.backend import OnnxRuntimeBackend
 from kernel.errors import InternalError, InvalidArgument, Unavailable, Unsupported
+from shm.arena import INLINE_LIMIT
 
 if TYPE_CHECKING:
     from shm.arrays import Array
     from tests.backends.conftest import Lab
-    from tests.backends.onnxruntime.conftest import OnnxModels
+    from tests.backends.onnxruntime.conftest import OnnxModels, Value
 
 DEMO = Path(__file__).parents[3] / "kernel" / "demo"
 FLOAT = TensorProto.FLOAT
@@ -25,8 +26,8 @@ def floats(*shape: int) -> Array:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def write_add_sub(models: OnnxModels, rows: str | None = "N") -> None:
-    values = {name: (name, FLOAT, [rows, 4]) for name in "ABXY"}
+def write_add_sub(models: OnnxModels, width: int = 4) -> None:
+    values: dict[str, Value] = {name: (name, FLOAT, ["N", width]) for name in "ABXY"}
     models.write(
         [("Add", ["A", "B"], ["X"]), ("Sub", ["A", "B"], ["Y"])],
         [values["A"], values["B"]],
@@ -113,12 +114,13 @@ def test_a_batch_is_answered_to_each_request(lab: Lab, models: OnnxModels) -> No
 @pytest.mark.parametrize("foreign", [True, False])
 def test_outputs_of_a_lone_request_are_written_to_their_places(lab: Lab, models: OnnxModels, foreign: bool) -> None:
     lab.reserves = True
-    write_add_sub(models)
+    width = INLINE_LIMIT // 4 + 1  # smaller ones travel in messages
+    write_add_sub(models, width)
     backend = models.loaded()
     for size in (1, 3):
-        request = lab.request({"A": floats(size, 4), "B": floats(size, 4)}, foreign=foreign)
+        request = lab.request({"A": floats(size, width), "B": floats(size, width)}, foreign=foreign)
         backend.execute([request], lab.timings)
-        assert np.array_equal(lab.answer(request)["X"], 2 * floats(size, 4))
+        assert np.array_equal(lab.answer(request)["X"], 2 * floats(size, width))
     assert lab.in_place == ["X", "Y"] * 2
 
 
