@@ -490,7 +490,7 @@ def test_more_data_than_the_connection_window_is_an_error() -> None:
     # Messages that nobody takes are not given back; each has its own prefix.
     content = message(bytes(limits.MAX_FRAME_BYTE_SIZE - 5))
     for index in range(limits.CONNECTION_WINDOW_BYTE_SIZE // limits.MAX_FRAME_BYTE_SIZE):
-        number = 1 if index < 32 else 3
+        number = 1 if index < limits.STREAM_WINDOW_BYTE_SIZE // limits.MAX_FRAME_BYTE_SIZE else 3
         feed(machine, full + number.to_bytes(4, "big") + content)
     assert not machine.failed
     feed(machine, frame(frames.DATA, 0, 5, b"x"))
