@@ -1,4 +1,7 @@
-"""ModelStreamInfer over a socket, with grpcio as the client."""
+"""ModelStreamInfer over a socket, with grpcio as the client.
+
+One file for one RPC: its tests share the models and what talks to them below.
+"""
 
 import asyncio
 import threading

@@ -17,29 +17,9 @@ from protocols.grpc.h2.connection import Connection
 from protocols.grpc.h2.frames import ErrorCode, Setting
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_block, status_block
 from protocols.grpc.h2.streams import Event, Stream
+from protocols.grpc.h2.testing import FIELDS, GREETING, frame, message, request
 
 SECOND = 10**9
-FIELDS = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/service/Method"),
-    (":authority", "server"),
-    ("content-type", "application/grpc"),
-    ("te", "trailers"),
-]
-GREETING = frames.PREFACE + frames.settings([])
-
-
-def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
-    return frames.head(len(payload), kind, flags, number) + payload
-
-
-def request(number: int, fields: list[tuple[str, str]] = FIELDS, *, flags: int = frames.END_HEADERS) -> bytes:
-    return frame(frames.HEADERS, flags, number, encode_block(fields))
-
-
-def message(content: bytes) -> bytes:
-    return bytes([0]) + len(content).to_bytes(4, "big") + content
 
 
 def feed(machine: Connection, octets: bytes, now_ns: int = 0) -> None:

@@ -5,42 +5,24 @@ import pytest
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import Connection
 from protocols.grpc.h2.frames import ErrorCode
-from protocols.grpc.h2.headers import encode_block
 from protocols.grpc.h2.streams import Event, Stream
+from protocols.grpc.h2.testing import GREETING, frame, message, request
 
-FIELDS = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/service/Method"),
-    (":authority", "server"),
-    ("content-type", "application/grpc"),
-    ("te", "trailers"),
-]
 CONTENT = bytes(range(64))
 
 
-def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
-    return frames.head(len(payload), kind, flags, number) + payload
-
-
 def call(number: int, between: bytes = b"", content: bytes = CONTENT) -> bytes:
-    message = bytes([0]) + len(content).to_bytes(4, "big") + content
-    headers = frame(frames.HEADERS, frames.END_HEADERS, number, encode_block(FIELDS))
-    return headers + between + frame(frames.DATA, frames.END_STREAM, number, message)
+    return request(number) + between + sent(number, content, flags=frames.END_STREAM)
 
 
-def opened(number: int) -> bytes:
-    """Return the headers of a call whose messages come one by one."""
-    return frame(frames.HEADERS, frames.END_HEADERS, number, encode_block(FIELDS))
-
-
-def message(number: int, content: bytes = CONTENT, *, flag: int = 0, flags: int = 0) -> bytes:
-    return frame(frames.DATA, flags, number, bytes([flag]) + len(content).to_bytes(4, "big") + content)
+def sent(number: int, content: bytes = CONTENT, *, flag: int = 0, flags: int = 0) -> bytes:
+    """Return a message of a stream in a frame of its own."""
+    return frame(frames.DATA, flags, number, message(content, flag=flag))
 
 
 def machine_that_knows_the_headers() -> Connection:
     machine = Connection()
-    octets = frames.PREFACE + frames.settings([]) + call(1)
+    octets = GREETING + call(1)
     assert machine.receive(memoryview(octets), 0) == len(octets)
     machine.events.clear()
     machine.take_output()
@@ -96,28 +78,28 @@ SEQUENCES = {
     "even number": call(4),
     "empty message": call(3, content=b""),
     "update in front of an empty message": call(3, frames.window_update(3, 5), content=b""),
-    "a message of a stream": opened(3) + message(3),
-    "messages of two streams": opened(3) + opened(5) + message(3) + message(5) + message(3, b"x" * 300),
-    "updates of a stream": opened(3) + frames.window_update(3, 5) + message(3) + frames.window_update(3, 7),
-    "update of a stream by nothing": opened(3) + frames.window_update(3, 0) + message(3),
-    "update of a stream that is too large": opened(3) + frames.window_update(3, frames.MAX_WINDOW) + message(3),
-    "update of a stream that has ended": opened(3) + frame(frames.RST_STREAM, 0, 3, bytes(4))
+    "a message of a stream": request(3) + sent(3),
+    "messages of two streams": request(3) + request(5) + sent(3) + sent(5) + sent(3, b"x" * 300),
+    "updates of a stream": request(3) + frames.window_update(3, 5) + sent(3) + frames.window_update(3, 7),
+    "update of a stream by nothing": request(3) + frames.window_update(3, 0) + sent(3),
+    "update of a stream that is too large": request(3) + frames.window_update(3, frames.MAX_WINDOW) + sent(3),
+    "update of a stream that has ended": request(3) + frame(frames.RST_STREAM, 0, 3, bytes(4))
     + frames.window_update(3, 5),
-    "the last message": opened(3) + message(3) + message(3, flags=frames.END_STREAM),
-    "message behind the last": opened(3) + message(3, flags=frames.END_STREAM) + message(3),
-    "message of a stream that is not open": message(9),
-    "message on the connection": message(0),
-    "empty message of a stream": opened(3) + message(3, b""),
-    "empty DATA": opened(3) + frame(frames.DATA, 0, 3) + message(3),
-    "a message in two frames": opened(3) + frame(frames.DATA, 0, 3, b"\0\0\0\0\x40" + CONTENT[:30])
-    + frame(frames.DATA, 0, 3, CONTENT[30:]) + message(3),
-    "a prefix in two frames": opened(3) + frame(frames.DATA, 0, 3, b"\0\0")
+    "the last message": request(3) + sent(3) + sent(3, flags=frames.END_STREAM),
+    "message behind the last": request(3) + sent(3, flags=frames.END_STREAM) + sent(3),
+    "message of a stream that is not open": sent(9),
+    "message on the connection": sent(0),
+    "empty message of a stream": request(3) + sent(3, b""),
+    "empty DATA": request(3) + frame(frames.DATA, 0, 3) + sent(3),
+    "a message in two frames": request(3) + frame(frames.DATA, 0, 3, b"\0\0\0\0\x40" + CONTENT[:30])
+    + frame(frames.DATA, 0, 3, CONTENT[30:]) + sent(3),
+    "a prefix in two frames": request(3) + frame(frames.DATA, 0, 3, b"\0\0")
     + frame(frames.DATA, 0, 3, b"\0\0\x40" + CONTENT),
-    "two messages in one frame": opened(3) + frame(frames.DATA, 0, 3, (b"\0\0\0\0\x40" + CONTENT) * 2),
-    "message with the compressed flag": opened(3) + message(3, flag=1) + message(3),
-    "message with an unknown flag": opened(3) + message(3, flag=2) + message(3),
-    "more than the stream's window": opened(3)
-    + message(3, bytes(60_000)) * (limits.STREAM_WINDOW_BYTE_SIZE // 60_000 + 1),
+    "two messages in one frame": request(3) + frame(frames.DATA, 0, 3, (b"\0\0\0\0\x40" + CONTENT) * 2),
+    "message with the compressed flag": request(3) + sent(3, flag=1) + sent(3),
+    "message with an unknown flag": request(3) + sent(3, flag=2) + sent(3),
+    "more than the stream's window": request(3)
+    + sent(3, bytes(60_000)) * (limits.STREAM_WINDOW_BYTE_SIZE // 60_000 + 1),
 }  # fmt: skip
 
 
@@ -140,9 +122,9 @@ def test_the_usual_small_call_is_one_event(between: bytes) -> None:
 
 
 def test_the_usual_message_of_a_stream_is_one_event_and_has_its_bytes() -> None:
-    machine = fed(opened(3), 10_000)
+    machine = fed(request(3), 10_000)
     machine.events.clear()
-    octets = message(3) + frames.window_update(3, 9)
+    octets = sent(3) + frames.window_update(3, 9)
     assert machine.receive(memoryview(octets), 0) == len(octets)
     [(event, stream)] = machine.events
     assert event is Event.READABLE
