@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from kernel.router import Kernel
     from protocols.grpc.calls import OpenCalls
     from protocols.grpc.compression import ResponseCompression
-    from protocols.grpc.h2.headers import RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
@@ -56,12 +55,6 @@ class Inference:
     def receive(self, head: bytes, byte_size: int) -> Body | None:
         """Return where to receive a message that begins with `head`, None where any memory will do."""
         return place_for(self.kernel, head, byte_size, streaming=False)
-
-    def forward(self, request: Request, head: RequestHead) -> None:
-        """Add what of `head` is forwarded to the request's parameters."""
-        forwarded = self.forwarder.of_head(head) if self.forwarder is not None else None
-        if forwarded:
-            request.parameters = {**request.parameters, **forwarded}
 
     def parse(self, message: Buffer, call: InferCall) -> tuple[Request, Model]:
         """Return the request in `message`, checked, and remember its form. Raises what is wrong with it."""
@@ -162,18 +155,21 @@ class InferCall(msgspec.Struct, eq=False):
         try:
             if inference.calls.stopping:
                 raise ServerShuttingDown
+            forwarder = inference.forwarder  # asked first: nothing is leased yet that a reserved name would leave
+            forwarded = forwarder.of_head(self._stream.head) if forwarder is not None else None
             known = inference.forms.find(message, kernel.catalog.generation, self)
-            if known is not None:
+            if known is None:
+                request, model = inference.parse(message, self)
+            else:
                 request, form = known
                 model = form.common.model
-            else:
-                request, model = inference.parse(message, self)
-            if known is not None and form.common.small and inference.forwarder is None:  # usual
+                if not form.common.small:
+                    kernel.lease(request)
+            if forwarded:
+                request.parameters = {**request.parameters, **forwarded}
+            if known is not None and form.common.small:  # usual
                 kernel.start_small(request, model)
             else:
-                if known is not None:
-                    kernel.lease(request)
-                inference.forward(request, self._stream.head)
                 kernel.start(request, model, self._body)
         except Exception as error:
             self._fail_with(error)

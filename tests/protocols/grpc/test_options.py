@@ -12,6 +12,7 @@ import socket
 import ssl
 import zlib
 from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab
+from shm.region import RegionKind
 
 Talk = Callable[..., Any]
 
@@ -159,6 +161,34 @@ def test_a_reserved_name_is_an_error_of_the_request(talk: Talk, lab: FrontDoorLa
         assert [reply.error_message for reply in replies] == [RESERVED] * 2
 
     talk(lab, conversation, FORWARDING)
+
+
+def test_a_refused_name_leaves_no_region_in_use(talk: Talk, lab: FrontDoorLab) -> None:
+    block = SharedMemory(create=True, size=64)
+    try:
+        lab.regions.register_system("r", f"/{block.name.lstrip('/')}", 0, 64)
+        [region] = lab.regions.status(RegionKind.SYSTEM)
+        message = pb.ModelInferRequest(model_name="echo")
+        parameters = message.inputs.add(name="X", datatype="UINT8", shape=[3]).parameters
+        parameters["shared_memory_region"].string_param = "r"
+        parameters["shared_memory_byte_size"].int64_param = 3
+
+        def conversation(channel: grpc.Channel) -> None:
+            for known in (False, True):
+                metadata = (("timeout", "1"),)
+                refused = failure(lambda: model_infer(channel)(message, metadata=metadata, timeout=20))
+                assert refused == (grpc.StatusCode.INVALID_ARGUMENT, RESERVED), known
+                list(stream_infer(channel)(iter([message]), metadata=metadata, timeout=20))
+                assert region.leases == 0
+                if not known:
+                    reply = model_infer(channel)(message, timeout=20)  # now its form is known
+                    assert reply.raw_output_contents == [bytes(3)]
+
+        talk(lab, conversation, FORWARDING)
+        assert region.leases == 0
+    finally:
+        block.close()
+        block.unlink()
 
 
 # ---- compression ----------------------------------------------------------------------------
