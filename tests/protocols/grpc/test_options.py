@@ -174,8 +174,8 @@ def test_a_refused_name_leaves_no_region_in_use(talk: Talk, lab: FrontDoorLab) -
         parameters["shared_memory_byte_size"].int64_param = 3
 
         def conversation(channel: grpc.Channel) -> None:
+            metadata = (("timeout", "1"),)
             for known in (False, True):
-                metadata = (("timeout", "1"),)
                 refused = failure(lambda: model_infer(channel)(message, metadata=metadata, timeout=20))
                 assert refused == (grpc.StatusCode.INVALID_ARGUMENT, RESERVED), known
                 list(stream_infer(channel)(iter([message]), metadata=metadata, timeout=20))
