@@ -25,6 +25,7 @@ from shm.region import RegionKind
 if TYPE_CHECKING:
     from backends.session import WorkerSession
     from kernel.batch import Batch
+    from kernel.busy_poll import LoopPoller
     from kernel.model import Model
     from kernel.request import InputTensor, Request, RequestedOutput
     from shm.region import Region, Span
@@ -39,8 +40,9 @@ _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 class WorkerHandle:
     """One model instance in its worker."""
 
-    def __init__(self, name: str, session: WorkerSession, model: Model) -> None:
+    def __init__(self, name: str, session: WorkerSession, model: Model, poller: LoopPoller) -> None:
         self.name = name
+        self._poller = poller
         self._session = session
         self._model = model
         self._numbers = itertools.count(1)
@@ -73,7 +75,7 @@ class WorkerHandle:
             refs.append(self._request_ref(request, number))
         batch_number = next(self._numbers)
         self._batches[batch_number] = numbers
-        self._session.send(wire.Execute(batch_number, refs))
+        self._session.send(wire.Execute(batch_number, refs, self._poller.sent(len(numbers))))
         if len(self._batches) > 1 and not self._watched_batch:
             self._watch()
 
@@ -189,6 +191,7 @@ class WorkerHandle:
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
         response = self._response(request, ref, final)  # raises for what no worker of ours sends
+        self._poller.answered(1 if final else 0)
         if final:
             del self._requests[number]
             if self._owed_credit:
@@ -275,6 +278,7 @@ class WorkerHandle:
         may have been, started.
         """
         self._lost = True
+        self._poller.answered(len(self._requests))
         later = itertools.islice(self._batches.values(), 1, None)
         unstarted = [self._requests.pop(number) for numbers in later for number in numbers]
         requests, self._requests = self._requests, {}
@@ -289,6 +293,7 @@ class WorkerHandle:
     def stopped(self) -> None:
         """The worker has ended as it was told to."""
         self._lost = True
+        self._poller.answered(len(self._requests))
         self._model.instances.forget(self)
         self._metrics.end()
         self._release_arena()

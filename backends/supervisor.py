@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from backends.launcher import Launcher
+    from kernel.busy_poll import LoopPoller
     from kernel.model import Model
     from kernel.repository.placement import InstancePlan
 
@@ -36,9 +37,12 @@ FINALIZE_GRACE_S = 5.0
 class InstanceSupervisor:
     """One instance, over any number of worker processes."""
 
-    def __init__(self, launcher: Launcher, *, arena_byte_size: int, verbose: int, load_timeout_s: float = 0) -> None:
+    def __init__(
+        self, launcher: Launcher, poller: LoopPoller, *, arena_byte_size: int, verbose: int, load_timeout_s: float = 0
+    ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit."""
         self._launcher = launcher
+        self._poller = poller
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
@@ -139,7 +143,7 @@ class InstanceSupervisor:
         assert self._session is not None
         assert self._model is not None
         assert self._plan is not None
-        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model)
+        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model, self._poller)
         self._session.on_lost = self._lost
         self._session.send(wire.Joined())
         if self._serving:

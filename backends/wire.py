@@ -21,7 +21,7 @@ from __future__ import annotations
 import msgspec
 
 #: Raised when either side changes; a worker of another number is refused.
-PROTOCOL = 3
+PROTOCOL = 4
 
 #: The number by which a worker and the kernel name the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -174,6 +174,8 @@ class Execute(Message):
 
     batch: int
     requests: list[RequestRef]
+    #: For how many nanoseconds the worker may poll for the next message when it is done, before it sleeps.
+    poll_ns: int = 0
 
 
 class Cancel(Message):

@@ -16,6 +16,7 @@ from hpack import Encoder
 from backends import wire
 from backends.framing import FrameReader, frame
 from backends.handle import WorkerHandle
+from kernel.busy_poll import BusyPolling, LoopPoller
 from kernel.catalog import Catalog, ModelState
 from kernel.clock import LoopClock
 from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -83,7 +84,7 @@ def _kernel() -> tuple[Kernel, _Worker]:
     model.start()
     catalog.set_state("add_sub", 1, ModelState.READY, "", model)
     worker = _Worker()
-    handle = WorkerHandle("add_sub_0", worker, model)  # type: ignore[arg-type]  # what it uses of a session
+    handle = WorkerHandle("add_sub_0", worker, model, LoopPoller(BusyPolling(0, 1)))  # type: ignore[arg-type]  # what it uses of a session
     model.instances.add(handle)
     return kernel, worker
 

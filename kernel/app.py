@@ -17,6 +17,7 @@ import anyio
 from backends.launcher import LocalLauncher
 from backends.registry import known_backends
 from backends.supervisor import InstanceSupervisor
+from kernel.busy_poll import BusyPolling, LoopPoller
 from kernel.catalog import Catalog
 from kernel.clock import LoopClock
 from kernel.errors import ServingError
@@ -24,6 +25,7 @@ from kernel.inputs import InputPlacer
 from kernel.listen import CannotListen, bind
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.owner import Terminal
+from kernel.processors import processor_count
 from kernel.regions import RegionRegistry
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
@@ -140,12 +142,14 @@ class Server:
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size), clock, settings)
         launcher = LocalLauncher()
+        poller = LoopPoller(BusyPolling(options.busy_poll_us * 1000, processor_count()))
         self._lifecycle = Lifecycle(
             catalog,
             clock,
             choose_scheduler,
             lambda: InstanceSupervisor(
                 launcher,
+                poller,
                 arena_byte_size=options.arena_byte_size,
                 verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
                 load_timeout_s=repository.load_timeout_s,

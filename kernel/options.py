@@ -144,6 +144,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     exit_timeout_s: int = 30
     allow_client_shm: str = "local"
     event_loop: str = "uvloop"
+    #: The longest wait that is polled through, in microseconds; 0 for none.
+    busy_poll_us: int = 200
     arena_byte_size: int = 1 << 34
 
     @property

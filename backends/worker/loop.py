@@ -202,6 +202,8 @@ class Worker:
         if requests:
             self._run_backend(requests, timings)
         finals = self._answers.close_batch()
+        # Threads that are still to answer need the interpreter more than this one needs the next message.
+        self._mailbox.poll_ns = 0 if self._answers.unfinished else message.poll_ns
         done_ns = time.monotonic_ns()
         executed = wire.Executed(
             message.batch,

@@ -6,7 +6,9 @@ a worker with one thread pays for no hand-over between threads.
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,9 @@ class Mailbox:
         #: Guards the two above. `_changed` is entered only by threads that wait for the one that reads: a
         #: condition is Python code, a lock is not.
         self._lock = threading.Lock()
+        #: For how many nanoseconds to poll before sleeping, and whether the last wait was as short.
+        self.poll_ns = 0
+        self._short = False
         self._changed = threading.Condition(self._lock)
         self._waiter_count = 0
 
@@ -69,6 +74,20 @@ class Mailbox:
                 self._reading = True
             self._read(wait=True)
 
+    def _receive_soon(self) -> list[bytes] | None:
+        """Receive as the channel does; poll for a while first where the last wait was short (`kernel.busy_poll`)."""
+        receive, poll_ns = self._channel.receive, self.poll_ns
+        begun_ns = time.monotonic_ns()
+        while self._short:
+            messages = receive(wait=False)
+            if messages is None or messages:
+                return messages
+            os.sched_yield()
+            self._short = time.monotonic_ns() - begun_ns < poll_ns
+        messages = receive()
+        self._short = time.monotonic_ns() - begun_ns < poll_ns
+        return messages
+
     def poll(self) -> None:
         """Handle what has come already, without waiting."""
         with self._lock:
@@ -80,7 +99,7 @@ class Mailbox:
     def _read(self, *, wait: bool) -> None:
         messages: list[bytes] | None = []
         try:
-            messages = self._channel.receive(wait=wait)
+            messages = self._receive_soon() if wait and self.poll_ns else self._channel.receive(wait=wait)
             decode = wire.to_worker_decoder.decode
             for raw in messages or ():
                 message = decode(raw)

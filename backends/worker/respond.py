@@ -42,6 +42,11 @@ class Answers:
 
     # ---- for the worker loop -----------------------------------------------------------------
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a request has no final answer yet."""
+        return bool(self._live)
+
     def open_batch(self, refs: Sequence[wire.RequestRef]) -> list[WorkerRequest]:
         """Return the requests that are to be executed now: those whose clients have gone are answered."""
         # Without the lock: no other thread answers any of these before this returns.

@@ -22,13 +22,15 @@ def read_keywords(flags: Mapping[str, Keyword], environment: Mapping[str, str]) 
     """Return the options that flags ask for, and what is to be said of them in the log.
 
     Front doors are closed but those that have a port or are asked for (`http=True` is `allow_http=True`), and
-    listen on this machine only, unless they have an address. Raises `BadOption`.
+    listen on this machine only, unless they have an address. The server does not poll, unless it is told to.
+    Raises `BadOption`.
     """
     given = {f"allow_{name}" if name in DOORS else name: value for name, value in flags.items() if value is not None}
     for door in DOORS:
         given.setdefault(f"allow_{door}", f"{door}_port" in given)
     for door in ("http", "grpc"):  # the metrics listen where HTTP does
         given.setdefault(f"{door}_address", "127.0.0.1")
+    given.setdefault("busy_poll_us", 0)  # the program's own threads need the interpreter meanwhile
     return read_flags([word for name, value in given.items() for word in _words(name, value)], environment)
 
 

@@ -14,6 +14,7 @@ from backends.channel import BlockingChannel
 from backends.framing import frame
 from backends.handle import WorkerHandle
 from backends.session import WorkerSession
+from kernel.busy_poll import BusyPolling, LoopPoller
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, ServerStopping, WorkerLost
 from kernel.model import Model
@@ -71,7 +72,8 @@ class Bench:
         assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
         self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
         self.model.start()
-        self.handle = WorkerHandle("m_0", self.session, self.model)
+        self.polling = BusyPolling(50_000, processor_count=2)
+        self.handle = WorkerHandle("m_0", self.session, self.model, LoopPoller(self.polling))
         self.session.on_lost = self._lost
         self.model.instances.add(self.handle)
 
@@ -93,6 +95,7 @@ def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
         bench.model.close(ServerStopping(""))
         bench.worker.kill()
         await asyncio.sleep(0)
+        assert bench.polling.in_flight == 0, "every request that was counted is over"
 
     asyncio.run(main())
 
@@ -164,6 +167,23 @@ def test_nobody_waits_for_a_worker_that_is_lost() -> None:
         bench.worker.die("exit code 1")
         await drained
         assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("others", "poll_ns"), [(0, 50_000), (1, 50_000), (2, 0)])
+def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.polling.in_flight = others
+        bench.submit()
+        await settle()
+        [_, execute] = map(wire.to_worker_decoder.decode, bench.worker.channel.receive() or ())
+        assert isinstance(execute, wire.Execute)
+        assert execute.poll_ns == poll_ns
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        await settle()
+        assert bench.polling.in_flight == others
+        bench.polling.in_flight = 0
 
     run(scenario)
 

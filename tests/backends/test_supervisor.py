@@ -11,6 +11,7 @@ import pytest
 from backends import wire
 from backends.channel import BlockingChannel
 from backends.supervisor import InstanceSupervisor
+from kernel.busy_poll import BusyPolling, LoopPoller
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, ServerStopping
 from kernel.model import Model
@@ -55,7 +56,9 @@ class SilentWorker:
 def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(worker, arena_byte_size=1 << 20, verbose=0, load_timeout_s=0.001)
+        supervisor = InstanceSupervisor(
+            worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0, load_timeout_s=0.001
+        )
         await supervisor.start("m")
         if step == "loading":
             work: Awaitable[object] = supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
@@ -73,7 +76,7 @@ def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None
 def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(worker, arena_byte_size=1 << 20, verbose=0)
+        supervisor = InstanceSupervisor(worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0)
         await supervisor.start("m")
         worker.channel.send(wire.Loaded(5))
         plan = InstancePlan("m_0", "/m", 1, cpus=(2, 3), backend_config={"a": "b"})
@@ -94,7 +97,7 @@ def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
 def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(worker, arena_byte_size=1 << 20, verbose=0)
+        supervisor = InstanceSupervisor(worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0)
         await supervisor.start("m")
         worker.channel.send(wire.Loaded(5))
         await supervisor.load(InstancePlan("m_0", "/m", 1), "{}")

@@ -101,3 +101,67 @@ def test_the_end_of_the_connection_ends_every_wait(bench: Bench) -> None:
     assert isinstance(bench.mailbox.next(), wire.Stop)
     with pytest.raises(KernelGone):
         bench.mailbox.next()
+
+
+class ScriptedChannel:
+    """Receives what it is told to, and notes whether it was to wait for it."""
+
+    def __init__(self, *received: list[bytes] | None) -> None:
+        self._received = list(received)
+        self.waited: list[bool] = []
+
+    def receive(self, *, wait: bool = True) -> list[bytes] | None:
+        self.waited.append(wait)
+        return self._received.pop(0)
+
+
+_MESSAGE = wire.encoder.encode(wire.Detach(1))
+_HOUR_NS = 3_600 * 10**9
+
+
+def _mailbox(poll_ns: int, *received: list[bytes] | None) -> tuple[Mailbox, list[bool]]:
+    channel = ScriptedChannel(*received)
+    mailbox = Mailbox(channel, lambda _: None)  # type: ignore[arg-type]  # what it uses of a channel
+    mailbox.poll_ns = poll_ns
+    return mailbox, channel.waited
+
+
+def test_a_worker_polls_when_its_last_wait_was_short() -> None:
+    mailbox, waited = _mailbox(_HOUR_NS, [_MESSAGE], [], [], [_MESSAGE])
+    mailbox.next()
+    assert waited == [True]
+    mailbox.next()
+    assert waited == [True, False, False, False]
+
+
+def test_a_worker_whose_last_wait_was_long_sleeps() -> None:
+    mailbox, waited = _mailbox(1, [_MESSAGE], [_MESSAGE])
+    mailbox.next()
+    mailbox.next()
+    assert waited == [True, True]
+
+
+def test_a_worker_that_polls_in_vain_sleeps_and_goes_on_to_sleep() -> None:
+    mailbox, waited = _mailbox(_HOUR_NS, [_MESSAGE], [], [_MESSAGE], [_MESSAGE])
+    mailbox.next()
+    mailbox.poll_ns = 1
+    mailbox.next()
+    assert waited == [True, False, True]
+    mailbox.next()
+    assert waited == [True, False, True, True]
+
+
+def test_a_worker_that_may_not_poll_sleeps() -> None:
+    mailbox, waited = _mailbox(_HOUR_NS, [_MESSAGE], [_MESSAGE])
+    mailbox.next()
+    mailbox.poll_ns = 0
+    mailbox.next()
+    assert waited == [True, True]
+
+
+def test_the_end_of_the_connection_is_seen_while_polling() -> None:
+    mailbox, waited = _mailbox(_HOUR_NS, [_MESSAGE], [], None)
+    mailbox.next()
+    with pytest.raises(KernelGone):
+        mailbox.next()
+    assert waited == [True, False, False]

@@ -54,3 +54,8 @@ def test_wrong_flags_are_told_as_at_the_command_line() -> None:
         read_keywords({"htp_port": 1}, {})
     with pytest.raises(BadOption, match="--http-port"):
         read_keywords({"http_port": "many"}, {})
+
+
+def test_a_server_within_a_program_does_not_poll_unless_it_is_told_to() -> None:
+    assert read_keywords({}, {})[0].busy_poll_us == 0
+    assert read_keywords({"busy_poll_us": 100}, {})[0].busy_poll_us == 100
