@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernel.busy_poll import LoopPoller
     from kernel.model import Model
     from kernel.request import InputTensor, Request, RequestedOutput
-    from shm.region import Region, Span
+    from shm.region import Held, Region, Span
 
 #: How long a worker that was given several batches may be silent until the kernel looks for answers that it keeps.
 _SILENCE_S = 0.002
@@ -52,6 +52,8 @@ class WorkerHandle:
         self._attached: set[int] = set()
         self._arena: memoryview | None = None
         self._freed: list[int] = []
+        #: What the model goes on using of inputs whose requests are answered, by request number.
+        self._held: dict[int, list[Held]] = {}
         self._owed_credit: dict[int, int] = {}
         self._lost = False
         #: Set when the worker has nothing left to do; None while nobody waits for that.
@@ -170,6 +172,10 @@ class WorkerHandle:
                 self._respond(number, response, final)
             case wire.ArenaCreated(byte_size=byte_size):
                 self._map_arena(byte_size)
+            case wire.InputsHeld(requests=numbers):
+                self._hold_inputs(numbers)
+            case wire.InputsFreed(requests=numbers):
+                self._free_inputs(numbers)
             case wire.MetricsChanged():
                 self._metrics.take(message, time.monotonic_ns())
 
@@ -231,6 +237,26 @@ class WorkerHandle:
         data = self._arena[ref.offset : ref.offset + ref.byte_size]
         return OutputTensor(ref.name, ref.datatype, ref.shape, data)
 
+    def _hold_inputs(self, numbers: list[int]) -> None:
+        """Take the blocks of these requests' inputs over, which would be free again with the final answer."""
+        for number in numbers:
+            request = self._requests.get(number)
+            if request is None or number in self._held:
+                raise ValueError(f"inputs held of request {number}, which is not being executed")
+            held = self._held[number] = []
+            for tensor in request.inputs:
+                if tensor.span is not None and tensor.shared_memory is None:
+                    held.append(tensor.span.lease)
+                    tensor.span = None
+
+    def _free_inputs(self, numbers: list[int]) -> None:
+        for number in numbers:
+            held = self._held.pop(number, None)
+            if held is None:
+                raise ValueError(f"inputs freed of request {number}, which were not held")
+            for lease in held:
+                lease.release()
+
     def _free_blocks(self, offsets: list[int]) -> None:
         """Tell the worker, once per loop turn, which blocks were read."""
         if self._lost:
@@ -287,7 +313,7 @@ class WorkerHandle:
             request.fail(WorkerLost(self.name, cause))
         self._model.instances.lost(self, unstarted)
         self._metrics.end()
-        self._release_arena()
+        self._release_memory()
         self._note_drained()
 
     def stopped(self) -> None:
@@ -296,9 +322,11 @@ class WorkerHandle:
         self._poller.answered(len(self._requests))
         self._model.instances.forget(self)
         self._metrics.end()
-        self._release_arena()
+        self._release_memory()
 
-    def _release_arena(self) -> None:
+    def _release_memory(self) -> None:
+        """Give back what only the worker used."""
+        self._free_inputs(list(self._held))
         if self._arena is not None:
             # Responses that front doors still hold keep the mapping; it goes with the last of them.
             with contextlib.suppress(BufferError):

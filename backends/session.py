@@ -125,7 +125,14 @@ class WorkerSession:
         for raw in raw_messages:
             message = wire.to_kernel_decoder.decode(raw)
             match message:
-                case wire.Executed() | wire.Responded() | wire.ArenaCreated() | wire.MetricsChanged():
+                case (
+                    wire.Executed()
+                    | wire.Responded()
+                    | wire.ArenaCreated()
+                    | wire.MetricsChanged()
+                    | wire.InputsHeld()
+                    | wire.InputsFreed()
+                ):
                     self.on_message(message)
                 case wire.OutboxCreated():
                     self._attach_outbox()

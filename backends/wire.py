@@ -5,7 +5,7 @@ in front. Kernel and worker are of the same version, so there is no negotiation 
 
     kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop    Attach*, Detach*
     worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log,      ArenaCreated*, OutboxCreated*
-                      MetricsChanged
+                      InputsHeld, InputsFreed, MetricsChanged
 
 Messages with * work only on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` travel together with a
 file descriptor. Without them tensors go inline, so that a worker on another host can speak the rest.
@@ -258,6 +258,19 @@ class Executed(Message):
     output_ns: int = 0
 
 
+class InputsHeld(Message):
+    """The model goes on using inputs of these requests in the kernel's arena, whose final answers follow: their
+    blocks stay as they are until `InputsFreed`."""
+
+    requests: list[int]
+
+
+class InputsFreed(Message):
+    """The model has done with inputs that it held."""
+
+    requests: list[int]
+
+
 class Log(Message):
     """A line that the model logged through its backend: level is `INFO`, `WARNING`, `ERROR` or `VERBOSE`."""
 
@@ -277,7 +290,18 @@ class MetricsChanged(Message):
 
 ToWorker = Complete | Load | Joined | Attach | Detach | Execute | Cancel | Credit | FreeBlocks | Stop
 ToKernel = (
-    Hello | Completed | Loaded | LoadFailed | ArenaCreated | OutboxCreated | Responded | Executed | Log | MetricsChanged
+    Hello
+    | Completed
+    | Loaded
+    | LoadFailed
+    | ArenaCreated
+    | OutboxCreated
+    | Responded
+    | Executed
+    | InputsHeld
+    | InputsFreed
+    | Log
+    | MetricsChanged
 )
 
 encoder = msgspec.msgpack.Encoder()

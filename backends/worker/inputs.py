@@ -10,6 +10,7 @@ from kernel.errors import ServingError
 
 if TYPE_CHECKING:
     from backends import wire
+    from backends.worker.held import HeldInputs
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 class InputReader:
     """Gives requests their inputs. `model_name` is for the texts of errors."""
 
-    def __init__(self, regions: AttachedRegions) -> None:
+    def __init__(self, regions: AttachedRegions, held: HeldInputs) -> None:
         self._regions = regions
+        self._held = held
         self.model_name = ""
+        #: Whether to copy what lies in a client's region, because the model keeps its inputs.
+        self.copies_foreign = False
 
     def read(self, requests: list[WorkerRequest]) -> list[WorkerRequest]:
         """Return those requests that have their inputs now; the others are answered, because theirs are not usable."""
@@ -31,22 +35,26 @@ class InputReader:
                     if ref.data is not None and ref.datatype != "BYTES":  # usual, so without a call
                         view = InputView(ref.name, ref.datatype, ref.shape, memoryview(ref.data), ref.foreign)
                     else:
-                        view = self._view(ref, request.id)
+                        view = self._view(ref, request)
                     inputs.append(view)
             except ServingError as error:
                 request.fail(error)
                 usable = False
         return requests if usable else [request for request in requests if not request.finished]
 
-    def _view(self, ref: wire.TensorRef, request_id: str) -> InputView:
+    def _view(self, ref: wire.TensorRef, request: WorkerRequest) -> InputView:
+        foreign = ref.foreign
         if ref.data is not None:
             data = memoryview(ref.data)
         else:
             data = self._regions.view(ref.region, ref.offset, ref.byte_size)
-            if ref.foreign:
-                # The client can change string lengths between our check and our use: take a copy.
-                data = memoryview(bytes(data)) if ref.datatype == "BYTES" else data.toreadonly()
-        view = InputView(ref.name, ref.datatype, ref.shape, data, ref.foreign)
+            # The client can change string lengths between our check and our use: take a copy.
+            if foreign and (self.copies_foreign or ref.datatype == "BYTES"):
+                data, foreign = memoryview(bytearray(data)), False
+            else:
+                data = self._held.watch(request.ref.number, data, foreign=foreign)
+                data = data.toreadonly() if foreign else data
+        view = InputView(ref.name, ref.datatype, ref.shape, data, foreign)
         if ref.datatype == "BYTES":
-            check_strings(view, request_id, self.model_name)
+            check_strings(view, request.id, self.model_name)
         return view

@@ -18,6 +18,7 @@ from backends.outbox import SHARES_MEMORY
 from backends.registry import backend_class
 from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
+from backends.worker.held import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.mailbox import KernelGone, Mailbox
 from backends.worker.memory import AttachedRegions
@@ -50,11 +51,12 @@ class Worker:
         #: When the oldest answer was kept back, 0 for none.
         self._kept_since_ns = 0
         self._regions = AttachedRegions()
-        self._inputs = InputReader(self._regions)
+        self._held = HeldInputs(self._send, self._copy_foreign_inputs)
+        self._inputs = InputReader(self._regions, self._held)
         self._outputs = OutputWriter(self._regions, self._arena_created)
         self._mailbox = Mailbox(channel, self._urgent)
         self._reporter = MetricReporter(self._send)
-        self._answers = Answers(self._outputs, self._send, lambda: self._mailbox)
+        self._answers = Answers(self._outputs, self._held, self._send, lambda: self._mailbox)
         self._backend: Backend | None = None
         self._verbose = 0
         self._handlers: dict[type, Callable[..., None]] = {
@@ -86,6 +88,7 @@ class Worker:
             if waiting:  # often, under load: a call less for each message
                 message = waiting.popleft()
             else:
+                self._held.let_go()
                 if self._kept_since_ns:
                     self._flush()
                 message = self._mailbox.next()
@@ -193,6 +196,14 @@ class Worker:
     def _detach(self, message: wire.Detach) -> None:
         self._regions.detach(message.number)
 
+    def _copy_foreign_inputs(self) -> None:
+        self._inputs.copies_foreign = True
+        self.log(
+            "WARNING",
+            "the model keeps an input that lies in a client's shared memory, which the client will write to: "
+            "such inputs are copied from now on",
+        )
+
     # ---- executing ---------------------------------------------------------------------------
 
     def _execute(self, message: wire.Execute) -> None:
@@ -201,6 +212,9 @@ class Worker:
         requests = self._inputs.read(self._answers.open_batch(message.requests))
         if requests:
             self._run_backend(requests, timings)
+        if self._held.watching:
+            del requests
+            self._answers.note_held()
         finals = self._answers.close_batch()
         # Threads that are still to answer need the interpreter more than this one needs the next message.
         self._mailbox.poll_ns = 0 if self._answers.unfinished else message.poll_ns
@@ -228,7 +242,7 @@ class Worker:
         except KernelGone:
             raise
         except ServingError as error:
-            failure = error
+            failure = error.with_traceback(None)  # which leads to the inputs
         except Exception as error:
             logger.exception("the model failed")
             failure = InternalError(f"{type(error).__name__}: {error}")

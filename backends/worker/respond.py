@@ -15,6 +15,7 @@ from kernel.errors import Cancelled, InternalError, ServingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from backends.worker.held import HeldInputs
     from backends.worker.mailbox import Mailbox
     from backends.worker.outputs import OutputWriter
     from backends.worker.request import OutputValue
@@ -25,9 +26,14 @@ class Answers:
     """The `Responder` of a worker's requests. Callable from any thread."""
 
     def __init__(
-        self, outputs: OutputWriter, send: Callable[[wire.ToKernel], None], mailbox: Callable[[], Mailbox]
+        self,
+        outputs: OutputWriter,
+        held: HeldInputs,
+        send: Callable[[wire.ToKernel], None],
+        mailbox: Callable[[], Mailbox],
     ) -> None:
         self._outputs = outputs
+        self._held = held
         self._send = send
         self._mailbox = mailbox
         self._lock = threading.RLock()
@@ -71,6 +77,10 @@ class Answers:
             else:
                 wanted.append(request)
         return wanted
+
+    def note_held(self) -> None:
+        """The backend has returned and nothing of ours leads to the inputs of the batch: tell which are held."""
+        self._held.answered([number for number in self._batch if number not in self._live])
 
     def close_batch(self) -> list[wire.ResponseRef]:
         """The backend is done. Returns the final answers in order if there is one for every request;
@@ -147,6 +157,8 @@ class Answers:
             if keep:
                 self._batch[number] = response
             else:
+                if final and self._held.watching:
+                    self._held.answered([number], finally_used=False)
                 self._send(wire.Responded(number, final, response))
 
     def _wait_for_credit(self, number: int) -> None:

@@ -21,6 +21,8 @@ from kernel.model import Model
 from kernel.request import InputTensor, Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
+from shm.arena import Arena
+from shm.region import Span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -194,6 +196,9 @@ HOSTILE = [
     frame(wire.encoder.encode(["NoSuchMessage", 1])),
     frame(wire.encoder.encode(wire.Executed(99))),
     frame(wire.encoder.encode(wire.Responded(99, True))),
+    frame(wire.encoder.encode(wire.InputsHeld([99]))),
+    frame(wire.encoder.encode(wire.InputsHeld([1, 1]))),
+    frame(wire.encoder.encode(wire.InputsFreed([1]))),
     frame(wire.encoder.encode(wire.Loaded(1))),
     frame(wire.encoder.encode(wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)]))),
     frame(wire.encoder.encode(wire.MetricsChanged([wire.MetricFamilyRef("nv_inference_count", "", "counter")]))),
@@ -218,6 +223,38 @@ def test_a_worker_that_sends_garbage_is_dropped_as_if_it_had_crashed(data: bytes
         await settle()
         assert len(bench.lost) == 1
         assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_inputs_that_the_model_keeps_are_not_free_until_it_lets_them_go() -> None:
+    async def scenario(bench: Bench) -> None:
+        arena = bench.model.input_arena = Arena("inputs", 1 << 20)
+        blocks = arena.allocator
+        requests = []
+        for _ in range(2):
+            block = arena.take(8192)
+            assert block is not None
+            tensor = InputTensor("IN", "FP32", [2048], span=Span(block, block.offset, 8192))
+            request = Request("m", [tensor], RecordingSink(), leased=True)
+            bench.model.submit(request)
+            requests.append(request)
+        await settle()
+        bench.worker.channel.send(wire.InputsHeld([1]))
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        await settle()
+        assert [responses(request) for request in requests] == [["ok"], []]
+        assert blocks.block_count == 2
+        bench.worker.channel.send(wire.InputsFreed([1]))
+        await settle()
+        assert blocks.block_count == 1
+        bench.worker.channel.send(wire.InputsHeld([3]))
+        bench.worker.channel.send(wire.Executed(4, [wire.ResponseRef()]))
+        await settle()
+        assert responses(requests[1]) == ["ok"]
+        assert blocks.block_count == 1
+        bench.worker.die("exit code 1")
+        assert blocks.block_count == 0
 
     run(scenario)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from backends import wire
+from backends.worker.held import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
 from backends.worker.request import WorkerRequest
@@ -28,7 +29,8 @@ class Bench(Lab):
     def __init__(self) -> None:
         super().__init__()
         self.regions = AttachedRegions()
-        self.reader = InputReader(self.regions)
+        self.told: list[wire.ToKernel] = []
+        self.reader = InputReader(self.regions, HeldInputs(self.told.append, lambda: None))
         self.reader.model_name = "m"
         fd = os.memfd_create("test")
         os.write(fd, ONES + STRINGS)

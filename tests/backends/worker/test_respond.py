@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from backends import wire
+from backends.worker.held import HeldInputs
 from backends.worker.memory import AttachedRegions
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
@@ -42,8 +43,9 @@ class Bench:
         self.sent: list[wire.ToKernel] = []
         self.arenas: list[Arena] = []
         self.mail = NoMail()
+        self.held = HeldInputs(self.sent.append, lambda: None)
         self.outputs = OutputWriter(AttachedRegions(), self.arenas.append)
-        self.answers = Answers(self.outputs, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
+        self.answers = Answers(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
     def batch(self, *refs: wire.RequestRef) -> list[WorkerRequest]:
         return self.answers.open_batch(refs)

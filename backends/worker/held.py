@@ -1,0 +1,92 @@
+"""Inputs that a model goes on using after it has answered: a state, a last frame, whatever it keeps.
+
+Arrays of large inputs are views of memory that others write to as soon as the request is answered: the kernel
+to its arena, a client to its region. So the kernel is told which inputs it must leave alone, and later that
+they are free. A client cannot be told: a model that keeps inputs there is given copies from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backends import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from shm.arrays import Array
+
+
+class HeldInputs:
+    """Knows of each input whether anything refers to it still. An input is watched by an array over all of it."""
+
+    def __init__(self, send: Callable[[wire.ToKernel], None], on_foreign_held: Callable[[], None]) -> None:
+        """`on_foreign_held` is called when a model has kept an input that lies in a client's memory."""
+        self._send = send
+        self._on_foreign_held = on_foreign_held
+        #: Inputs of requests that are not answered: in the kernel's arena, and in clients' regions.
+        self._inputs: dict[int, list[weakref.ref[Array]]] = {}
+        self._foreign: dict[int, list[weakref.ref[Array]]] = {}
+        #: Those that the kernel knows to be held, and requests of those that have gone meanwhile.
+        self._held: dict[int, list[weakref.ref[Array]]] = {}
+        self._gone: deque[int] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def watching(self) -> bool:
+        """Whether a request that is not answered has such an input."""
+        return bool(self._inputs or self._foreign)
+
+    def watch(self, number: int, data: memoryview, *, foreign: bool) -> memoryview:
+        """Return a view of `data`, an input of request `number`, to be used instead."""
+        # Arrays refer to the object that exports their memory, and not to the memoryview that they are made from.
+        exporter = np.asarray(data)
+        (self._foreign if foreign else self._inputs).setdefault(number, []).append(weakref.ref(exporter))
+        return exporter.data
+
+    def answered(self, numbers: Iterable[int], *, finally_used: bool = True) -> None:
+        """Before the final answers of these requests leave, tell the kernel which of their inputs are held.
+
+        Not `finally_used`: whoever answers is still about to return from what it does with them.
+        """
+        foreign_held = False
+        with self._lock:
+            held = [number for number in numbers if self._hold(number)]
+            for number in numbers:
+                inputs = self._foreign.pop(number, ())
+                foreign_held = foreign_held or (finally_used and any(each() is not None for each in inputs))
+            if held:
+                self._send(wire.InputsHeld(held))
+        if foreign_held:
+            self._on_foreign_held()
+
+    def _hold(self, number: int) -> bool:
+        """Return whether an input is held, whose end will be noticed."""
+        inputs = [data for each in self._inputs.pop(number, ()) if (data := each()) is not None]
+        if not inputs:
+            return False
+
+        def gone(_: weakref.ref[Array]) -> None:
+            self._gone.append(number)  # nothing else: it may be called in the middle of anything
+
+        self._held[number] = [weakref.ref(data, gone) for data in inputs]
+        return True
+
+    def let_go(self) -> None:
+        """Tell the kernel which inputs are held no longer."""
+        if not self._gone:
+            return
+        with self._lock:
+            freed: list[int] = []
+            while self._gone:
+                number = self._gone.popleft()
+                if number in self._held and all(each() is None for each in self._held[number]):
+                    del self._held[number]
+                    freed.append(number)
+            if freed:
+                self._send(wire.InputsFreed(freed))
