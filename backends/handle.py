@@ -23,6 +23,8 @@ from kernel.response import OutputTensor, Response
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.session import WorkerSession
     from kernel.batch import Batch
     from kernel.busy_poll import LoopPoller
@@ -215,27 +217,72 @@ class WorkerHandle:
             error = error_of(ErrorCode(ref.error_code), ref.error_text)
             return Response(request.model_name, version, request.id, error=error, final=final)
         blocks: list[int] = []
+        passed_on: list[InputTensor] = []
         outputs = []
         for tensor in ref.outputs:
             inline = tensor.data is not None
             outputs.append(
                 OutputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
                 if inline
-                else self._output(request, tensor, blocks)
+                else self._output(request, tensor, blocks, passed_on)
             )
-        release = functools.partial(self._free_blocks, blocks) if blocks else None
+        if passed_on:
+            release: Callable[[], None] | None = self._release_later(request, blocks, passed_on, final)
+        else:
+            release = functools.partial(self._free_blocks, blocks) if blocks else None
         return Response(request.model_name, version, request.id, outputs, ref.parameters, None, final, release)
 
-    def _output(self, request: Request, ref: wire.TensorRef, blocks: list[int]) -> OutputTensor:
-        """Return an output that lies in memory, and add its block of the worker's arena to `blocks`."""
+    def _output(
+        self, request: Request, ref: wire.TensorRef, blocks: list[int], passed_on: list[InputTensor]
+    ) -> OutputTensor:
+        """Return an output that lies in memory, and add its block of the worker's arena to `blocks`, or the input
+        that it is a part of to `passed_on`."""
         if ref.region != wire.OUTPUT_ARENA:
-            asked = next(output for output in request.outputs if output.name == ref.name)
-            return OutputTensor(ref.name, ref.datatype, ref.shape, None, asked.shared_memory)
+            for asked in request.outputs:
+                if asked.name == ref.name and asked.shared_memory is not None:
+                    return OutputTensor(ref.name, ref.datatype, ref.shape, None, asked.shared_memory)
+            data = self._input_part(request, ref, passed_on)
+            return OutputTensor(ref.name, ref.datatype, ref.shape, data)
         if self._arena is None or ref.offset < 0 or ref.offset + ref.byte_size > len(self._arena):
             raise ValueError(f"an output at {ref.offset}, outside of the worker's arena")
         blocks.append(ref.offset)
         data = self._arena[ref.offset : ref.offset + ref.byte_size]
         return OutputTensor(ref.name, ref.datatype, ref.shape, data)
+
+    def _input_part(self, request: Request, ref: wire.TensorRef, passed_on: list[InputTensor]) -> memoryview | bytes:
+        """Return the bytes of an output that is a part of an input."""
+        if request.finished:  # the server gave it up, and its inputs back; nobody reads this
+            return b""
+        arena = self._model.input_arena
+        if arena is not None and ref.region == arena.region.number:
+            for tensor in request.inputs:
+                span = tensor.span
+                if span is not None and tensor.shared_memory is None:
+                    skip = ref.offset - span.offset
+                    if 0 <= skip <= span.byte_size - ref.byte_size:
+                        passed_on.append(tensor)
+                        return arena.view(ref.offset, ref.byte_size)
+        raise ValueError(f"an output at {ref.offset} of region {ref.region}, outside of the request's inputs")
+
+    def _release_later(
+        self, request: Request, blocks: list[int], passed_on: list[InputTensor], final: bool
+    ) -> Callable[[], None]:
+        """Take inputs that are outputs as well from the request; returns what gives them and `blocks` back."""
+        if not final:
+            raise ValueError("an input as an output of a response that is not the last")
+        leases: list[Held] = []
+        for tensor in passed_on:
+            if tensor.span is not None:  # one input may be several outputs
+                leases.append(tensor.span.lease)
+                tensor.span = None
+
+        def release() -> None:
+            for lease in leases:
+                lease.release()
+            if blocks:
+                self._free_blocks(blocks)
+
+        return release
 
     def _hold_inputs(self, numbers: list[int]) -> None:
         """Take the blocks of these requests' inputs over, which would be free again with the final answer."""

@@ -49,10 +49,11 @@ class HeldInputs:
         (self._foreign if foreign else self._inputs).setdefault(number, []).append(weakref.ref(exporter))
         return exporter.data
 
-    def answered(self, numbers: Iterable[int], *, finally_used: bool = True) -> None:
+    def answered(self, numbers: Iterable[int], *, finally_used: bool = True) -> list[int]:
         """Before the final answers of these requests leave, tell the kernel which of their inputs are held.
 
-        Not `finally_used`: whoever answers is still about to return from what it does with them.
+        Returns those of whose inputs in the arena some are. Not `finally_used`: whoever answers is still about to
+        return from what it does with them.
         """
         foreign_held = False
         with self._lock:
@@ -64,6 +65,7 @@ class HeldInputs:
                 self._send(wire.InputsHeld(held))
         if foreign_held:
             self._on_foreign_held()
+        return held
 
     def _hold(self, number: int) -> bool:
         """Return whether an input is held, whose end will be noticed."""

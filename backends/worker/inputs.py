@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from backends.worker.request import InputView
 from backends.worker.strings_check import check_strings
 from kernel.errors import ServingError
+from shm.arrays import RAW_TYPES
 
 if TYPE_CHECKING:
     from backends import wire
     from backends.worker.held import HeldInputs
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
+    from shm.arrays import Array
 
 
 class InputReader:
@@ -58,3 +62,21 @@ class InputReader:
         if ref.datatype == "BYTES":
             check_strings(view, request.id, self.model_name)
         return view
+
+
+def place_in_inputs(request: WorkerRequest, array: Array) -> tuple[int, int] | None:
+    """Return where `array` lies if that is within an input in the kernel's arena: the region, and the offset there."""
+    if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
+        return None
+    start = address_of(array)
+    for ref, view in zip(request.ref.inputs, request.inputs, strict=True):
+        if ref.data is None and not ref.foreign:
+            skip = start - address_of(np.asarray(view.data))
+            if 0 <= skip <= ref.byte_size - array.nbytes:
+                return ref.region, ref.offset + skip
+    return None
+
+
+def address_of(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -14,6 +14,7 @@ import numpy as np
 
 from backends import wire
 from backends.worker.classification import classify
+from backends.worker.inputs import place_in_inputs
 from kernel.errors import ArenaFull, InternalError, ServingError
 from shm.arena import INLINE_LIMIT, Arena, Block
 from shm.arrays import NUMPY_TYPES, RAW_TYPES, to_bytes
@@ -61,10 +62,13 @@ class OutputWriter:
         request.reserved[name] = (array, ref)
         return array
 
-    def write(self, request: WorkerRequest, outputs: Sequence[OutputValue]) -> list[wire.TensorRef]:
+    def write(
+        self, request: WorkerRequest, outputs: Sequence[OutputValue], *, pass_on: bool = False
+    ) -> list[wire.TensorRef]:
         """Return the references of those outputs that the client asked for, which are in their places now.
 
-        What is raised, a `ServingError`, leaves no block behind.
+        With `pass_on`, an output that is an input of the request, or a part of one, may stay where it is in the
+        kernel's arena. What is raised, a `ServingError`, leaves no block behind.
         """
         refs: list[wire.TensorRef] = []
         wanted = request.ref.outputs
@@ -88,14 +92,16 @@ class OutputWriter:
                     # The usual one, a small tensor, is in the message with this; all others take the call.
                     refs.append(wire.TensorRef(name, output.datatype, list(array.shape), array.tobytes()))
                 else:
-                    refs.append(self._write_asked(request, output, asked))
+                    refs.append(self._write_asked(request, output, asked, pass_on))
         except ServingError:
             for ref in refs:
                 self._free_ref(ref)
             raise
         return refs
 
-    def _write_asked(self, request: WorkerRequest, output: OutputValue, asked: wire.OutputRef) -> wire.TensorRef:
+    def _write_asked(
+        self, request: WorkerRequest, output: OutputValue, asked: wire.OutputRef, pass_on: bool
+    ) -> wire.TensorRef:
         name, datatype, array = output.name, output.datatype, output.array
         if asked.classification:
             array = classify(array, datatype, asked.classification, self.labels.get(name, ()), batched=self.batched)
@@ -109,6 +115,10 @@ class OutputWriter:
             if array is place:
                 return ref
             self._free_ref(ref)
+        if pass_on and asked.region < 0 and array.nbytes > INLINE_LIMIT:
+            passed = place_in_inputs(request, array)
+            if passed is not None:
+                return wire.TensorRef(name, datatype, list(array.shape), None, *passed, array.nbytes)
         return self._write_new(name, datatype, array, asked)
 
     def _write_new(self, name: str, datatype: str, array: Array, asked: wire.OutputRef) -> wire.TensorRef:
@@ -144,6 +154,18 @@ class OutputWriter:
             self._arena = Arena(f"naiad outputs {os.getpid()}", self.arena_byte_size)
             self._on_arena(self._arena)
         return self._arena
+
+    def copied(self, refs: Sequence[wire.TensorRef]) -> list[wire.TensorRef]:
+        """Return the references with copies of what was passed on. Raises `ServingError`."""
+        copies: list[wire.TensorRef] = []
+        for ref in refs:
+            if ref.data is not None or ref.region == wire.OUTPUT_ARENA or ref.foreign:
+                copies.append(ref)
+                continue
+            copy, view = self._place(ref.name, ref.datatype, ref.shape, ref.byte_size, _ANY_OUTPUT)
+            view[:] = self._regions.view(ref.region, ref.offset, ref.byte_size)
+            copies.append(copy)
+        return copies
 
     # ---- giving back -------------------------------------------------------------------------
 

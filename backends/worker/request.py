@@ -109,8 +109,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
     ) -> None:
         """Send a response. Outputs that the client did not ask for are left out.
 
-        Arrays may be changed or freed once this returns. Waits where a decoupled model is too far
-        ahead of its client.
+        Arrays may be changed or freed once this returns, but for inputs of the request. Waits where a decoupled model
+        is too far ahead of its client.
         """
         self.responder.respond(self, outputs, parameters or {}, final)
 

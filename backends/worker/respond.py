@@ -80,7 +80,13 @@ class Answers:
 
     def note_held(self) -> None:
         """The backend has returned and nothing of ours leads to the inputs of the batch: tell which are held."""
-        self._held.answered([number for number in self._batch if number not in self._live])
+        for number in self._held.answered([number for number in self._batch if number not in self._live]):
+            final = self._batch[number]
+            if final is not None:  # the model may change what it keeps before the kernel has sent it
+                try:
+                    final.outputs = self._outputs.copied(final.outputs)
+                except ServingError as error:
+                    self._batch[number] = _failure(error)
 
     def close_batch(self) -> list[wire.ResponseRef]:
         """The backend is done. Returns the final answers in order if there is one for every request;
@@ -117,14 +123,14 @@ class Answers:
         final: bool,
     ) -> None:
         try:
-            refs = self._outputs.write(request, outputs)
+            refs = self._outputs.write(request, outputs, pass_on=final and request.ref.number in self._batch)
         except ServingError as error:
             self.fail(request, error, final)
             return
         self._answer(request, wire.ResponseRef(refs, dict(parameters) if parameters else {}), final)
 
     def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
-        self._answer(request, wire.ResponseRef(error_code=error.code.value, error_text=error.message), final)
+        self._answer(request, _failure(error), final)
 
     def finish(self, request: WorkerRequest) -> None:
         self._answer(request, None, True)
@@ -169,3 +175,7 @@ class Answers:
         with self._lock:
             if number in credit:
                 credit[number] -= 1
+
+
+def _failure(error: ServingError) -> wire.ResponseRef:
+    return wire.ResponseRef(error_code=error.code.value, error_text=error.message)

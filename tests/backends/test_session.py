@@ -227,18 +227,25 @@ def test_a_worker_that_sends_garbage_is_dropped_as_if_it_had_crashed(data: bytes
     run(scenario)
 
 
+def request_with_large_input(bench: Bench) -> Request:
+    """Submit a request whose input lies in the model's arena, all ones."""
+    if bench.model.input_arena is None:
+        bench.model.input_arena = Arena("inputs", 1 << 20)
+    block = bench.model.input_arena.take(8192)
+    assert block is not None
+    block.view()[:] = b"\1" * 8192
+    request = Request(
+        "m", [InputTensor("IN", "UINT8", [8192], span=Span(block, block.offset, 8192))], RecordingSink(), leased=True
+    )
+    bench.model.submit(request)
+    return request
+
+
 def test_inputs_that_the_model_keeps_are_not_free_until_it_lets_them_go() -> None:
     async def scenario(bench: Bench) -> None:
-        arena = bench.model.input_arena = Arena("inputs", 1 << 20)
-        blocks = arena.allocator
-        requests = []
-        for _ in range(2):
-            block = arena.take(8192)
-            assert block is not None
-            tensor = InputTensor("IN", "FP32", [2048], span=Span(block, block.offset, 8192))
-            request = Request("m", [tensor], RecordingSink(), leased=True)
-            bench.model.submit(request)
-            requests.append(request)
+        requests = [request_with_large_input(bench) for _ in range(2)]
+        assert bench.model.input_arena is not None
+        blocks = bench.model.input_arena.allocator
         await settle()
         bench.worker.channel.send(wire.InputsHeld([1]))
         bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
@@ -255,6 +262,54 @@ def test_inputs_that_the_model_keeps_are_not_free_until_it_lets_them_go() -> Non
         assert blocks.block_count == 1
         bench.worker.die("exit code 1")
         assert blocks.block_count == 0
+
+    run(scenario)
+
+
+def input_part(request: Request, name: str, offset: int, byte_size: int) -> wire.TensorRef:
+    span = request.inputs[0].span
+    assert span is not None
+    return wire.TensorRef(name, "UINT8", [byte_size], None, span.region.number, span.offset + offset, byte_size)
+
+
+def test_inputs_that_are_outputs_are_free_when_the_response_was_sent() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = request_with_large_input(bench)
+        await settle()
+        parts = [input_part(request, "A", 0, 8192), input_part(request, "B", 4096, 4096)]
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef(parts)]))
+        await settle()
+        assert isinstance(request.sink, RecordingSink)
+        (response,) = request.sink.responses
+        assert [bytes(output.data or b"") for output in response.outputs or ()] == [b"\1" * 8192, b"\1" * 4096]
+        assert bench.model.input_arena is not None
+        assert bench.model.input_arena.allocator.block_count == 1
+        response.release()
+        assert bench.model.input_arena.allocator.block_count == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("offset", "byte_size"), [(-4096, 4096), (4096, 8192), (0, 8193)])
+def test_an_output_outside_of_the_requests_inputs_ends_the_worker(offset: int, byte_size: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = request_with_large_input(bench)
+        await settle()
+        part = input_part(request, "A", offset, byte_size)
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef([part])]))
+        await settle()
+        assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_an_input_that_is_an_output_before_the_last_ends_the_worker() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = request_with_large_input(bench)
+        await settle()
+        bench.worker.channel.send(wire.Responded(1, False, wire.ResponseRef([input_part(request, "A", 0, 8192)])))
+        await settle()
+        assert responses(request) == ["WorkerLost"]
 
     run(scenario)
 
