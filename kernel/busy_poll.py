@@ -3,6 +3,7 @@
 To wake a process on another processor takes 5 to 50 µs, most of it on a virtual machine, and a request alone is
 handed over four times: client, kernel, worker, kernel, client. So where a wait is expected to be short, whoever
 waits asks again and again for a while, and gives its processor up to anybody who wants it between two askings.
+Where others want it all the time, nobody polls.
 
 A wait is expected to be as long as the last one like it: a quiet server, one with slow models and one whose
 clients take their time sleep as ever. `BusyPolling` decides, `LoopPoller` asks on the event loop;
@@ -18,6 +19,38 @@ import time
 #: Who takes longer to give the processor back has let another process run on it.
 _WANTED_NS = 5_000
 
+#: Somebody who takes the processor for so long is not the one that we wait for, and there will be a next time.
+BUSY_NS = 300_000
+
+#: For how long polling ends then: at first, and at most.
+_FIRST_PAUSE_NS = 100_000_000
+_LONGEST_PAUSE_NS = 6_400_000_000
+
+
+class GivingWay:
+    """Ends polling for a while where the processors are busy. Pure.
+
+    A process that was asleep gets a busy processor at once when it is woken; one that polled and gave it up waits for
+    its turn, some milliseconds. Pauses grow as long as each try ends so soon that it was not worth it.
+    """
+
+    def __init__(self) -> None:
+        self._pause_ns = _FIRST_PAUSE_NS
+        self._until_ns = 0
+
+    def allows(self, now_ns: int) -> bool:
+        """Whether to poll at all."""
+        return now_ns >= self._until_ns
+
+    def gave(self, now_ns: int, away_ns: int) -> bool:
+        """The processor was given up for `away_ns`. Returns whether to go on."""
+        if away_ns < BUSY_NS:
+            return True
+        soon = now_ns - self._until_ns < self._pause_ns
+        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS) if soon else _FIRST_PAUSE_NS
+        self._until_ns = now_ns + self._pause_ns
+        return False
+
 
 class BusyPolling:
     """When the kernel polls, and whether workers may. Pure: time comes in nanoseconds that only grow."""
@@ -27,6 +60,7 @@ class BusyPolling:
         only keeps the others from doing what it polls for."""
         self.longest_ns = longest_ns if processor_count > 1 else 0
         self._processor_count = processor_count
+        self._giving_way = GivingWay()
         #: Requests that workers have.
         self.in_flight = 0
         #: Whether the last wait was short: for clients, and for workers.
@@ -50,9 +84,11 @@ class BusyPolling:
         With few requests in flight it may well be the one that we wait for who has the processor meanwhile. With
         many there is always somebody to run, who had better not wait for us.
         """
-        if away_ns > _WANTED_NS and self.in_flight >= self._processor_count:
-            self._wait(now_ns)
-            return False
+        if away_ns > _WANTED_NS:
+            goes_on = self._giving_way.gave(now_ns, away_ns)
+            if not goes_on or self.in_flight >= self._processor_count:
+                self._wait(now_ns)
+                return False
         if moved:
             self._short[self._for_workers] = True
             return self._wait(now_ns)
@@ -65,7 +101,7 @@ class BusyPolling:
         """Begin to wait; returns whether to poll."""
         self._for_workers = self.in_flight > 0
         self._since_ns = now_ns
-        return self._short[self._for_workers]
+        return self._short[self._for_workers] and self._giving_way.allows(now_ns)
 
 
 class LoopPoller:

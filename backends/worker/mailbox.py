@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from backends import wire
+from kernel.busy_poll import GivingWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ class Mailbox:
         #: For how many nanoseconds to poll before sleeping, and whether the last wait was as short.
         self.poll_ns = 0
         self._short = False
+        self._giving_way = GivingWay()
         self._changed = threading.Condition(self._lock)
         self._waiter_count = 0
 
@@ -78,12 +80,15 @@ class Mailbox:
         """Receive as the channel does; poll for a while first where the last wait was short (`kernel.busy_poll`)."""
         receive, poll_ns = self._channel.receive, self.poll_ns
         begun_ns = time.monotonic_ns()
-        while self._short:
+        now_ns, goes_on = begun_ns, self._short and self._giving_way.allows(begun_ns)
+        while goes_on:
             messages = receive(wait=False)
             if messages is None or messages:
                 return messages
+            given_ns = time.monotonic_ns()
             os.sched_yield()
-            self._short = time.monotonic_ns() - begun_ns < poll_ns
+            now_ns = time.monotonic_ns()
+            goes_on = self._giving_way.gave(now_ns, now_ns - given_ns) and now_ns - begun_ns < poll_ns
         messages = receive()
         self._short = time.monotonic_ns() - begun_ns < poll_ns
         return messages

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kernel.busy_poll import BusyPolling, LoopPoller
+from kernel.busy_poll import BUSY_NS, BusyPolling, GivingWay, LoopPoller
 
 LONGEST_NS = 200_000
 SHORT_NS, LONG_NS = 50_000, 300_000
@@ -74,6 +74,41 @@ def test_with_many_in_flight_it_gives_way_to_whoever_wants_the_processor(in_flig
     assert story.turned(SHORT_NS, in_flight)
     assert story.turned(SHORT_NS, in_flight, away_ns=50_000) is goes_on
     assert story.slept(SHORT_NS, in_flight), "and tries again at the next move"
+
+
+def test_where_processors_are_busy_it_sleeps_for_a_while_even_with_one_in_flight() -> None:
+    story = Story()
+    for _ in range(2):
+        story.slept(SHORT_NS, in_flight=1)
+    assert not story.turned(BUSY_NS, in_flight=1, away_ns=BUSY_NS)
+    assert not story.slept(SHORT_NS, in_flight=1)
+    story.slept(10**9, in_flight=1)
+    assert story.slept(SHORT_NS, in_flight=1)
+
+
+def pauses(tries_ns: list[int]) -> list[int]:
+    """Return for how many milliseconds polling ends, where each try goes well for so long before it ends."""
+    giving_way, now_ns, found = GivingWay(), 10**15, []
+    for good_ns in tries_ns:
+        assert giving_way.allows(now_ns)
+        now_ns += good_ns
+        assert giving_way.gave(now_ns, BUSY_NS - 1)
+        assert giving_way.allows(now_ns)
+        assert not giving_way.gave(now_ns, BUSY_NS)
+        pause_ms = 0
+        while not giving_way.allows(now_ns):
+            now_ns += 10**6
+            pause_ms += 1
+        found.append(pause_ms)
+    return found
+
+
+def test_pauses_grow_while_every_try_ends_soon_and_have_an_end() -> None:
+    assert pauses([0] * 9) == [100, 200, 400, 800, 1600, 3200, 6400, 6400, 6400]
+
+
+def test_a_try_that_went_well_for_as_long_as_the_pause_makes_the_next_one_short() -> None:
+    assert pauses([0, 10**6, 200 * 10**6, 0]) == [100, 200, 100, 200]
 
 
 @pytest.mark.parametrize(("longest_ns", "processor_count"), [(0, 8), (LONGEST_NS, 1)])
