@@ -12,7 +12,7 @@ from bench.server import ServerProcess, free_ports
 from bench.triton import NotAvailable, triton
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 OURS, TRITON = "ours", "triton"
@@ -27,13 +27,13 @@ class Server(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def contenders(ours: Path, theirs: Path | None, *flags: str) -> Iterator[list[Server]]:
-    """Start our server over the repository `ours` and a Triton over `theirs`, with the same flags.
+def contenders(ours: Path, theirs: Path | None, *flags: str, our_flags: Sequence[str] = ()) -> Iterator[list[Server]]:
+    """Start our server over the repository `ours` and a Triton over `theirs`, with the same flags and some for ours.
 
     Gives ours first, and ours alone where `theirs` is None or Triton cannot be had (standard error says why).
     """
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(ServerProcess(ours, *flags))
+        server = stack.enter_context(ServerProcess(ours, *flags, *our_flags))
         found = [Server(OURS, {"http": server.http_port, "grpc": server.grpc_port}, server.pid)]
         if theirs is not None:
             http_port, grpc_port, metrics_port = free_ports(3)

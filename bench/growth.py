@@ -40,6 +40,9 @@ COLLAPSED = 0.5
 
 LOAD_TIMEOUT_S = 300
 
+#: Time that a processor would have been idle is not what a request costs.
+NOT_POLLING = "--busy-poll-us=0"
+
 
 class Axis(msgspec.Struct, frozen=True):
     """What grows, in which steps, and what is loaded and asked at each."""
@@ -134,7 +137,8 @@ def measure(*, quick: bool, with_triton: bool) -> Growth:
         folder = Path(temporary)
         counts = {axis.name: axis.counts for axis in axes}
         write_growing_models(folder, max(counts["models"]), counts["instances"])
-        with contenders(folder, folder if with_triton else None, "--model-control-mode=explicit") as servers:
+        triton_folder = folder if with_triton else None
+        with contenders(folder, triton_folder, "--model-control-mode=explicit", our_flags=[NOT_POLLING]) as servers:
             points, failures = _measure_all(axes, servers, rounds, seconds)
     return Growth(
         machine=machine,

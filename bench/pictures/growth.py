@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from bench.contenders import OURS
-from bench.growth import CONNECTIONS, Growth, Point
+from bench.growth import CONNECTIONS, NOT_POLLING, Growth, Point
 from bench.pictures.labels import End, label_ends
 from bench.pictures.style import BLUE, GREEN, RC, footnote, headline, paper, plain
 
@@ -88,5 +88,5 @@ def _settings(growth: Growth) -> list[str]:
     return [
         f"add_sub of 16 floats in Python{against}. Connections always have one request under way; models take turns.",
         f"Main process: Naiad's kernel, tritonserver. Client on the same machine: {growth.client}, {rounds}.",
-        f"{growth.machine.line}.",
+        f"{growth.machine.line}. Naiad with {NOT_POLLING}.",
     ]
