@@ -19,6 +19,9 @@ import time
 #: Who takes longer to give the processor back has let another process run on it.
 _WANTED_NS = 5_000
 
+#: With more requests in flight for each processor than these, there is always work, and asking for more costs time.
+_MOST_PER_PROCESSOR = 4
+
 #: Somebody who takes the processor for so long is not the one that we wait for, and there will be a next time.
 BUSY_NS = 300_000
 
@@ -36,19 +39,16 @@ class GivingWay:
 
     def __init__(self) -> None:
         self._pause_ns = _FIRST_PAUSE_NS
-        self._until_ns = 0
-
-    def allows(self, now_ns: int) -> bool:
-        """Whether to poll at all."""
-        return now_ns >= self._until_ns
+        #: Nobody polls before.
+        self.until_ns = 0
 
     def gave(self, now_ns: int, away_ns: int) -> bool:
         """The processor was given up for `away_ns`. Returns whether to go on."""
         if away_ns < BUSY_NS:
             return True
-        soon = now_ns - self._until_ns < self._pause_ns
+        soon = now_ns - self.until_ns < self._pause_ns
         self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS) if soon else _FIRST_PAUSE_NS
-        self._until_ns = now_ns + self._pause_ns
+        self.until_ns = now_ns + self._pause_ns
         return False
 
 
@@ -60,6 +60,8 @@ class BusyPolling:
         only keeps the others from doing what it polls for."""
         self.longest_ns = longest_ns if processor_count > 1 else 0
         self._processor_count = processor_count
+        #: The most requests in flight with which anybody polls.
+        self.most_in_flight = _MOST_PER_PROCESSOR * processor_count
         self._giving_way = GivingWay()
         #: Requests that workers have.
         self.in_flight = 0
@@ -75,8 +77,11 @@ class BusyPolling:
 
     def woke(self, now_ns: int) -> bool:
         """A wait that was slept through is over. Returns whether to poll during the next."""
+        # Asked for each request and each answer while nobody polls, so without a call.
         self._short[self._for_workers] = now_ns - self._since_ns < self.longest_ns
-        return self._wait(now_ns)
+        self._since_ns = now_ns
+        self._for_workers = self.in_flight > 0
+        return self._short[self._for_workers] and now_ns >= self._giving_way.until_ns
 
     def goes_on(self, now_ns: int, away_ns: int, *, moved: bool) -> bool:
         """Return whether to go on after `away_ns` without the processor; `moved`: what was waited for has come.
@@ -101,7 +106,7 @@ class BusyPolling:
         """Begin to wait; returns whether to poll."""
         self._for_workers = self.in_flight > 0
         self._since_ns = now_ns
-        return self._short[self._for_workers] and self._giving_way.allows(now_ns)
+        return self._short[self._for_workers] and now_ns >= self._giving_way.until_ns
 
 
 class LoopPoller:
@@ -113,6 +118,7 @@ class LoopPoller:
     def __init__(self, polling: BusyPolling) -> None:
         self._polling = polling
         self._moved = False
+        self._loop: asyncio.AbstractEventLoop
         #: Whether the next move has to begin a wait: nothing polls now, and something may.
         self._asleep = polling.longest_ns > 0
 
@@ -120,25 +126,27 @@ class LoopPoller:
         """A worker is given requests; returns for how many nanoseconds it may poll for more when they are done."""
         polling = self._polling
         polling.in_flight += request_count
-        if self._asleep:
-            self._wake()
-        else:
+        if not self._asleep:
             self._moved = True
+        elif polling.in_flight <= polling.most_in_flight:
+            self._wake()
         return polling.worker_ns
 
     def answered(self, request_count: int) -> None:
         """A worker has said something, and by that ended `request_count` requests."""
-        self._polling.in_flight -= request_count
-        if self._asleep:
-            self._wake()
-        else:
+        polling = self._polling
+        polling.in_flight -= request_count
+        if not self._asleep:
             self._moved = True
+        elif polling.in_flight <= polling.most_in_flight:
+            self._wake()
 
     def _wake(self) -> None:
         if self._polling.woke(time.monotonic_ns()):
             self._asleep = False
             self._moved = False
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         given_ns = time.monotonic_ns()
@@ -146,6 +154,6 @@ class LoopPoller:
         now_ns = time.monotonic_ns()
         moved, self._moved = self._moved, False
         if self._polling.goes_on(now_ns, now_ns - given_ns, moved=moved):
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._loop.call_soon(self._turn)
         else:
             self._asleep = True

@@ -80,7 +80,7 @@ class Mailbox:
         """Receive as the channel does; poll for a while first where the last wait was short (`kernel.busy_poll`)."""
         receive, poll_ns = self._channel.receive, self.poll_ns
         begun_ns = time.monotonic_ns()
-        now_ns, goes_on = begun_ns, self._short and self._giving_way.allows(begun_ns)
+        now_ns, goes_on = begun_ns, self._short and begun_ns >= self._giving_way.until_ns
         while goes_on:
             messages = receive(wait=False)
             if messages is None or messages:
