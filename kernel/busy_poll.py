@@ -22,23 +22,34 @@ _WANTED_NS = 5_000
 #: With more requests in flight for each processor than these, there is always work, and asking for more costs time.
 _MOST_PER_PROCESSOR = 4
 
-#: Somebody who takes the processor for so long is not the one that we wait for, and there will be a next time.
+#: Somebody who takes the processor for so long is not the one that we wait for.
 BUSY_NS = 300_000
+
+#: It may be the host of a virtual machine, now and then. A process that computes takes it again and again: so much
+#: time in all, or so much more than one part in so many of the time that has passed.
+BUSY_SUM_NS = 8_000_000
+BUSY_PARTS = 64
 
 #: For how long polling ends then: at first, and at most.
 _FIRST_PAUSE_NS = 100_000_000
-_LONGEST_PAUSE_NS = 6_400_000_000
+_LONGEST_PAUSE_NS = 1_600_000_000
+
+#: A pause is short again when it went well before for as long as so many of the last one.
+GOOD_PAUSES = 10
 
 
 class GivingWay:
     """Ends polling for a while where the processors are busy. Pure.
 
     A process that was asleep gets a busy processor at once when it is woken; one that polled and gave it up waits for
-    its turn, some milliseconds. Pauses grow as long as each try ends so soon that it was not worth it.
+    its turn, some milliseconds. Pauses grow while one follows soon on the other.
     """
 
     def __init__(self) -> None:
         self._pause_ns = _FIRST_PAUSE_NS
+        #: For how long others took the processor beyond what they may, and when that was counted.
+        self._taken_ns = 0
+        self._counted_ns = 0
         #: Nobody polls before.
         self.until_ns = 0
 
@@ -46,7 +57,12 @@ class GivingWay:
         """The processor was given up for `away_ns`. Returns whether to go on."""
         if away_ns < BUSY_NS:
             return True
-        soon = now_ns - self.until_ns < self._pause_ns
+        self._taken_ns = away_ns + max(0, self._taken_ns - (now_ns - self._counted_ns) // BUSY_PARTS)
+        self._counted_ns = now_ns
+        if self._taken_ns < BUSY_SUM_NS:
+            return True
+        self._taken_ns = 0
+        soon = now_ns - self.until_ns < GOOD_PAUSES * self._pause_ns
         self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS) if soon else _FIRST_PAUSE_NS
         self.until_ns = now_ns + self._pause_ns
         return False

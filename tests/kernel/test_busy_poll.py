@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kernel.busy_poll import BUSY_NS, BusyPolling, GivingWay, LoopPoller
+from kernel.busy_poll import BUSY_NS, BUSY_PARTS, BUSY_SUM_NS, GOOD_PAUSES, BusyPolling, GivingWay, LoopPoller
 
 LONGEST_NS = 200_000
 SHORT_NS, LONG_NS = 50_000, 300_000
@@ -80,10 +80,19 @@ def test_where_processors_are_busy_it_sleeps_for_a_while_even_with_one_in_flight
     story = Story()
     for _ in range(2):
         story.slept(SHORT_NS, in_flight=1)
-    assert not story.turned(BUSY_NS, in_flight=1, away_ns=BUSY_NS)
+    assert story.turned(BUSY_SUM_NS - 1, in_flight=1, away_ns=BUSY_SUM_NS - 1, moved=True)
+    assert not story.turned(SHORT_NS, in_flight=1, away_ns=BUSY_SUM_NS // 2, moved=True)
     assert not story.slept(SHORT_NS, in_flight=1)
     story.slept(10**9, in_flight=1)
     assert story.slept(SHORT_NS, in_flight=1)
+
+
+def test_who_takes_the_processor_now_and_then_does_not_end_polling() -> None:
+    giving_way, now_ns = GivingWay(), 10**15
+    for _ in range(100):
+        now_ns += BUSY_PARTS * BUSY_NS
+        assert giving_way.gave(now_ns, BUSY_NS)
+    assert giving_way.until_ns == 0
 
 
 def pauses(tries_ns: list[int]) -> list[int]:
@@ -93,19 +102,20 @@ def pauses(tries_ns: list[int]) -> list[int]:
         assert giving_way.until_ns <= now_ns
         now_ns += good_ns
         assert giving_way.gave(now_ns, BUSY_NS - 1)
-        assert giving_way.until_ns <= now_ns
-        assert not giving_way.gave(now_ns, BUSY_NS)
+        assert giving_way.gave(now_ns, BUSY_SUM_NS - 1)
+        now_ns += BUSY_PARTS
+        assert not giving_way.gave(now_ns, BUSY_SUM_NS)
         found.append((giving_way.until_ns - now_ns) // 10**6)
         now_ns = giving_way.until_ns
     return found
 
 
 def test_pauses_grow_while_every_try_ends_soon_and_have_an_end() -> None:
-    assert pauses([0] * 9) == [100, 200, 400, 800, 1600, 3200, 6400, 6400, 6400]
+    assert pauses([0] * 7) == [100, 200, 400, 800, 1600, 1600, 1600]
 
 
-def test_a_try_that_went_well_for_as_long_as_the_pause_makes_the_next_one_short() -> None:
-    assert pauses([0, 10**6, 200 * 10**6, 0]) == [100, 200, 100, 200]
+def test_a_pause_is_short_again_after_it_went_well_for_long() -> None:
+    assert pauses([0, 10**6, GOOD_PAUSES * 200 * 10**6, 0]) == [100, 200, 100, 200]
 
 
 @pytest.mark.parametrize(("longest_ns", "processor_count"), [(0, 8), (LONGEST_NS, 1)])
