@@ -112,7 +112,7 @@ def _draw(name: str, measured: Any, *, quick: bool) -> None:
 def _warn_if_busy() -> None:
     load = machine.this_machine().load
     if load > machine.BUSY:
-        print(f"this machine is busy (load average {load}): figures will be worse than they are", file=sys.stderr)
+        print(f"this machine is busy ({load} processors in use): figures will be worse than they are", file=sys.stderr)
 
 
 def _terminated(number: int, _: object) -> None:

@@ -10,6 +10,7 @@ import datetime
 import os
 import platform
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,12 +20,15 @@ PACKAGES = ("aiohttp", "grpclib", "hpack", "msgspec", "numpy", "onnxruntime", "p
 TRITON = "2.51.0"
 PERF_ANALYZER = "2.41"
 
-#: A machine with a higher load average before the start has something else to do; what has just ended leaves less.
+#: A machine with more processors in use before the start has something else to do.
 BUSY = 1.0
+
+#: For how long that is looked at. A load average would tell of a measurement that has just ended.
+_LOOK_S = 1.0
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where and with what a measurement was made. `load` is the load average of the minute before it."""
+    """Where and with what a measurement was made. `load` is how many processors were in use before it."""
 
     date: str
     commit: str
@@ -40,7 +44,7 @@ class Machine(msgspec.Struct, frozen=True):
     def line(self) -> str:
         """The machine in a few words, for the line under a picture."""
         commit = [f"commit {self.commit}"] if self.commit else []
-        busy = [f"busy with other things (load average {self.load})"] if self.load > BUSY else []
+        busy = [f"busy with other things ({self.load} processors in use)"] if self.load > BUSY else []
         cores = f"{self.cores} cores ({self.processor})"
         return ", ".join([cores, f"Python {self.python}", *commit, self.date, *busy])
 
@@ -56,8 +60,20 @@ def this_machine() -> Machine:
         kernel=platform.release(),
         python=platform.python_version(),
         packages={name: each for name in PACKAGES if (each := _version(name))},
-        load=round(os.getloadavg()[0], 2),
+        load=_processors_in_use(),
     )
+
+
+def _processors_in_use() -> float:
+    before = _idle_seconds()
+    time.sleep(_LOOK_S)
+    idle = (_idle_seconds() - before) / _LOOK_S
+    return round(max(0.0, (os.cpu_count() or 1) - idle), 2)
+
+
+def _idle_seconds() -> float:
+    """Return for how long the machine's processors have been idle since it was started, all together."""
+    return float(Path("/proc/uptime").read_text().split()[1])
 
 
 def _commit() -> str:
