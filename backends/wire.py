@@ -78,8 +78,8 @@ class RequestRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 class ResponseRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One response. With `error_code` set there are no outputs. Blocks of the output arena that
-    `outputs` name belong to the kernel until it sends `FreeBlocks`. A final response in `Executed` may
-    name a place within an input of its request in the kernel's arena, which nobody else uses any more."""
+    `outputs` name belong to the kernel until it sends `FreeBlocks`. A final response may name a
+    place within an input of its request in the kernel's arena, which nobody else uses any more."""
 
     outputs: list[TensorRef] = []
     parameters: dict[str, str | int | bool | float] = {}

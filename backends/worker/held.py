@@ -17,7 +17,7 @@ import numpy as np
 from backends import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from shm.arrays import Array
 
@@ -29,55 +29,50 @@ class HeldInputs:
         """`on_foreign_held` is called when a model has kept an input that lies in a client's memory."""
         self._send = send
         self._on_foreign_held = on_foreign_held
-        #: Inputs of requests that are not answered: in the kernel's arena, and in clients' regions.
-        self._inputs: dict[int, list[weakref.ref[Array]]] = {}
-        self._foreign: dict[int, list[weakref.ref[Array]]] = {}
+        #: Inputs of requests that are not answered, and whether each lies in a client's memory. To look at only.
+        self.watched: dict[int, list[tuple[weakref.ref[Array], bool]]] = {}
         #: Those that the kernel knows to be held, and requests of those that have gone meanwhile.
         self._held: dict[int, list[weakref.ref[Array]]] = {}
         self._gone: deque[int] = deque()
         self._lock = threading.Lock()
 
-    @property
-    def watching(self) -> bool:
-        """Whether a request that is not answered has such an input."""
-        return bool(self._inputs or self._foreign)
-
     def watch(self, number: int, data: memoryview, *, foreign: bool) -> memoryview:
         """Return a view of `data`, an input of request `number`, to be used instead."""
         # Arrays refer to the object that exports their memory, and not to the memoryview that they are made from.
         exporter = np.asarray(data)
-        (self._foreign if foreign else self._inputs).setdefault(number, []).append(weakref.ref(exporter))
+        self.watched.setdefault(number, []).append((weakref.ref(exporter), foreign))
         return exporter.data
 
-    def answered(self, numbers: Iterable[int], *, finally_used: bool = True) -> list[int]:
+    def answered(self, numbers: Sequence[int], *, finally_used: bool = True) -> list[int]:
         """Before the final answers of these requests leave, tell the kernel which of their inputs are held.
 
         Returns those of whose inputs in the arena some are. Not `finally_used`: whoever answers is still about to
         return from what it does with them.
         """
+        held: list[int] = []
         foreign_held = False
         with self._lock:
-            held = [number for number in numbers if self._hold(number)]
             for number in numbers:
-                inputs = self._foreign.pop(number, ())
-                foreign_held = foreign_held or (finally_used and any(each() is not None for each in inputs))
+                living = [
+                    (data, foreign) for each, foreign in self.watched.pop(number, ()) if (data := each()) is not None
+                ]
+                foreign_held = foreign_held or any(foreign for _, foreign in living)
+                if inputs := [data for data, foreign in living if not foreign]:
+                    self._hold(number, inputs)
+                    held.append(number)
             if held:
                 self._send(wire.InputsHeld(held))
-        if foreign_held:
+        if foreign_held and finally_used:
             self._on_foreign_held()
         return held
 
-    def _hold(self, number: int) -> bool:
-        """Return whether an input is held, whose end will be noticed."""
-        inputs = [data for each in self._inputs.pop(number, ()) if (data := each()) is not None]
-        if not inputs:
-            return False
+    def _hold(self, number: int, inputs: list[Array]) -> None:
+        """Have the end of `inputs` noticed."""
 
         def gone(_: weakref.ref[Array]) -> None:
             self._gone.append(number)  # nothing else: it may be called in the middle of anything
 
         self._held[number] = [weakref.ref(data, gone) for data in inputs]
-        return True
 
     def let_go(self) -> None:
         """Tell the kernel which inputs are held no longer."""

@@ -212,12 +212,10 @@ class Worker:
         requests = self._inputs.read(self._answers.open_batch(message.requests))
         if requests:
             self._run_backend(requests, timings)
-        if self._held.watching:
-            del requests
-            self._answers.note_held()
+        del requests  # which lead to the inputs, and whoever has them yet keeps them
         finals = self._answers.close_batch()
         # Threads that are still to answer need the interpreter more than this one needs the next message.
-        self._mailbox.poll_ns = 0 if self._answers.unfinished else message.poll_ns
+        self._mailbox.poll_ns = 0 if self._answers.live else message.poll_ns
         done_ns = time.monotonic_ns()
         executed = wire.Executed(
             message.batch,

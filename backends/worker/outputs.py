@@ -39,6 +39,7 @@ class OutputWriter:
         self._arena: Arena | None = None
         self._blocks: dict[int, Block] = {}
         self._lock = threading.Lock()
+        self._main_thread = threading.get_ident()
         self.arena_byte_size = 1 << 34
         #: Whether the model's outputs have a batch dimension, and the labels of its outputs.
         self.batched = False
@@ -68,7 +69,7 @@ class OutputWriter:
         """Return the references of those outputs that the client asked for, which are in their places now.
 
         With `pass_on`, an output that is an input of the request, or a part of one, may stay where it is in the
-        kernel's arena. What is raised, a `ServingError`, leaves no block behind.
+        kernel's arena, where the main thread answers. What is raised, a `ServingError`, leaves no block behind.
         """
         refs: list[wire.TensorRef] = []
         wanted = request.ref.outputs
@@ -115,7 +116,8 @@ class OutputWriter:
             if array is place:
                 return ref
             self._free_ref(ref)
-        if pass_on and asked.region < 0 and array.nbytes > INLINE_LIMIT:
+        # Threads of the model may go on with an input when they have answered.
+        if pass_on and asked.region < 0 and array.nbytes > INLINE_LIMIT and threading.get_ident() == self._main_thread:
             passed = place_in_inputs(request, array)
             if passed is not None:
                 return wire.TensorRef(name, datatype, list(array.shape), None, *passed, array.nbytes)

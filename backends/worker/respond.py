@@ -37,7 +37,8 @@ class Answers:
         self._send = send
         self._mailbox = mailbox
         self._lock = threading.RLock()
-        self._live: dict[int, WorkerRequest] = {}
+        #: Requests without a final answer, by their numbers. To look at only.
+        self.live: dict[int, WorkerRequest] = {}
         #: The highest number of a request whose batch was opened: numbers grow.
         self._newest = 0
         self._cancelled: set[int] = set()
@@ -47,11 +48,6 @@ class Answers:
         self._batch: dict[int, wire.ResponseRef | None] = {}
 
     # ---- for the worker loop -----------------------------------------------------------------
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a request has no final answer yet."""
-        return bool(self._live)
 
     def open_batch(self, refs: Sequence[wire.RequestRef]) -> list[WorkerRequest]:
         """Return the requests that are to be executed now: those whose clients have gone are answered."""
@@ -63,7 +59,7 @@ class Answers:
             request = WorkerRequest(ref, [], self)
             requests.append(request)
             batch[number] = None
-            self._live[number] = request  # before it stops being newer: `cancel` asks for either
+            self.live[number] = request  # before it stops being newer: `cancel` asks for either
             if number > self._newest:
                 self._newest = number
         self._batch = batch
@@ -78,36 +74,40 @@ class Answers:
                 wanted.append(request)
         return wanted
 
-    def note_held(self) -> None:
-        """The backend has returned and nothing of ours leads to the inputs of the batch: tell which are held."""
-        for number in self._held.answered([number for number in self._batch if number not in self._live]):
-            final = self._batch[number]
-            if final is not None:  # the model may change what it keeps before the kernel has sent it
-                try:
-                    final.outputs = self._outputs.copied(final.outputs)
-                except ServingError as error:
-                    self._batch[number] = _failure(error)
-
     def close_batch(self) -> list[wire.ResponseRef]:
-        """The backend is done. Returns the final answers in order if there is one for every request;
-        otherwise those that there are have been sent, and others come later."""
+        """The backend is done, and nothing of ours leads to the inputs of the batch. Returns the final answers in
+        order if there is one for every request; otherwise those that there are have been sent, and others come later."""
         finals = list(self._batch.values())
-        if None not in finals:  # so that no thread has anything to add: the usual case needs no lock
+        if None not in finals and not self._held.watched:  # the usual case: no thread has anything to add
             self._batch = {}
             return finals  # type: ignore[return-value]  # as was just asked
-        with self._lock:
+        with self._lock:  # what other threads answer from here on does not belong to the batch
+            self._note_held()
             batch, self._batch = self._batch, {}
+            finals = list(batch.values())
+            if None not in finals:
+                return finals  # type: ignore[return-value]  # as was just asked
             for number, final in batch.items():
                 if final is not None:
                     self._send(wire.Responded(number, True, final))
             return []
 
+    def _note_held(self) -> None:
+        """Tell which inputs of the batch the model keeps. It may change them before the kernel has sent them."""
+        for number in self._held.answered([number for number in self._batch if number not in self.live]):
+            final = self._batch[number]
+            if final is not None:
+                try:
+                    final.outputs = self._outputs.copied(final.outputs)
+                except ServingError as error:
+                    self._batch[number] = _failure(error)
+
     def cancel(self, numbers: Sequence[int]) -> None:
         """The clients of these requests are gone, of which some may still wait for their batch."""
-        self._cancelled.update(number for number in numbers if number in self._live or number > self._newest)
+        self._cancelled.update(number for number in numbers if number in self.live or number > self._newest)
 
     def grant(self, number: int, count: int) -> None:
-        if number in self._live:
+        if number in self.live:
             self._credit[number] = self._credit.get(number, wire.CREDIT_WINDOW) + count
 
     # ---- the Responder protocol --------------------------------------------------------------
@@ -154,7 +154,7 @@ class Answers:
                 request.finished = True
                 if request.reserved:
                     self._outputs.free_reserved(request)
-                self._live.pop(number, None)
+                self.live.pop(number, None)
                 if self._cancelled:
                     self._cancelled.discard(number)
                 if self._credit:
@@ -163,7 +163,7 @@ class Answers:
             if keep:
                 self._batch[number] = response
             else:
-                if final and self._held.watching:
+                if final and self._held.watched:
                     self._held.answered([number], finally_used=False)
                 self._send(wire.Responded(number, final, response))
 

@@ -26,10 +26,10 @@ def test_nothing_is_said_of_inputs_that_were_used_and_dropped() -> None:
     bench = Bench()
     bench.array(1)
     bench.array(1, foreign=True)
-    assert bench.held.watching
+    assert bench.held.watched
     bench.held.answered([1])
     bench.held.let_go()
-    assert not bench.held.watching
+    assert not bench.held.watched
     assert bench.sent == []
     assert bench.foreign_held == 0
 
@@ -69,7 +69,7 @@ def test_a_request_without_an_answer_is_not_judged() -> None:
     kept = bench.array(2)
     bench.held.answered([1])
     assert bench.sent == []
-    assert bench.held.watching
+    assert bench.held.watched
     del kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,6 @@ class Bench:
         return request
 
     def finish(self) -> list[wire.TensorRef]:
-        self.answers.note_held()
         (final,) = self.answers.close_batch()
         assert not final.error_code
         return final.outputs
@@ -78,6 +78,10 @@ def out(array: Any, name: str = "OUT") -> OutputValue:
 
 def given(request: WorkerRequest) -> Any:
     return request.inputs[0].as_numpy()
+
+
+def respond_with_input(request: WorkerRequest) -> None:
+    request.respond([out(given(request))])
 
 
 def test_an_input_and_parts_of_it_are_outputs_where_they_are(bench: Bench) -> None:
@@ -111,7 +115,6 @@ def test_what_the_model_keeps_and_cannot_be_copied_is_an_error(bench: Bench) -> 
     kept = given(request)
     request.respond([out(kept)])
     del request
-    bench.answers.note_held()
     (final,) = bench.answers.close_batch()
     assert final.error_code
     assert not final.outputs
@@ -155,6 +158,17 @@ def test_a_clients_memory_is_never_passed_on(bench: Bench) -> None:
     (ref,) = bench.finish()
     assert ref.region == wire.OUTPUT_ARENA
     np.testing.assert_array_equal(bench.content(ref), INPUT)
+
+
+def test_what_a_thread_of_the_model_answers_is_copied(bench: Bench) -> None:
+    request = bench.request()
+    thread = threading.Thread(target=respond_with_input, args=[request])
+    thread.start()
+    thread.join()
+    del request, thread
+    (ref,) = bench.finish()
+    assert ref.region == wire.OUTPUT_ARENA
+    assert not bench.held.watched
 
 
 def test_an_answer_that_is_not_the_last_and_one_that_comes_later_are_copies(bench: Bench) -> None:
