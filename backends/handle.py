@@ -243,7 +243,7 @@ class WorkerHandle:
                     return OutputTensor(ref.name, ref.datatype, ref.shape, None, asked.shared_memory)
             data = self._input_part(request, ref, passed_on)
             return OutputTensor(ref.name, ref.datatype, ref.shape, data)
-        if self._arena is None or ref.offset < 0 or ref.offset + ref.byte_size > len(self._arena):
+        if self._arena is None or min(ref.offset, ref.byte_size) < 0 or ref.offset + ref.byte_size > len(self._arena):
             raise ValueError(f"an output at {ref.offset}, outside of the worker's arena")
         blocks.append(ref.offset)
         data = self._arena[ref.offset : ref.offset + ref.byte_size]
@@ -254,7 +254,7 @@ class WorkerHandle:
         if request.finished:  # the server gave it up, and its inputs back; nobody reads this
             return b""
         arena = self._model.input_arena
-        if arena is not None and ref.region == arena.region.number:
+        if arena is not None and ref.region == arena.region.number and ref.byte_size >= 0:
             for tensor in request.inputs:
                 span = tensor.span
                 if span is not None and tensor.shared_memory is None:
@@ -286,9 +286,10 @@ class WorkerHandle:
 
     def _hold_inputs(self, numbers: list[int]) -> None:
         """Take the blocks of these requests' inputs over, which would be free again with the final answer."""
+        first = next(iter(self._batches), 0)  # numbers grow: requests with higher ones were not started
         for number in numbers:
             request = self._requests.get(number)
-            if request is None or number in self._held:
+            if request is None or number in self._held or number > first > 0:
                 raise ValueError(f"inputs held of request {number}, which is not being executed")
             held = self._held[number] = []
             for tensor in request.inputs:
@@ -353,7 +354,8 @@ class WorkerHandle:
         self._lost = True
         self._poller.answered(len(self._requests))
         later = itertools.islice(self._batches.values(), 1, None)
-        unstarted = [self._requests.pop(number) for numbers in later for number in numbers]
+        # One that was answered out of turn, which no worker of ours does, is not there any more.
+        unstarted = [self._requests.pop(number) for numbers in later for number in numbers if number in self._requests]
         requests, self._requests = self._requests, {}
         self._batches.clear()
         for request in requests.values():

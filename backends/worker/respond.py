@@ -75,8 +75,11 @@ class Answers:
         return wanted
 
     def close_batch(self) -> list[wire.ResponseRef]:
-        """The backend is done, and nothing of ours leads to the inputs of the batch. Returns the final answers in
-        order if there is one for every request; otherwise those that there are have been sent, and others come later."""
+        """The backend is done, and nothing of ours leads to the inputs of the batch.
+
+        Returns the final answers in order if there is one for every request; otherwise those that there are
+        have been sent, and others come later.
+        """
         finals = list(self._batch.values())
         if None not in finals and not self._held.watched:  # the usual case: no thread has anything to add
             self._batch = {}

@@ -190,6 +190,26 @@ def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("said", "second"), [(wire.InputsHeld([5]), []), (wire.Responded(5, True, wire.ResponseRef()), ["ok"])]
+)
+def test_what_is_said_of_a_request_out_of_turn_harms_no_other(said: wire.ToKernel, second: list[str]) -> None:
+    async def scenario(bench: Bench) -> None:
+        first = bench.submit()
+        await settle()
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))  # so fast that two more are given at once
+        await settle()
+        requests = [request_with_large_input(bench) for _ in range(2)]  # numbers 3 and 5, batches 4 and 6
+        await settle()
+        bench.worker.channel.send(said)
+        await settle()
+        bench.worker.die("exit code 1")
+        assert [responses(request) for request in (first, *requests)] == [["ok"], ["WorkerLost"], second]
+        assert all(tensor.span is not None for tensor in requests[1].inputs), "it can be given to another worker"
+
+    run(scenario)
+
+
 HOSTILE = [
     b"\xff\xff\xff\xff",
     frame(b"\xc1 no msgpack"),
@@ -269,7 +289,7 @@ def test_inputs_that_the_model_keeps_are_not_free_until_it_lets_them_go() -> Non
 def input_part(request: Request, name: str, offset: int, byte_size: int) -> wire.TensorRef:
     span = request.inputs[0].span
     assert span is not None
-    return wire.TensorRef(name, "UINT8", [byte_size], None, span.region.number, span.offset + offset, byte_size)
+    return wire.TensorRef(name, "UINT8", [abs(byte_size)], None, span.region.number, span.offset + offset, byte_size)
 
 
 def test_inputs_that_are_outputs_are_free_when_the_response_was_sent() -> None:
@@ -290,7 +310,7 @@ def test_inputs_that_are_outputs_are_free_when_the_response_was_sent() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(("offset", "byte_size"), [(-4096, 4096), (4096, 8192), (0, 8193)])
+@pytest.mark.parametrize(("offset", "byte_size"), [(-4096, 4096), (4096, 8192), (0, 8193), (0, -1)])
 def test_an_output_outside_of_the_requests_inputs_ends_the_worker(offset: int, byte_size: int) -> None:
     async def scenario(bench: Bench) -> None:
         request = request_with_large_input(bench)
