@@ -79,7 +79,9 @@ class WorkerHandle:
             refs.append(self._request_ref(request, number))
         batch_number = next(self._numbers)
         self._batches[batch_number] = numbers
-        self._session.send(wire.Execute(batch_number, refs, self._poller.sent(len(numbers))))
+        poller = self._poller
+        poller.moved(len(numbers))
+        self._session.send(wire.Execute(batch_number, refs, poller.polling.worker_ns))
         if len(self._batches) > 1 and not self._watched_batch:
             self._watch()
 
@@ -199,7 +201,7 @@ class WorkerHandle:
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
         response = self._response(request, ref, final)  # raises for what no worker of ours sends
-        self._poller.answered(1 if final else 0)
+        self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
             if self._owed_credit:
@@ -352,7 +354,7 @@ class WorkerHandle:
         may have been, started.
         """
         self._lost = True
-        self._poller.answered(len(self._requests))
+        self._poller.moved(-len(self._requests))
         later = itertools.islice(self._batches.values(), 1, None)
         # One that was answered out of turn, which no worker of ours does, is not there any more.
         unstarted = [self._requests.pop(number) for numbers in later for number in numbers if number in self._requests]
@@ -368,7 +370,7 @@ class WorkerHandle:
     def stopped(self) -> None:
         """The worker has ended as it was told to."""
         self._lost = True
-        self._poller.answered(len(self._requests))
+        self._poller.moved(-len(self._requests))
         self._model.instances.forget(self)
         self._metrics.end()
         self._release_memory()

@@ -128,37 +128,27 @@ class BusyPolling:
 class LoopPoller:
     """Keeps the running event loop from sleeping while `BusyPolling` says so, by a call in each of its turns.
 
-    Handles of workers tell it what moves: `sent`, `answered`.
+    Handles of workers tell it what moves.
     """
 
     def __init__(self, polling: BusyPolling) -> None:
-        self._polling = polling
+        self.polling = polling
         self._moved = False
         self._loop: asyncio.AbstractEventLoop
         #: Whether the next move has to begin a wait: nothing polls now, and something may.
         self._asleep = polling.longest_ns > 0
 
-    def sent(self, request_count: int) -> int:
-        """A worker is given requests; returns for how many nanoseconds it may poll for more when they are done."""
-        polling = self._polling
-        polling.in_flight += request_count
-        if not self._asleep:
-            self._moved = True
-        elif polling.in_flight <= polling.most_in_flight:
-            self._wake()
-        return polling.worker_ns
-
-    def answered(self, request_count: int) -> None:
-        """A worker has said something, and by that ended `request_count` requests."""
-        polling = self._polling
-        polling.in_flight -= request_count
+    def moved(self, more_requests: int) -> None:
+        """Something went to a worker, or came from one, which has `more_requests` by that: fewer are negative."""
+        polling = self.polling
+        polling.in_flight += more_requests
         if not self._asleep:
             self._moved = True
         elif polling.in_flight <= polling.most_in_flight:
             self._wake()
 
     def _wake(self) -> None:
-        if self._polling.woke(time.monotonic_ns()):
+        if self.polling.woke(time.monotonic_ns()):
             self._asleep = False
             self._moved = False
             self._loop = asyncio.get_running_loop()
@@ -169,7 +159,7 @@ class LoopPoller:
         os.sched_yield()
         now_ns = time.monotonic_ns()
         moved, self._moved = self._moved, False
-        if self._polling.goes_on(now_ns, now_ns - given_ns, moved=moved):
+        if self.polling.goes_on(now_ns, now_ns - given_ns, moved=moved):
             self._loop.call_soon(self._turn)
         else:
             self._asleep = True

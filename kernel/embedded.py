@@ -72,7 +72,9 @@ class EmbeddedServer:
 
         A list gives a flag several times. Front doors are closed but those that have a port (0 for any free one)
         or are asked for (`http=True`), and listen on this machine only, unless they have an address. Without a
-        repository the demo models are served. `options` take the place of everything else. Raises `BadOption`.
+        repository the demo models are served. It does not poll through waits, which would take the interpreter from
+        the program's threads, unless `busy_poll_us` says so. `options` take the place of everything else, also of
+        that. Raises `BadOption`.
         """
         if options is None:
             options, self._notes = read_keywords({"model_repository": model_repository, **flags}, os.environ)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime as ort
 
 from kernel.errors import InvalidArgument, Unsupported
+from kernel.processors import processor_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,11 +70,11 @@ def run_options(arguments: ModelArguments) -> ort.RunOptions | None:
 
 
 def _allowed_cpus() -> int:
-    """Return the number of CPUs where a host policy or a container allows only some, else 0.
+    """Return the number of CPUs where a host policy or a container allows only some, or so much of their time, else 0.
 
     With its own default ONNX Runtime starts a thread for each core of the machine, and binds it there.
     """
-    allowed = len(os.sched_getaffinity(0))
+    allowed = processor_count()
     return allowed if allowed < (os.cpu_count() or 1) else 0
 
 

@@ -157,15 +157,15 @@ def test_the_loop_is_kept_turning_until_polling_ends() -> None:
     async def scenario() -> None:
         polling = Scripted(True, True, True, False)
         poller = LoopPoller(polling)
-        assert poller.sent(1) == LONGEST_NS
+        poller.moved(1)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        poller.answered(1)
+        poller.moved(-1)
         for _ in range(5):
             await asyncio.sleep(0)
         assert polling.asked == ["woke", False, False, True, False]
         assert polling.in_flight == 0
-        poller.sent(1)
+        poller.moved(1)
         assert polling.asked[5:] == ["woke"]
 
     asyncio.run(scenario())
@@ -175,10 +175,10 @@ def test_with_many_in_flight_nothing_is_asked() -> None:
     async def scenario() -> None:
         polling = Scripted()
         poller = LoopPoller(polling)
-        assert poller.sent(polling.most_in_flight + 2) == 0
-        poller.answered(1)
+        poller.moved(polling.most_in_flight + 2)
+        poller.moved(-1)
         assert polling.asked == []
-        poller.answered(1)
+        poller.moved(-1)
         assert polling.asked == ["woke"]
 
     asyncio.run(scenario())
@@ -188,9 +188,9 @@ def test_what_sleeps_goes_on_to_sleep() -> None:
     async def scenario() -> None:
         polling = Scripted()
         poller = LoopPoller(polling)
-        poller.sent(1)
+        poller.moved(1)
         await asyncio.sleep(0)
-        poller.answered(1)
+        poller.moved(-1)
         await asyncio.sleep(0)
         assert polling.asked == ["woke", "woke"]
 

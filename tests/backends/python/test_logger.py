@@ -41,6 +41,6 @@ def test_a_model_file_may_log_while_it_is_imported(lab: Lab) -> None:
 
 def test_only_text_and_a_level_are_logged() -> None:
     with pytest.raises(TypeError, match=r"^log\(\): incompatible function arguments"):
-        Logger.log_info(5)  # type: ignore[arg-type]
+        Logger.log_info(5)  # type: ignore[arg-type]  # as a model may
     with pytest.raises(TypeError, match=r"Invoked with: 'a', 5$"):
-        Logger.log("a", 5)  # type: ignore[arg-type]
+        Logger.log("a", 5)  # type: ignore[arg-type]  # as a model may

@@ -175,6 +175,6 @@ def test_values_are_numbers() -> None:
             metric.increment(wrong)
     family = MetricFamily("h", "", HISTOGRAM)
     with pytest.raises(RuntimeError, match=r"^Unable to cast Python instance to C\+\+ type$"):
-        family.Metric(buckets=["1"])  # type: ignore[list-item]
+        family.Metric(buckets=["1"])  # type: ignore[list-item]  # as a model may
     with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments"):
-        MetricFamily("x", "", 0)  # type: ignore[arg-type]
+        MetricFamily("x", "", 0)  # type: ignore[arg-type]  # as a model may

@@ -1,0 +1,28 @@
+"""Whether a machine has something else to do is told by its processors, as they are now."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+import pytest
+
+from bench import machine
+from tests.bench.conftest import MACHINE
+
+
+@pytest.mark.parametrize(("idle_seconds", "in_use"), [(2.0, 0.0), (2.01, 0.0), (0.5, 1.5), (0.0, 2.0)])
+def test_processors_in_use_are_those_that_were_not_idle(
+    idle_seconds: float, in_use: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([1000.0, 1000.0 + idle_seconds])
+    monkeypatch.setattr(machine, "_idle_seconds", lambda: next(seconds))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert machine.this_machine().load == in_use
+
+
+def test_a_machine_says_that_it_was_busy_only_where_it_was() -> None:
+    assert "busy" not in MACHINE.line
+    assert msgspec.structs.replace(MACHINE, load=1.5).line.endswith("busy with other things (1.5 processors in use)")
