@@ -145,7 +145,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     allow_client_shm: str = "local"
     event_loop: str = "uvloop"
     #: The longest wait that is polled through, in microseconds; 0 for none.
-    busy_poll_us: int = 200
+    busy_poll_us: int = 500
     arena_byte_size: int = 1 << 34
 
     @property

@@ -92,6 +92,21 @@ class RequestForms:
                     return request, form
         return None
 
+    def announced(self, head: bytes, byte_size: int, generation: int) -> tuple[Model, int] | None:
+        """Return the model that a message of `byte_size` bytes is for which begins with `head`, and where in it the
+        first contents begin; None where no message was like it so far."""
+        if generation != self._generation:
+            return None
+        found = _split(head)
+        if found is None:
+            return None
+        key, _, position = found
+        for form in self._forms.get(key, ()):
+            start = position + len(form.rest)
+            if byte_size - position == form.byte_size and head[position:start] == form.rest:
+                return form.common.model, start + len(next((begin for begin, _ in form.contents if begin), b""))
+        return None
+
     def remember(self, message: Buffer, request: Request, model: Model, *, wants_empty_final: bool = False) -> None:
         """Remember the form of a request that was parsed out of `message` and checked for `model`.
 

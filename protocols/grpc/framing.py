@@ -93,6 +93,11 @@ class MessageReader:
             else:
                 position += self._take_content(data[position:])
 
+    def begin_large(self, head: bytes, byte_size: int) -> None:
+        """Take the first bytes of a large message that is not compressed; more come to where `direct` says."""
+        self._gathered += head
+        self._compressed, self._length, self._filled = False, byte_size, 0
+
     def end(self) -> None:
         """The client has sent its last byte."""
         if self.fault is None and (self._length >= 0 or self._gathered):

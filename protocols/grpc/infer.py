@@ -54,6 +54,10 @@ class Inference:
 
     def receive(self, head: bytes, byte_size: int) -> Body | None:
         """Return where to receive a message that begins with `head`, None where any memory will do."""
+        known = self.forms.announced(head, byte_size, self.kernel.catalog.generation)
+        if known is not None:
+            model, first_tensor = known
+            return self.kernel.receive(model, byte_size, first_tensor)
         return place_for(self.kernel, head, byte_size, streaming=False)
 
     def parse(self, message: Buffer, call: InferCall) -> tuple[Request, Model]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kernel.request import Buffer
 
-#: Answers up to here are copied into one piece; larger ones are cut into frames as they are sent.
+#: Answers up to here are copied into one piece; larger ones are written as they lie.
 SMALL_ANSWER_BYTE_SIZE = 64 * 2**10
 
 #: How much may wait to be written before even small answers wait in their streams.
@@ -86,32 +86,32 @@ class Answers:
         byte_size = sum(map(len, parts))
         size = byte_size + PREFIX.size
         if (
-            byte_size <= SMALL_ANSWER_BYTE_SIZE
-            and size <= stream.send_window
-            and size <= self.send_window
-            and size <= self.max_frame_byte_size
-            and self.outbox_byte_size < _OUTBOX_BYTE_SIZE
+            size > stream.send_window
+            or size > self.send_window
+            or size > self.max_frame_byte_size
+            or self.outbox_byte_size >= _OUTBOX_BYTE_SIZE
         ):
-            number = stream.number
-            self.send_window -= size
-            begin = _ANSWER.pack(
-                0, len(RESPONSE_BLOCK), frames.HEADERS, frames.END_HEADERS, number, RESPONSE_BLOCK,
-                size >> 8, size & 0xFF, frames.DATA, 0, number, 0, byte_size,
-            )  # fmt: skip
-            end = _TRAILERS.pack(0, len(OK_TRAILERS_BLOCK), frames.HEADERS, _END, number, OK_TRAILERS_BLOCK)
-            octets = b"".join((begin, *parts, end))
-            self._outbox.append(octets)
-            self.outbox_byte_size += len(octets)
+            self.send_headers(stream, RESPONSE_BLOCK)
+            self.send_data(stream, [PREFIX.pack(0, byte_size), *parts], release)
+            self.send_trailers(stream, OK_TRAILERS_BLOCK)
+            return
+        number = stream.number
+        self.send_window -= size
+        begin = _ANSWER.pack(
+            0, len(RESPONSE_BLOCK), frames.HEADERS, frames.END_HEADERS, number, RESPONSE_BLOCK,
+            size >> 8, size & 0xFF, frames.DATA, 0, number, 0, byte_size,
+        )  # fmt: skip
+        end = _TRAILERS.pack(0, len(OK_TRAILERS_BLOCK), frames.HEADERS, _END, number, OK_TRAILERS_BLOCK)
+        if byte_size <= SMALL_ANSWER_BYTE_SIZE:
+            self._outbox.append(b"".join((begin, *parts, end)))
             if release is not None:
                 release()
-            self.forget(stream)
-            stream.call = None
-            if not stream.remote_closed:
-                self.put_reset(number, ErrorCode.NO_ERROR)
-            return
-        self.send_headers(stream, RESPONSE_BLOCK)
-        self.send_data(stream, [PREFIX.pack(0, byte_size), *parts], release)
-        self.send_trailers(stream, OK_TRAILERS_BLOCK)
+        else:
+            self._outbox += (begin, *parts, end)
+            if release is not None:
+                self.releases.append(release)
+        self.outbox_byte_size += len(begin) + byte_size + len(end)
+        self._finish(stream)
 
     def send_headers(self, stream: Stream, block: bytes) -> None:
         stream.headers_sent = True

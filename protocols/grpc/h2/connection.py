@@ -32,7 +32,6 @@ class Connection(WholeFrames):
         self._preface_seen = False
         self._settings_seen = False
         self._block: OpenBlock | None = None
-        self._data: DataFrame | None = None
         self._skip_left = 0
         self._now_ns = 0
         #: Since when the handshake or a header block was seen incomplete.
@@ -96,6 +95,8 @@ class Connection(WholeFrames):
                 end = 0
                 if kind == frames.HEADERS and flags == frames.END_HEADERS:
                     end = self._whole_call(data, position + 9, position + 9 + length, number)
+                    if self._data is not None:  # whoever answers the call says where the rest belongs
+                        return end
                 elif kind == frames.WINDOW_UPDATE and length == 4:
                     end = self._whole_update(data, position, number)
                 elif kind == frames.DATA and not flags:

@@ -148,6 +148,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.received_ns = now_ns = time.monotonic_ns()
         self._start += machine.receive(self._memory[self._start : self._end], now_ns)
         self._handle_events()
+        if self._start < self._end and (direct := machine.direct_buffer()) is not None:
+            self._take_directly(direct)
         self._awake = False
         self._flush()
         if machine.more or machine.failed:
@@ -159,6 +161,13 @@ class ServerConnection(asyncio.BufferedProtocol):
             rest = self._end - self._start
             self._memory[:rest] = bytes(self._memory[self._start : self._end])
             self._start, self._end = 0, rest
+
+    def _take_directly(self, direct: memoryview) -> None:
+        """Copy the begin of a large message, which has come together with its head, to where it belongs."""
+        taken = min(len(direct), self._end - self._start)
+        direct[:taken] = self._memory[self._start : self._start + taken]
+        self._start += taken
+        self.machine.received_directly(taken)
 
     def _go_on(self) -> None:
         if self.machine.failed or self._closing:

@@ -1,4 +1,4 @@
-"""What small requests usually are, taken in one step each: the short way of a connection's receiving half. Pure.
+"""What requests usually are, taken in one step each: the short way of a connection's receiving half. Pure.
 
 Each step takes what it recognises as usual and right, and leaves all else, and every mistake, to be looked at
 frame by frame: it then returns 0 and has changed nothing.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from protocols.grpc.framing import LARGE_BYTE_SIZE, PREFIX
+from protocols.grpc.framing import HEAD_BYTE_SIZE, LARGE_BYTE_SIZE, PREFIX
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.answers import Answers
 from protocols.grpc.h2.headers import HeaderDecoder
+from protocols.grpc.h2.partial import DataFrame
 from protocols.grpc.h2.streams import Event, Stream
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ class WholeFrames(Answers):
         super().__init__()
         self._decoder = HeaderDecoder()
         self._flood = limits.FloodCounters(rules)
+        #: A DATA frame of which more is to come.
+        self._data: DataFrame | None = None
 
     def _whole_call(self, data: memoryview, start: int, data_start: int, number: int) -> int:
-        """Take a call that is HEADERS as they came before and a single DATA frame; returns where it ends.
+        """Take a call that is HEADERS as they came before and a single DATA frame; returns what was taken of it.
 
         Between them may stand the WINDOW_UPDATE of the stream that clients of gRPC core send. The header block
-        lies between `start` and `data_start`.
+        lies between `start` and `data_start`. Of a large message only the begin is taken, and the frame left open.
         """
         size, window, headers_end = len(data), self.initial_send_window, data_start
         if size < data_start + _UPDATE.size + _MESSAGE.size:
@@ -57,7 +60,8 @@ class WholeFrames(Answers):
             or data_number != number
             or flag
             or length != byte_size + PREFIX.size
-            or end > size
+            or (end > size and (byte_size < LARGE_BYTE_SIZE or size < content + HEAD_BYTE_SIZE))
+            or length > limits.MAX_FRAME_BYTE_SIZE
             or number <= self.last_number
             or not number & 1
             or len(self.streams) >= limits.MAX_CONCURRENT_STREAMS
@@ -68,8 +72,14 @@ class WholeFrames(Answers):
             return 0
         self.last_number = number
         stream = self.streams[number] = Stream(number, head, window)
-        stream.remote_closed = True
         stream.held = stream.received = length
+        if end > size:
+            begin_end = content + HEAD_BYTE_SIZE
+            stream.reader.begin_large(bytes(data[content:begin_end]), byte_size)
+            self._data = DataFrame(stream, length, byte_size - HEAD_BYTE_SIZE, 0, end_stream=True)
+            self.events.append((Event.OPENED, stream))
+            return begin_end
+        stream.remote_closed = True
         stream.whole = bytes(data[content:end])
         self.events.append((Event.CALLED, stream))
         return end

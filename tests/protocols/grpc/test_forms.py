@@ -16,6 +16,7 @@ from kernel.validate import validate
 from protocols.grpc.codec import decode_request, parse_request, start_request
 from protocols.grpc.forms import RequestForms, model_of
 from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.grpc.raw import first_raw_content
 
 if TYPE_CHECKING:
     from kernel.model import Model
@@ -201,3 +202,30 @@ def test_no_bytes_break_it(octets: bytes) -> None:
 ])  # fmt: skip
 def test_the_model_is_read_off_the_first_bytes(octets: bytes, found: tuple[str, str] | None) -> None:
     assert model_of(octets) == found
+
+
+def test_a_message_that_begins_like_an_earlier_one_of_its_size_is_known_by_its_begin() -> None:
+    octets = message(version="1", rows=700).SerializeToString()
+    forms = remembering(message(version="1", rows=700), message(version="1", rows=701))
+    other = message(version="1", id="other", rows=700, seed=3).SerializeToString()
+    for begin in (octets, other):
+        announced = forms.announced(begin[:1024], len(begin), 1)
+        assert announced is not None
+        assert announced[0] is MODEL
+        assert announced == (MODEL, first_raw_content(begin[:1024]))
+    assert forms.announced(octets[:1024], len(octets) + 1, 1) is None
+    assert forms.announced(octets[:30], len(octets), 1) is None
+    assert forms.announced(octets[:1024], len(octets), 2) is None
+    assert forms.announced(message(rows=700).SerializeToString()[:1024], len(octets), 1) is None
+    assert forms.announced(b"", len(octets), 1) is None
+
+
+def test_contents_behind_an_input_in_shared_memory_are_the_first() -> None:
+    made = message(rows=700)
+    made.inputs.insert(0, pb.ModelInferRequest.InferInputTensor(name="B", datatype="UINT8", shape=[700]))
+    made.inputs[0].parameters["shared_memory_region"].string_param = "region"
+    made.inputs[0].parameters["shared_memory_byte_size"].int64_param = 700
+    del made.inputs[2], made.raw_input_contents[1]
+    octets = made.SerializeToString()
+    announced = remembering(made).announced(octets[:1024], len(octets), 1)
+    assert announced == (MODEL, first_raw_content(octets[:1024]))

@@ -107,6 +107,7 @@ class Owner:
         self.kind = kind
         self.open: set[ServerConnection] = set()
         self.calls: list[RefusedCall] = []
+        self.refuses = False
 
     def opened(self, connection: ServerConnection) -> None:
         self.open.add(connection)
@@ -115,6 +116,9 @@ class Owner:
         self.open.discard(connection)
 
     def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+        if self.refuses:
+            connection.machine.send_trailers(stream, status_block(14, "no"))
+            return None
         self.calls.append(self.kind(connection, stream))
         return self.calls[-1]
 
@@ -245,13 +249,47 @@ def test_memory_is_given_back_when_the_transport_has_nothing_of_it_left() -> Non
     converse(conversation, HeldCall)
 
 
+class PlacedCall(HeldCall):
+    """A call that has memory for its large message."""
+
+    def __init__(self, connection: ServerConnection, stream: Stream) -> None:
+        super().__init__(connection, stream)
+        self.memory = bytearray()
+        if stream.whole is None:
+            stream.reader.place = self._place
+
+    def _place(self, head: bytes, byte_size: int) -> memoryview:
+        self.memory = bytearray(byte_size)
+        return memoryview(self.memory)
+
+
 def test_the_body_of_a_large_request_is_received_where_it_belongs() -> None:
     async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
         content = bytes(range(256)) * 2**11
-        receive(connection, request(1, content))
-        assert bytes(connection.machine.streams[1].reader.messages[0]) == content
+        # Behind the first, its headers are known, and a large call begins in one step.
+        for number, begin in ((1, b""), (3, b""), (5, PING), (9, request(7))):
+            receive(connection, begin + request(number, content) + PING)
+            [message] = connection.machine.streams[number].reader.messages
+            assert message == content
+            call = owner.calls[-1]
+            assert isinstance(call, PlacedCall)
+            assert call.memory == content
+        assert wire.output.count(frames.head(8, frames.PING, frames.ACK, 0)) == 5
 
-    converse(conversation, HeldCall)
+    converse(conversation, PlacedCall)
+
+
+def test_a_large_request_that_is_refused_by_its_headers_harms_no_other() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+        receive(connection, request(1))
+        owner.refuses = True
+        content = bytes(2**17)
+        receive(connection, request(3, content) + request(5, content))
+        assert not connection.machine.streams
+        assert wire.output.count(b"grpc-status") == 3
+        assert not connection.machine.failed
+
+    converse(conversation)
 
 
 @pytest.mark.parametrize("octets", [PING * 101, frames.head(0, frames.SETTINGS, 0, 1)])

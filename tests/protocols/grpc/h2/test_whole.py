@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocols.grpc.framing import HEAD_BYTE_SIZE
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import Connection
 from protocols.grpc.h2.frames import ErrorCode
@@ -9,6 +10,7 @@ from protocols.grpc.h2.streams import Event, Stream
 from protocols.grpc.h2.testing import GREETING, frame, message, request
 
 CONTENT = bytes(range(64))
+LARGE = CONTENT * 1100
 
 
 def call(number: int, between: bytes = b"", content: bytes = CONTENT) -> bytes:
@@ -34,9 +36,8 @@ def fed(octets: bytes, step: int) -> Connection:
     machine, rest = machine_that_knows_the_headers(), b""
     for start in range(0, len(octets), step):
         rest += octets[start : start + step]
-        rest = rest[machine.receive(memoryview(rest), 0) :]
-        while machine.more:
-            rest = rest[machine.receive(memoryview(rest), 0) :]
+        while taken := machine.receive(memoryview(rest), 0):
+            rest = rest[taken:]
     return machine
 
 
@@ -98,6 +99,10 @@ SEQUENCES = {
     "two messages in one frame": request(3) + frame(frames.DATA, 0, 3, (b"\0\0\0\0\x40" + CONTENT) * 2),
     "message with the compressed flag": request(3) + sent(3, flag=1) + sent(3),
     "message with an unknown flag": request(3) + sent(3, flag=2) + sent(3),
+    "large calls": call(3, frames.window_update(3, 5), content=LARGE) + call(5, content=LARGE[1:]) + call(7),
+    "a large call that is refused by its number": call(5) + call(3, content=LARGE),
+    "a large call with the compressed flag": request(3) + sent(3, LARGE, flag=1, flags=frames.END_STREAM),
+    "a frame that is too large": call(3, content=bytes(limits.MAX_FRAME_BYTE_SIZE)),
     "more than the stream's window": request(3)
     + sent(3, bytes(60_000)) * (limits.STREAM_WINDOW_BYTE_SIZE // 60_000 + 1),
 }  # fmt: skip
@@ -106,7 +111,7 @@ SEQUENCES = {
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_taken_whole_or_in_pieces_a_call_ends_the_same(name: str) -> None:
     octets = SEQUENCES[name]
-    step = 1 if len(octets) < 10_000 else 25_000
+    step = 1 if len(octets) < 10_000 else 1_000  # too little for anything to be taken in one step
     expected = state(fed(octets, step))
     assert state(fed(octets, len(octets))) == expected
     assert state(fed(octets, 40 * step)) == expected
@@ -119,6 +124,34 @@ def test_the_usual_small_call_is_one_event(between: bytes) -> None:
     assert event is Event.CALLED
     assert stream.whole == CONTENT
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + (5 if between else 0)
+
+
+@pytest.mark.parametrize("between", [b"", frames.window_update(3, 5)], ids=["plain", "as gRPC core sends it"])
+def test_a_large_call_begins_in_one_step_and_then_asks_where_the_rest_belongs(between: bytes) -> None:
+    machine = machine_that_knows_the_headers()
+    octets = memoryview(call(3, between, LARGE))[:30_000]
+    taken = machine.receive(octets, 0)
+    [(event, stream)] = machine.events
+    assert event is Event.OPENED
+    place = bytearray(len(LARGE))
+    asked: list[tuple[bytes, int]] = []
+
+    def where(head: bytes, byte_size: int) -> memoryview:
+        asked.append((head, byte_size))
+        return memoryview(place)
+
+    stream.reader.place = where
+    direct = machine.direct_buffer()
+    assert direct is not None
+    assert asked == [(LARGE[:HEAD_BYTE_SIZE], len(LARGE))]
+    assert len(direct) == len(LARGE) - HEAD_BYTE_SIZE
+    assert octets[taken:] == LARGE[HEAD_BYTE_SIZE:][: len(octets) - taken]
+    direct[:] = LARGE[HEAD_BYTE_SIZE:]
+    machine.received_directly(len(direct))
+    assert machine.events[1:] == [(Event.READABLE, stream)]
+    assert messages(stream) == [LARGE]
+    assert place == LARGE
+    assert stream.remote_closed
 
 
 def test_the_usual_message_of_a_stream_is_one_event_and_has_its_bytes() -> None:
