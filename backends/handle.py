@@ -7,30 +7,23 @@ there is a new one, so that a late message can never be taken for an answer to a
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import itertools
-import mmap
-import os
 import time
 from typing import TYPE_CHECKING
 
 from backends import wire
 from backends.reported_metrics import ReportedMetrics
+from backends.worker_memory import OutputMemory, WorkerMemory
 from kernel.errors import ErrorCode, WorkerLost, error_of
 from kernel.observe.statistics import ExecutionTimes
 from kernel.response import OutputTensor, Response
-from shm.region import RegionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from backends.session import WorkerSession
     from kernel.batch import Batch
     from kernel.busy_poll import LoopPoller
     from kernel.model import Model
-    from kernel.request import InputTensor, Request, RequestedOutput
-    from shm.region import Held, Region, Span
+    from kernel.request import Request
 
 #: How long a worker that was given several batches may be silent until the kernel looks for answers that it keeps.
 _SILENCE_S = 0.002
@@ -51,11 +44,7 @@ class WorkerHandle:
         self._requests: dict[int, Request] = {}
         #: Batches that the worker has not finished, by their numbers, with the numbers of their requests.
         self._batches: dict[int, list[int]] = {}
-        self._attached: set[int] = set()
-        self._arena: memoryview | None = None
-        self._freed: list[int] = []
-        #: What the model goes on using of inputs whose requests are answered, by request number.
-        self._held: dict[int, list[Held]] = {}
+        self._memory = WorkerMemory(session, model)
         self._owed_credit: dict[int, int] = {}
         self._lost = False
         #: Set when the worker has nothing left to do; None while nobody waits for that.
@@ -121,13 +110,13 @@ class WorkerHandle:
                 assert tensor.data is not None
                 inputs.append(wire.TensorRef(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)))
             else:
-                inputs.append(self._input_ref(tensor, tensor.span))
+                inputs.append(self._memory.input_ref(tensor, tensor.span))
         outputs: list[wire.OutputRef] = []
         for output in request.outputs:
             if output.span is None:
                 outputs.append(wire.OutputRef(output.name, output.classification))
             else:
-                outputs.append(self._output_ref(output, output.span))
+                outputs.append(self._memory.output_ref(output, output.span))
         return wire.RequestRef(
             number,
             inputs,
@@ -140,32 +129,6 @@ class WorkerHandle:
             request.parameters,
         )
 
-    def _input_ref(self, tensor: InputTensor, span: Span) -> wire.TensorRef:
-        region = span.region
-        foreign = self._attach(region)
-        return wire.TensorRef(
-            tensor.name, tensor.datatype, tensor.shape, None, region.number, span.offset, span.byte_size, foreign
-        )
-
-    def _output_ref(self, output: RequestedOutput, span: Span) -> wire.OutputRef:
-        region = span.region
-        self._attach(region)
-        return wire.OutputRef(output.name, 0, region.number, span.offset, span.byte_size)
-
-    def _attach(self, region: Region) -> bool:
-        """Make the worker know the region; returns whether it is a client's."""
-        foreign = region.kind is not RegionKind.ARENA
-        if region.number not in self._attached:
-            self._attached.add(region.number)
-            self._session.send_with_fd(wire.Attach(region.number, region.byte_size, region.offset, foreign), region.fd)
-            region.on_closed(self._detach)
-        return foreign
-
-    def _detach(self, region: Region) -> None:
-        if region.number in self._attached and not self._lost:
-            self._attached.discard(region.number)
-            self._session.send(wire.Detach(region.number))
-
     # ---- messages from the worker ------------------------------------------------------------
 
     def _on_message(self, message: wire.ToKernel) -> None:
@@ -175,11 +138,11 @@ class WorkerHandle:
             case wire.Responded(request=number, final=final, response=response):
                 self._respond(number, response, final)
             case wire.ArenaCreated(byte_size=byte_size):
-                self._map_arena(byte_size)
+                self._memory.map_arena(byte_size)
             case wire.InputsHeld(requests=numbers):
                 self._hold_inputs(numbers)
             case wire.InputsFreed(requests=numbers):
-                self._free_inputs(numbers)
+                self._memory.free_held(numbers)
             case wire.MetricsChanged():
                 self._metrics.take(message, time.monotonic_ns())
 
@@ -218,116 +181,25 @@ class WorkerHandle:
         if ref.error_code:
             error = error_of(ErrorCode(ref.error_code), ref.error_text)
             return Response(request.model_name, version, request.id, error=error, final=final)
-        blocks: list[int] = []
-        passed_on: list[InputTensor] = []
-        outputs = []
+        outputs: list[OutputTensor] = []
+        used: OutputMemory | None = None
         for tensor in ref.outputs:
-            inline = tensor.data is not None
-            outputs.append(
-                OutputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data)
-                if inline
-                else self._output(request, tensor, blocks, passed_on)
-            )
-        if passed_on:
-            release: Callable[[], None] | None = self._release_later(request, blocks, passed_on, final)
-        else:
-            release = functools.partial(self._free_blocks, blocks) if blocks else None
+            if tensor.data is not None:
+                outputs.append(OutputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data))
+            else:
+                used = used or OutputMemory()
+                outputs.append(self._memory.output(request, tensor, used))
+        release = used.release_with(self._memory, final=final) if used is not None else None
         return Response(request.model_name, version, request.id, outputs, ref.parameters, None, final, release)
 
-    def _output(
-        self, request: Request, ref: wire.TensorRef, blocks: list[int], passed_on: list[InputTensor]
-    ) -> OutputTensor:
-        """Return an output that lies in memory, and add its block of the worker's arena to `blocks`, or the input
-        that it is a part of to `passed_on`."""
-        if ref.region != wire.OUTPUT_ARENA:
-            for asked in request.outputs:
-                if asked.name == ref.name and asked.shared_memory is not None:
-                    return OutputTensor(ref.name, ref.datatype, ref.shape, None, asked.shared_memory)
-            data = self._input_part(request, ref, passed_on)
-            return OutputTensor(ref.name, ref.datatype, ref.shape, data)
-        if self._arena is None or min(ref.offset, ref.byte_size) < 0 or ref.offset + ref.byte_size > len(self._arena):
-            raise ValueError(f"an output at {ref.offset}, outside of the worker's arena")
-        blocks.append(ref.offset)
-        data = self._arena[ref.offset : ref.offset + ref.byte_size]
-        return OutputTensor(ref.name, ref.datatype, ref.shape, data)
-
-    def _input_part(self, request: Request, ref: wire.TensorRef, passed_on: list[InputTensor]) -> memoryview | bytes:
-        """Return the bytes of an output that is a part of an input."""
-        if request.finished:  # the server gave it up, and its inputs back; nobody reads this
-            return b""
-        arena = self._model.input_arena
-        if arena is not None and ref.region == arena.region.number and ref.byte_size >= 0:
-            for tensor in request.inputs:
-                span = tensor.span
-                if span is not None and tensor.shared_memory is None:
-                    skip = ref.offset - span.offset
-                    if 0 <= skip <= span.byte_size - ref.byte_size:
-                        passed_on.append(tensor)
-                        return arena.view(ref.offset, ref.byte_size)
-        raise ValueError(f"an output at {ref.offset} of region {ref.region}, outside of the request's inputs")
-
-    def _release_later(
-        self, request: Request, blocks: list[int], passed_on: list[InputTensor], final: bool
-    ) -> Callable[[], None]:
-        """Take inputs that are outputs as well from the request; returns what gives them and `blocks` back."""
-        if not final:
-            raise ValueError("an input as an output of a response that is not the last")
-        leases: list[Held] = []
-        for tensor in passed_on:
-            if tensor.span is not None:  # one input may be several outputs
-                leases.append(tensor.span.lease)
-                tensor.span = None
-
-        def release() -> None:
-            for lease in leases:
-                lease.release()
-            if blocks:
-                self._free_blocks(blocks)
-
-        return release
-
     def _hold_inputs(self, numbers: list[int]) -> None:
-        """Take the blocks of these requests' inputs over, which would be free again with the final answer."""
+        """The model keeps inputs of these requests, whose final answers come next."""
         first = next(iter(self._batches), 0)  # numbers grow: requests with higher ones were not started
         for number in numbers:
             request = self._requests.get(number)
-            if request is None or number in self._held or number > first > 0:
+            if request is None or number > first > 0:
                 raise ValueError(f"inputs held of request {number}, which is not being executed")
-            held = self._held[number] = []
-            for tensor in request.inputs:
-                if tensor.span is not None and tensor.shared_memory is None:
-                    held.append(tensor.span.lease)
-                    tensor.span = None
-
-    def _free_inputs(self, numbers: list[int]) -> None:
-        for number in numbers:
-            held = self._held.pop(number, None)
-            if held is None:
-                raise ValueError(f"inputs freed of request {number}, which were not held")
-            for lease in held:
-                lease.release()
-
-    def _free_blocks(self, offsets: list[int]) -> None:
-        """Tell the worker, once per loop turn, which blocks were read."""
-        if self._lost:
-            return
-        if not self._freed:
-            asyncio.get_running_loop().call_soon(self._send_freed)
-        self._freed += offsets
-
-    def _send_freed(self) -> None:
-        offsets, self._freed = self._freed, []
-        if offsets and not self._lost:
-            self._session.send(wire.FreeBlocks(offsets))
-
-    def _map_arena(self, byte_size: int) -> None:
-        fd = self._session.take_fd()
-        try:
-            if byte_size > os.fstat(fd).st_size:
-                raise ValueError(f"an arena of {byte_size} bytes that is smaller")
-            self._arena = memoryview(mmap.mmap(fd, byte_size, prot=mmap.PROT_READ))
-        finally:
-            os.close(fd)
+            self._memory.hold(number, request)
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -354,6 +226,7 @@ class WorkerHandle:
         may have been, started.
         """
         self._lost = True
+        self._memory.close()
         self._poller.moved(-len(self._requests))
         later = itertools.islice(self._batches.values(), 1, None)
         # One that was answered out of turn, which no worker of ours does, is not there any more.
@@ -364,22 +237,12 @@ class WorkerHandle:
             request.fail(WorkerLost(self.name, cause))
         self._model.instances.lost(self, unstarted)
         self._metrics.end()
-        self._release_memory()
         self._note_drained()
 
     def stopped(self) -> None:
         """The worker has ended as it was told to."""
         self._lost = True
+        self._memory.close()
         self._poller.moved(-len(self._requests))
         self._model.instances.forget(self)
         self._metrics.end()
-        self._release_memory()
-
-    def _release_memory(self) -> None:
-        """Give back what only the worker used."""
-        self._free_inputs(list(self._held))
-        if self._arena is not None:
-            # Responses that front doors still hold keep the mapping; it goes with the last of them.
-            with contextlib.suppress(BufferError):
-                self._arena.release()
-            self._arena = None
