@@ -36,7 +36,7 @@ COLOURS = {"JSON": VERMILLION, "HTTP, binary": BLUE, "gRPC": GREEN, "shared memo
 
 #: Diagonals of the throughput panel, where so many requests a second lie, and at which size each is labelled: where
 #: no curve comes near.
-RATES = {1: 16 * MIB, 10: 4 * MIB, 100: 32 * MIB, 1_000: 2.5 * KIB, 10_000: 24 * KIB}
+RATES = {1: 16 * MIB, 10: 4 * MIB, 100: 32 * MIB, 1_000: 7 * KIB, 10_000: 1.5 * MIB}
 
 
 def draw_curve(curve: Curve) -> Figure:
