@@ -132,7 +132,8 @@ class Server:
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
         repository = options.repository
         catalog = Catalog(namespacing=repository.namespacing)
-        regions, clock = RegionRegistry(), LoopClock()
+        polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
+        regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
         settings = KernelSettings(
             trace=TraceSettings(options.trace),
             log=self._log,
@@ -142,7 +143,7 @@ class Server:
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size), clock, settings)
         launcher = LocalLauncher()
-        poller = LoopPoller(BusyPolling(options.busy_poll_us * 1000, processor_count()))
+        poller = LoopPoller(polling)
         self._lifecycle = Lifecycle(
             catalog,
             clock,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import TYPE_CHECKING, Protocol
+
+from kernel.timer import Timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +28,9 @@ class Alarm(Protocol):
     def set(self, at_ns: int | None) -> None:
         """Ring once at `at_ns`, not earlier; replaces what was set before, None only clears it."""
 
+    def close(self) -> None:
+        """Clear it, and give back what it holds until it is set again."""
+
 
 class LoopClock:
     """The clock of a running asyncio loop."""
@@ -33,46 +39,73 @@ class LoopClock:
     now_ns = staticmethod(time.monotonic_ns)
     wall_ns = staticmethod(time.time_ns)
 
+    def __init__(self, poll_ns: int = 0) -> None:
+        """Alarms that ring in `poll_ns` or less are polled for, see `kernel.busy_poll`."""
+        self._poll_ns = poll_ns
+
     def alarm(self, callback: Callable[[], None]) -> Alarm:
-        return LoopAlarm(asyncio.get_running_loop(), callback)
+        return LoopAlarm(asyncio.get_running_loop(), callback, self._poll_ns)
 
 
 class LoopAlarm:
-    """An alarm on asyncio's timers.
+    """An alarm on a `Timer`, which is made at the first use.
 
-    uvloop rounds timers to milliseconds, so one can fire early: the alarm then goes back to the loop
-    until the time has come, which costs less than a millisecond of turns.
+    The timer is left as it is where it will expire soon enough, and asked again then: a scheduler that waits for each
+    batch anew, and mostly in vain, costs a system call in each of its delays, not in each of its waits.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None], poll_ns: int = 0) -> None:
         self._loop = loop
         self._callback = callback
+        self._poll_ns = poll_ns
+        self._timer: Timer | None = None
         self._at_ns: int | None = None
-        self._handle: asyncio.Handle | None = None
+        #: When the timer expires; None for never.
+        self._timer_ns: int | None = None
+        #: Whether the loop is kept turning.
+        self._polling = False
 
     def set(self, at_ns: int | None) -> None:
-        if at_ns == self._at_ns:
-            return
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
         self._at_ns = at_ns
-        if at_ns is not None:
-            self._arm(at_ns - time.monotonic_ns())
+        if at_ns is None or self._polling:
+            return
+        if self._poll_ns and at_ns - time.monotonic_ns() <= self._poll_ns:
+            self._polling = True
+            self._loop.call_soon(self._turn)
+        elif self._timer_ns is None or at_ns < self._timer_ns:
+            self._arm(at_ns)
 
-    def _arm(self, remaining_ns: int) -> None:
-        if remaining_ns < 1_000_000:
-            self._handle = self._loop.call_soon(self._ring)
-        else:
-            self._handle = self._loop.call_later(remaining_ns / 1e9, self._ring)
+    def close(self) -> None:
+        self._at_ns = self._timer_ns = None
+        if self._timer is not None:
+            timer, self._timer = self._timer, None
+            timer.close()
 
-    def _ring(self) -> None:
+    def _turn(self) -> None:
+        self._polling = False
+        os.sched_yield()
+        self._ring_or_wait()
+
+    def _arm(self, at_ns: int) -> None:
+        self._timer_ns = at_ns
+        if self._timer is None:
+            try:
+                self._timer = Timer(self._loop, self._expired)
+            except OSError:  # no file descriptor is left: to the millisecond, then
+                self._loop.call_later((at_ns - time.monotonic_ns()) / 1e9, self._expired)
+                return
+        self._timer.set(at_ns)
+
+    def _expired(self) -> None:
+        self._timer_ns = None
+        self._ring_or_wait()
+
+    def _ring_or_wait(self) -> None:
         at_ns = self._at_ns
         if at_ns is None:
             return
-        remaining_ns = at_ns - time.monotonic_ns()
-        if remaining_ns > 0:
-            self._arm(remaining_ns)
+        if at_ns > time.monotonic_ns():
+            self.set(at_ns)
             return
-        self._at_ns = self._handle = None
+        self._at_ns = None
         self._callback()

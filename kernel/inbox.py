@@ -59,7 +59,7 @@ class Inbox:
     def close(self) -> None:
         """End the scheduler; events are no longer delivered."""
         self._until_ns = None
-        self._alarm.set(None)
+        self._alarm.close()
         self._events.clear()
         if self._coroutine is not None:
             coroutine, self._coroutine = self._coroutine, None

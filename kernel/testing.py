@@ -86,6 +86,9 @@ class FakeAlarm:
         assert at_ns is None or at_ns > self._clock.now_ns(), "an alarm must be set in the future"
         self.at_ns = at_ns
 
+    def close(self) -> None:
+        self.at_ns = None
+
     def ring(self) -> None:
         self.at_ns = None
         self._callback()

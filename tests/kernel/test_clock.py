@@ -1,0 +1,113 @@
+"""An alarm rings once and not early, whether it is polled for or not, and asks the system for little."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+
+import pytest
+
+from kernel import clock as clock_module
+from kernel.clock import LoopClock
+from kernel.timer import Timer
+
+MS = 10**6
+
+
+class Rings:
+    """An alarm of the running loop, and when it rang."""
+
+    def __init__(self, poll_ns: int = 0) -> None:
+        self.times_ns: list[int] = []
+        self._rung = asyncio.Event()
+        self.alarm = LoopClock(poll_ns).alarm(self._ring)
+
+    def _ring(self) -> None:
+        self.times_ns.append(time.monotonic_ns())
+        self._rung.set()
+
+    async def one_more(self) -> int:
+        await self._rung.wait()
+        self._rung.clear()
+        return self.times_ns[-1]
+
+
+@pytest.mark.parametrize("poll_ns", [0, MS, 10 * MS])
+@pytest.mark.parametrize("ahead_ns", [0, 200_000, 3 * MS])
+def test_it_rings_once_and_not_early(poll_ns: int, ahead_ns: int) -> None:
+    async def scenario() -> None:
+        rings, later = Rings(poll_ns), Rings()
+        at_ns = time.monotonic_ns() + ahead_ns
+        rings.alarm.set(at_ns)
+        assert await rings.one_more() >= at_ns
+        later.alarm.set(time.monotonic_ns() + MS)
+        await later.one_more()
+        assert len(rings.times_ns) == 1
+        rings.alarm.close()
+        later.alarm.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("poll_ns", [0, 10 * MS])
+def test_what_was_cleared_or_put_off_does_not_ring(poll_ns: int) -> None:
+    async def scenario() -> None:
+        cleared, closed, put_off, later = Rings(poll_ns), Rings(poll_ns), Rings(poll_ns), Rings()
+        now_ns = time.monotonic_ns()
+        for rings in (cleared, closed, put_off):
+            rings.alarm.set(now_ns + MS)
+        cleared.alarm.set(None)
+        closed.alarm.close()
+        put_off.alarm.set(now_ns + 4 * MS)
+        later.alarm.set(now_ns + 2 * MS)
+        assert await put_off.one_more() >= now_ns + 4 * MS
+        assert cleared.times_ns == closed.times_ns == []
+        assert len(later.times_ns) == 1
+        closed.alarm.set(time.monotonic_ns() + MS)
+        await closed.one_more()
+        for rings in (cleared, closed, put_off, later):
+            rings.alarm.close()
+
+    asyncio.run(scenario())
+
+
+def test_waits_that_are_mostly_in_vain_set_the_timer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[int] = []
+
+    class CountedTimer(Timer):
+        def set(self, at_ns: int) -> None:
+            settings.append(at_ns)
+            super().set(at_ns)
+
+    monkeypatch.setattr(clock_module, "Timer", CountedTimer)
+
+    async def scenario() -> None:
+        rings = Rings()
+        first_ns = time.monotonic_ns() + MS
+        for number in range(100):
+            rings.alarm.set(first_ns + number)
+            rings.alarm.set(None)
+        rings.alarm.set(first_ns + 100)
+        assert await rings.one_more() >= first_ns + 100
+        assert settings[0] == first_ns
+        assert len(settings) <= 2, "and once more if the first came before the time that counts"
+        rings.alarm.close()
+
+    asyncio.run(scenario())
+
+
+def test_without_a_timer_of_the_system_it_rings_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(clock_module, "Timer", none_left)
+
+    async def scenario() -> None:
+        rings = Rings()
+        at_ns = time.monotonic_ns() + 2 * MS
+        rings.alarm.set(at_ns)
+        assert await rings.one_more() >= at_ns
+        rings.alarm.close()
+
+    asyncio.run(scenario())
