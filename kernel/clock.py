@@ -7,6 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from kernel.busy_poll import GivingWay
 from kernel.timer import Timer
 
 if TYPE_CHECKING:
@@ -42,9 +43,10 @@ class LoopClock:
     def __init__(self, poll_ns: int = 0) -> None:
         """Alarms that ring in `poll_ns` or less are polled for, see `kernel.busy_poll`."""
         self._poll_ns = poll_ns
+        self._giving_way = GivingWay()
 
     def alarm(self, callback: Callable[[], None]) -> Alarm:
-        return LoopAlarm(asyncio.get_running_loop(), callback, self._poll_ns)
+        return LoopAlarm(asyncio.get_running_loop(), callback, self._poll_ns, self._giving_way)
 
 
 class LoopAlarm:
@@ -54,10 +56,14 @@ class LoopAlarm:
     batch anew, and mostly in vain, costs a system call in each of its delays, not in each of its waits.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None], poll_ns: int = 0) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None], poll_ns: int, giving_way: GivingWay
+    ) -> None:
+        """Polled for where it rings in `poll_ns` or less, and others do not need the processor."""
         self._loop = loop
         self._callback = callback
         self._poll_ns = poll_ns
+        self._giving_way = giving_way
         self._timer: Timer | None = None
         self._at_ns: int | None = None
         #: When the timer expires; None for never.
@@ -69,7 +75,7 @@ class LoopAlarm:
         self._at_ns = at_ns
         if at_ns is None or self._polling:
             return
-        if self._poll_ns and at_ns - time.monotonic_ns() <= self._poll_ns:
+        if self._poll_ns and self._polls(at_ns):
             self._polling = True
             self._loop.call_soon(self._turn)
         elif self._timer_ns is None or at_ns < self._timer_ns:
@@ -81,9 +87,16 @@ class LoopAlarm:
             timer, self._timer = self._timer, None
             timer.close()
 
+    def _polls(self, at_ns: int) -> bool:
+        now_ns = time.monotonic_ns()
+        return at_ns - now_ns <= self._poll_ns and now_ns >= self._giving_way.until_ns
+
     def _turn(self) -> None:
         self._polling = False
+        given_ns = time.monotonic_ns()
         os.sched_yield()
+        now_ns = time.monotonic_ns()
+        self._giving_way.gave(now_ns, now_ns - given_ns)
         self._ring_or_wait()
 
     def _arm(self, at_ns: int) -> None:

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from kernel import clock as clock_module
-from kernel.clock import LoopClock
+from kernel.busy_poll import GivingWay
+from kernel.clock import LoopAlarm, LoopClock
 from kernel.timer import Timer
 
 MS = 10**6
@@ -72,16 +73,36 @@ def test_what_was_cleared_or_put_off_does_not_ring(poll_ns: int) -> None:
     asyncio.run(scenario())
 
 
-def test_waits_that_are_mostly_in_vain_set_the_timer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: list[int] = []
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What timers of the system are set to."""
+    found: list[int] = []
 
     class CountedTimer(Timer):
         def set(self, at_ns: int) -> None:
-            settings.append(at_ns)
+            found.append(at_ns)
             super().set(at_ns)
 
     monkeypatch.setattr(clock_module, "Timer", CountedTimer)
+    return found
 
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_short_waits_are_polled_for_unless_the_processors_are_busy(settings: list[int], busy: bool) -> None:
+    async def scenario() -> None:
+        giving_way, rung = GivingWay(), asyncio.Event()
+        if busy:
+            giving_way.until_ns = time.monotonic_ns() + 3600 * 10**9
+        alarm = LoopAlarm(asyncio.get_running_loop(), rung.set, 3600 * 10**9, giving_way)
+        alarm.set(time.monotonic_ns() + MS)
+        assert bool(settings) is busy
+        await rung.wait()
+        alarm.close()
+
+    asyncio.run(scenario())
+
+
+def test_waits_that_are_mostly_in_vain_set_the_timer_once(settings: list[int]) -> None:
     async def scenario() -> None:
         rings = Rings()
         first_ns = time.monotonic_ns() + MS
