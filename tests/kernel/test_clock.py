@@ -12,33 +12,24 @@ from kernel import clock as clock_module
 from kernel.busy_poll import GivingWay
 from kernel.clock import LoopAlarm, LoopClock
 from kernel.timer import Timer
+from tests.kernel.rings import Rings
 
 MS = 10**6
 
 
-class Rings:
+class AlarmRings(Rings):
     """An alarm of the running loop, and when it rang."""
 
     def __init__(self, poll_ns: int = 0) -> None:
-        self.times_ns: list[int] = []
-        self._rung = asyncio.Event()
-        self.alarm = LoopClock(poll_ns).alarm(self._ring)
-
-    def _ring(self) -> None:
-        self.times_ns.append(time.monotonic_ns())
-        self._rung.set()
-
-    async def one_more(self) -> int:
-        await self._rung.wait()
-        self._rung.clear()
-        return self.times_ns[-1]
+        super().__init__()
+        self.alarm = LoopClock(poll_ns).alarm(self.ring)
 
 
 @pytest.mark.parametrize("poll_ns", [0, MS, 10 * MS])
 @pytest.mark.parametrize("ahead_ns", [0, 200_000, 3 * MS])
 def test_it_rings_once_and_not_early(poll_ns: int, ahead_ns: int) -> None:
     async def scenario() -> None:
-        rings, later = Rings(poll_ns), Rings()
+        rings, later = AlarmRings(poll_ns), AlarmRings()
         at_ns = time.monotonic_ns() + ahead_ns
         rings.alarm.set(at_ns)
         assert await rings.one_more() >= at_ns
@@ -54,7 +45,7 @@ def test_it_rings_once_and_not_early(poll_ns: int, ahead_ns: int) -> None:
 @pytest.mark.parametrize("poll_ns", [0, 10 * MS])
 def test_what_was_cleared_or_put_off_does_not_ring(poll_ns: int) -> None:
     async def scenario() -> None:
-        cleared, closed, put_off, later = Rings(poll_ns), Rings(poll_ns), Rings(poll_ns), Rings()
+        cleared, closed, put_off, later = AlarmRings(poll_ns), AlarmRings(poll_ns), AlarmRings(poll_ns), AlarmRings()
         now_ns = time.monotonic_ns()
         for rings in (cleared, closed, put_off):
             rings.alarm.set(now_ns + MS)
@@ -104,7 +95,7 @@ def test_short_waits_are_polled_for_unless_the_processors_are_busy(settings: lis
 
 def test_waits_that_are_mostly_in_vain_set_the_timer_once(settings: list[int]) -> None:
     async def scenario() -> None:
-        rings = Rings()
+        rings = AlarmRings()
         first_ns = time.monotonic_ns() + MS
         for number in range(100):
             rings.alarm.set(first_ns + number)
@@ -125,7 +116,7 @@ def test_without_a_timer_of_the_system_it_rings_all_the_same(monkeypatch: pytest
     monkeypatch.setattr(clock_module, "Timer", none_left)
 
     async def scenario() -> None:
-        rings = Rings()
+        rings = AlarmRings()
         at_ns = time.monotonic_ns() + 2 * MS
         rings.alarm.set(at_ns)
         assert await rings.one_more() >= at_ns

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from kernel.timer import Timer
+from tests.kernel.rings import Rings
 
 Run = Callable[[Coroutine[None, None, None]], None]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -28,33 +29,22 @@ def run(request: pytest.FixtureRequest) -> Run:
     return run_on
 
 
-class Rings:
+class TimerRings(Rings):
     """A timer of the running loop, and when it called."""
 
     def __init__(self) -> None:
-        self.times_ns: list[int] = []
-        self._rung = asyncio.Event()
-        self.timer = Timer(asyncio.get_running_loop(), self._ring)
-
-    def _ring(self) -> None:
-        self.times_ns.append(time.monotonic_ns())
-        self._rung.set()
-
-    async def one_more(self) -> int:
-        """Return the time of the next call."""
-        await self._rung.wait()
-        self._rung.clear()
-        return self.times_ns[-1]
+        super().__init__()
+        self.timer = Timer(asyncio.get_running_loop(), self.ring)
 
 
 @pytest.mark.parametrize("ahead_ns", [0, -(10**9), 300_000, 3 * MS])
 def test_it_calls_once_when_its_time_has_come(run: Run, ahead_ns: int) -> None:
     async def scenario() -> None:
-        rings = Rings()
+        rings = TimerRings()
         at_ns = time.monotonic_ns() + ahead_ns
         rings.timer.set(at_ns)
         assert await rings.one_more() >= at_ns
-        other = Rings()
+        other = TimerRings()
         other.timer.set(time.monotonic_ns() + MS)
         await other.one_more()
         assert len(rings.times_ns) == 1
@@ -64,7 +54,7 @@ def test_it_calls_once_when_its_time_has_come(run: Run, ahead_ns: int) -> None:
 
 def test_it_may_be_set_to_an_earlier_and_to_a_later_time(run: Run) -> None:
     async def scenario() -> None:
-        rings = Rings()
+        rings = TimerRings()
         rings.timer.set(time.monotonic_ns() + 3600 * 10**9)
         at_ns = time.monotonic_ns() + MS
         rings.timer.set(at_ns)
@@ -79,7 +69,7 @@ def test_it_may_be_set_to_an_earlier_and_to_a_later_time(run: Run) -> None:
 
 def test_what_expired_before_it_was_set_anew_is_not_told(run: Run) -> None:
     async def scenario() -> None:
-        rings = Rings()
+        rings = TimerRings()
         rings.timer.set(time.monotonic_ns())
         at_ns = time.monotonic_ns() + 2 * MS
         rings.timer.set(at_ns)
@@ -94,10 +84,10 @@ def test_what_expired_before_it_was_set_anew_is_not_told(run: Run) -> None:
 def test_a_closed_timer_is_silent_and_leaves_nothing_open(run: Run) -> None:
     async def scenario() -> None:
         before = os.listdir("/proc/self/fd")
-        rings = Rings()
+        rings = TimerRings()
         rings.timer.set(time.monotonic_ns())
         rings.timer.close()
-        other = Rings()
+        other = TimerRings()
         other.timer.set(time.monotonic_ns() + MS)
         await other.one_more()
         assert rings.times_ns == []
