@@ -7,7 +7,7 @@ Where others want it all the time, nobody polls.
 
 A wait is expected to be as long as the last one like it: a quiet server, one with slow models and one whose
 clients take their time sleep as ever. `BusyPolling` decides, `LoopPoller` asks on the event loop;
-`backends.worker.mailbox` does the same in a worker.
+`backends.worker.mailbox` does the same in a worker, and `kernel.clock` for the time that a scheduler waits for.
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ _LONGEST_PAUSE_NS = 1_600_000_000
 
 #: A pause is short again when it went well before for as long as so many of the last one.
 GOOD_PAUSES = 10
+
+
+def give_way() -> tuple[int, int]:
+    """Give the processor up once. Returns the time after it, and for how long it was away, in nanoseconds."""
+    given_ns = time.monotonic_ns()
+    os.sched_yield()
+    now_ns = time.monotonic_ns()
+    return now_ns, now_ns - given_ns
 
 
 class GivingWay:
@@ -155,11 +163,9 @@ class LoopPoller:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        given_ns = time.monotonic_ns()
-        os.sched_yield()
-        now_ns = time.monotonic_ns()
+        now_ns, away_ns = give_way()
         moved, self._moved = self._moved, False
-        if self.polling.goes_on(now_ns, now_ns - given_ns, moved=moved):
+        if self.polling.goes_on(now_ns, away_ns, moved=moved):
             self._loop.call_soon(self._turn)
         else:
             self._asleep = True

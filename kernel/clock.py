@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.busy_poll import GivingWay
+from kernel.busy_poll import GivingWay, give_way
 from kernel.timer import Timer
 
 if TYPE_CHECKING:
@@ -93,10 +92,7 @@ class LoopAlarm:
 
     def _turn(self) -> None:
         self._polling = False
-        given_ns = time.monotonic_ns()
-        os.sched_yield()
-        now_ns = time.monotonic_ns()
-        self._giving_way.gave(now_ns, now_ns - given_ns)
+        self._giving_way.gave(*give_way())
         self._ring_or_wait()
 
     def _arm(self, at_ns: int) -> None:

@@ -91,7 +91,7 @@ def from_capsule(source: Any) -> tuple[Array, bool]:
         header.type_code = _UINT
     try:
         # numpy's stubs ask for a CUDA stream's type, which a capsule of CPU memory has no use for.
-        array: Array = np.from_dlpack(_Exporter(capsule, (header.device_type, header.device_id)))  # type: ignore[arg-type]
+        array: Array = np.from_dlpack(_Exporter(capsule, (header.device_type, header.device_id)))  # type: ignore[arg-type]  # it has what NumPy asks for
     except (BufferError, RuntimeError, TypeError) as error:
         raise TritonModelException(f"DLPack tensor cannot be read: {error}") from error
     return _in_order(array), bfloat

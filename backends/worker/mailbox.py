@@ -6,14 +6,13 @@ a worker with one thread pays for no hand-over between threads.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from backends import wire
-from kernel.busy_poll import GivingWay
+from kernel.busy_poll import GivingWay, give_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,10 +84,8 @@ class Mailbox:
             messages = receive(wait=False)
             if messages is None or messages:
                 return messages
-            given_ns = time.monotonic_ns()
-            os.sched_yield()
-            now_ns = time.monotonic_ns()
-            goes_on = self._giving_way.gave(now_ns, now_ns - given_ns) and now_ns - begun_ns < poll_ns
+            now_ns, away_ns = give_way()
+            goes_on = self._giving_way.gave(now_ns, away_ns) and now_ns - begun_ns < poll_ns
         messages = receive()
         self._short = time.monotonic_ns() - begun_ns < poll_ns
         return messages

@@ -225,8 +225,9 @@ _SERVER = FlagGroup(
         Flag(name="event-loop", kind=one_of("uvloop", "asyncio"), option="event_loop",
              help="What runs the server; uvloop is faster.", ours=True),
         Flag(name="busy-poll-us", kind=whole(0, 1_000_000, metavar="US"), option="busy_poll_us", ours=True,
-             help="The longest wait for a worker or a client through which the server polls instead of sleeping. It "
-             "polls only while the last waits were as short, and gives way to other processes; 0 never to poll."),
+             help="The longest wait, for a worker, a client or a batch to fill, through which the server polls instead "
+             "of sleeping. It polls only while the last waits were as short, and gives way to other processes; 0 never "
+             "to poll."),
         Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", default="half of the memory",
              ours=True,
              help="The most that tensors of one model's requests may take; the power of two below."),
