@@ -19,6 +19,7 @@ import msgspec
 from backends.framing import LENGTH, LENGTH_PLACE, FrameReader, frame
 from backends.outbox import Outbox, OutboxReader
 from backends.wire import OutboxCreated, encoder
+from kernel.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,7 @@ class LoopChannel:
         self._on_messages = on_messages
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
+        self._turn_end = TurnEnd.here()
         self._reader = FrameReader()
         #: The messages of this loop turn, framed.
         self._outbox = bytearray()
@@ -79,7 +81,7 @@ class LoopChannel:
         outbox = self._outbox
         start = len(outbox)
         if not start:
-            self._loop.call_soon(self.flush)
+            self._turn_end.leave(self.flush)
         outbox += LENGTH_PLACE  # framed in place, see `backends.framing`
         encoder.encode_into(message, outbox, -1)
         LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)

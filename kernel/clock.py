@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernel.busy_poll import GivingWay, give_way
 from kernel.timer import Timer
+from kernel.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+#: A time for alarms: the end of this turn of the loop, see `kernel.turn_end`.
+TURN_END = 0
 
 
 class Clock(Protocol):
@@ -26,7 +31,7 @@ class Clock(Protocol):
 
 class Alarm(Protocol):
     def set(self, at_ns: int | None) -> None:
-        """Ring once at `at_ns`, not earlier; replaces what was set before, None only clears it."""
+        """Ring once at `at_ns`, not earlier, or at `TURN_END`; replaces what was set before, None only clears it."""
 
     def close(self) -> None:
         """Clear it, and give back what it holds until it is set again."""
@@ -63,15 +68,22 @@ class LoopAlarm:
         self._callback = callback
         self._poll_ns = poll_ns
         self._giving_way = giving_way
+        self._turn_end = TurnEnd.here()
         self._timer: Timer | None = None
         self._at_ns: int | None = None
         #: When the timer expires; None for never.
         self._timer_ns: int | None = None
-        #: Whether the loop is kept turning.
+        #: Whether the loop is kept turning, and whether the end of its turn is waited for.
         self._polling = False
+        self._turn_ends = False
 
     def set(self, at_ns: int | None) -> None:
         self._at_ns = at_ns
+        if at_ns == TURN_END:
+            if not self._turn_ends:
+                self._turn_ends = True
+                self._turn_end.decide(self._turn_ended)
+            return
         if at_ns is None or self._polling:
             return
         if self._poll_ns and self._polls(at_ns):
@@ -95,6 +107,12 @@ class LoopAlarm:
         self._giving_way.gave(*give_way())
         self._ring_or_wait()
 
+    def _turn_ended(self) -> None:
+        self._turn_ends = False
+        if self._at_ns == TURN_END:
+            self._at_ns = None
+            self._callback()
+
     def _arm(self, at_ns: int) -> None:
         self._timer_ns = at_ns
         if self._timer is None:
@@ -111,7 +129,7 @@ class LoopAlarm:
 
     def _ring_or_wait(self) -> None:
         at_ns = self._at_ns
-        if at_ns is None:
+        if at_ns is None or at_ns == TURN_END:
             return
         if at_ns > time.monotonic_ns():
             self.set(at_ns)

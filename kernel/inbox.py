@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_DEADLINE_REACHED = DeadlineReached()
+
 
 class BadScheduler(TypeError):
     """A scheduler awaited something else than its inbox, or returned."""
@@ -69,7 +71,8 @@ class Inbox:
     def next(self, until_ns: int | None = None) -> Generator[int | None, Event, Event]:
         """Return the next event, or `DeadlineReached` once `until_ns` has passed.
 
-        `until_ns` must lie in the future: a time already past would make the loop spin.
+        `until_ns` must lie in the future: a time already past would make the loop spin. With `clock.TURN_END`
+        the deadline is reached when the loop has looked at all that had come: what comes together is then known.
         """
         return (yield until_ns)
 
@@ -113,4 +116,4 @@ class Inbox:
 
     def _deadline_reached(self) -> None:
         self._until_ns = None
-        self.post(DeadlineReached())
+        self.post(_DEADLINE_REACHED)

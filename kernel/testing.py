@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from kernel.clock import TURN_END
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
 from kernel.inbox import Inbox
 from kernel.instances import InstanceSet
@@ -63,19 +64,27 @@ class FakeClock:
         self._alarms.append(alarm)
         return alarm
 
+    def end_turn(self) -> None:
+        """Let the loop have looked at all that has come: ring the alarms that wait for that."""
+        for alarm in self._alarms:
+            if alarm.at_ns == TURN_END:
+                alarm.ring()
+
     def advance(self, ns: int) -> None:
-        """Let `ns` nanoseconds pass, ringing every alarm that comes due, at its time."""
+        """End the turn and let `ns` nanoseconds pass, ringing every alarm that comes due, at its time."""
+        self.end_turn()
         end_ns = self.time_ns + ns
         while due := [a for a in self._alarms if a.at_ns is not None and a.at_ns <= end_ns]:
             alarm = min(due, key=lambda a: a.at_ns or 0)
             assert alarm.at_ns is not None
             self.time_ns = alarm.at_ns
             alarm.ring()
+            self.end_turn()
         self.time_ns = end_ns
 
 
 class FakeAlarm:
-    """Refuses a time that is not in the future: with it a real loop would spin."""
+    """Refuses a time that is neither in the future nor `TURN_END`: with it a real loop would spin."""
 
     def __init__(self, clock: FakeClock, callback: Callable[[], None]) -> None:
         self._clock = clock
@@ -83,7 +92,7 @@ class FakeAlarm:
         self.at_ns: int | None = None
 
     def set(self, at_ns: int | None) -> None:
-        assert at_ns is None or at_ns > self._clock.now_ns(), "an alarm must be set in the future"
+        assert at_ns is None or at_ns == TURN_END or at_ns > self._clock.now_ns(), "an alarm must be set in the future"
         self.at_ns = at_ns
 
     def close(self) -> None:

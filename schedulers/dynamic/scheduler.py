@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel import errors
-from kernel.events import Cancelled, NoInstanceLeft, Returned, Submitted
+from kernel.clock import TURN_END
+from kernel.events import Cancelled, DeadlineReached, NoInstanceLeft, Returned, Submitted
 from schedulers.dynamic.batcher import DynamicBatcher
 
 if TYPE_CHECKING:
@@ -16,14 +17,23 @@ if TYPE_CHECKING:
 
 
 async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
-    """Schedule a model with `dynamic_batching`."""
+    """Schedule a model with `dynamic_batching`.
+
+    Batches start at the end of a turn of the loop, when all requests are known that came in it. The messages
+    of a turn leave together in any case, so none leaves later by that.
+    """
     assert spec.dynamic_batching is not None
     batcher = DynamicBatcher(spec, spec.dynamic_batching)
+    until_ns: int | None = None
     while True:
-        match await inbox.next(_wake_ns(batcher, instances)):
+        event = await inbox.next(until_ns)
+        until_ns = TURN_END
+        match event:
             case Submitted(request=request):
                 if not batcher.add(request):
-                    request.fail(errors.QueueFull(request.id))
+                    _start(batcher, instances, clock)  # the queue may be full of what can start
+                    if not batcher.add(request):
+                        request.fail(errors.QueueFull(request.id))
             case Cancelled(request=request) if batcher.queue.cancel(request):
                 request.fail(errors.Cancelled())
             case Returned(requests=requests):
@@ -31,12 +41,19 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
             case NoInstanceLeft(error=error):
                 for request in batcher.queue.take(batcher.queue.count):
                     request.fail(error)
-        now_ns = clock.now_ns()
-        if batcher.queue.next_expiry_ns is not None:
-            for request in batcher.queue.expire(now_ns):
-                request.fail(errors.QueueTimeout())
-        while instances.soon_idle and (batch := batcher.take(now_ns)):
-            instances.dispatch(batch)
+            case DeadlineReached():
+                _start(batcher, instances, clock)
+                until_ns = _wake_ns(batcher, instances)
+
+
+def _start(batcher: DynamicBatcher, instances: InstanceSet, clock: Clock) -> None:
+    """Start the batches that can start, without requests that have waited too long."""
+    now_ns = clock.now_ns()
+    if batcher.queue.next_expiry_ns is not None:
+        for request in batcher.queue.expire(now_ns):
+            request.fail(errors.QueueTimeout())
+    while instances.soon_idle and (batch := batcher.take(now_ns)):
+        instances.dispatch(batch)
 
 
 def _wake_ns(batcher: DynamicBatcher, instances: InstanceSet) -> int | None:

@@ -10,7 +10,7 @@ import pytest
 
 from kernel import clock as clock_module
 from kernel.busy_poll import GivingWay
-from kernel.clock import LoopAlarm, LoopClock
+from kernel.clock import TURN_END, LoopAlarm, LoopClock
 from kernel.timer import Timer
 from tests.kernel.rings import Rings
 
@@ -121,5 +121,40 @@ def test_without_a_timer_of_the_system_it_rings_all_the_same(monkeypatch: pytest
         rings.alarm.set(at_ns)
         assert await rings.one_more() >= at_ns
         rings.alarm.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("poll_ns", [0, 10 * MS])
+def test_the_end_of_the_turn_rings_once(poll_ns: int) -> None:
+    async def scenario() -> None:
+        rings = AlarmRings(poll_ns)
+        rings.alarm.set(TURN_END)
+        rings.alarm.set(TURN_END)
+        assert rings.times_ns == []
+        await rings.one_more()
+        await asyncio.sleep(0.002)
+        assert len(rings.times_ns) == 1
+        rings.alarm.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("poll_ns", [0, 10 * MS])
+def test_the_end_of_the_turn_and_times_replace_each_other(poll_ns: int) -> None:
+    async def scenario() -> None:
+        early, late, cleared = AlarmRings(poll_ns), AlarmRings(poll_ns), AlarmRings(poll_ns)
+        now_ns = time.monotonic_ns()
+        early.alarm.set(now_ns + 3600 * 10**9)
+        early.alarm.set(TURN_END)
+        cleared.alarm.set(TURN_END)
+        cleared.alarm.set(None)
+        late.alarm.set(TURN_END)
+        late.alarm.set(now_ns + 3 * MS)
+        await early.one_more()
+        assert await late.one_more() >= now_ns + 3 * MS
+        assert [len(rings.times_ns) for rings in (early, late, cleared)] == [1, 1, 0]
+        for rings in (early, late, cleared):
+            rings.alarm.close()
 
     asyncio.run(scenario())

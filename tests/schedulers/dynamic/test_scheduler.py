@@ -22,10 +22,18 @@ def lab(settings: DynamicBatching, instances: int = 1, max_batch_size: int = 4, 
 
 
 def submit(case: Lab, *ids: str, rows: int = 1) -> list[Request]:
+    """Submit requests that come in one turn of the loop."""
     requests = [case.request(id, rows) for id in ids]
     for request in requests:
         case.inbox.post(Submitted(request))
+    case.clock.end_turn()
     return requests
+
+
+def finish(case: Lab) -> None:
+    """Let the instance answer its batch, in a turn of its own."""
+    case.finish()
+    case.clock.end_turn()
 
 
 def errors_of(request: Request) -> list[type]:
@@ -39,10 +47,17 @@ def test_without_a_delay_a_lone_request_runs_at_once() -> None:
     assert case.running == [["a"]]
 
 
+def test_what_comes_in_one_turn_of_the_loop_runs_together() -> None:
+    case = lab(DynamicBatching())
+    submit(case, "a", "b", "c")
+    assert case.running == [["a", "b", "c"]]
+
+
 def test_what_came_while_the_instance_was_busy_runs_together() -> None:
     case = lab(DynamicBatching(preferred_batch_sizes=(4,)))
-    submit(case, "a", "b", "c", "d")
-    case.finish()
+    submit(case, "a")
+    submit(case, "b", "c", "d")
+    finish(case)
     assert case.running == [["b", "c", "d"]]
 
 
@@ -50,7 +65,7 @@ def test_a_batch_has_at_most_max_batch_size_rows() -> None:
     case = lab(DynamicBatching(preferred_batch_sizes=(4,)))
     submit(case, "a")
     submit(case, "b", "c", "d", rows=2)
-    case.finish()
+    finish(case)
     assert case.running == [["b", "c"]]
 
 
@@ -83,7 +98,7 @@ def test_after_the_delay_everything_that_fits_goes_and_not_the_preferred_size_al
     submit(case, "x", "y")
     submit(case, "a", "b", "c")
     case.clock.advance(200 * US)
-    case.finish()
+    finish(case)
     assert case.running == [["a", "b", "c"]]
 
 
@@ -91,7 +106,7 @@ def test_waiting_for_a_batch_needs_no_alarm_while_every_instance_is_busy() -> No
     case = lab(DynamicBatching(preferred_batch_sizes=(4,), max_queue_delay_ns=100 * US))
     submit(case, "a", "b", "c", "d", "e")
     case.clock.advance(10_000 * US)  # the fake clock refuses an alarm in the past
-    case.finish()
+    finish(case)
     assert case.running == [["e"]]
 
 
@@ -100,15 +115,23 @@ def test_requests_of_different_shapes_do_not_share_a_batch() -> None:
     submit(case, "busy")
     for id, width in (("a", 3), ("b", 3), ("c", 5)):
         case.inbox.post(Submitted(case.request(id, shape=[width])))
-    case.finish()
+    finish(case)
     assert case.running == [["a", "b"]]
-    case.finish()
+    finish(case)
     assert case.running == [["c"]]
 
 
 def test_a_full_queue_refuses_at_once() -> None:
     case = lab(DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1)), max_batch_size=1)
     _, _, refused = submit(case, "a", "b", "c")
+    assert errors_of(refused) == [errors.QueueFull]
+
+
+def test_a_full_queue_takes_more_where_what_it_holds_can_start() -> None:
+    case = lab(DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1)), instances=2, max_batch_size=1)
+    *accepted, refused = submit(case, "a", "b", "c", "d")
+    assert case.running == [["a"], ["b"]]
+    assert [errors_of(request) for request in accepted] == [[], [], []]
     assert errors_of(refused) == [errors.QueueFull]
 
 
@@ -126,9 +149,9 @@ def test_a_delayed_request_is_served_after_those_in_time() -> None:
     submit(case, "a", "late")
     case.clock.advance(60 * US)
     submit(case, "new")
-    case.finish()
+    finish(case)
     assert case.running == [["new"]]
-    case.finish()
+    finish(case)
     assert case.running == [["late"]]
 
 
@@ -146,7 +169,7 @@ def test_a_higher_priority_is_served_first() -> None:
     case = lab(DynamicBatching(priority_levels=2, default_priority_level=2), max_batch_size=1)
     submit(case, "busy", "low")
     case.inbox.post(Submitted(case.request("high", priority=1)))
-    case.finish()
+    finish(case)
     assert case.running == [["high"]]
 
 
@@ -154,6 +177,6 @@ def test_a_cancelled_request_is_not_executed() -> None:
     case = lab(DynamicBatching(), max_batch_size=1)
     _, waiting = submit(case, "a", "b")
     case.inbox.post(Cancelled(waiting))
-    case.finish()
+    finish(case)
     assert case.running == []
     assert errors_of(waiting) == [errors.Cancelled]
