@@ -1,12 +1,15 @@
 """`python -m bench rows`: our server and, where it can be had, a real Triton under the same loads, in turn.
 
 Every row is measured in rounds, ours and Triton's in turn, so that a drift of the machine hits both;
-figures are medians of the rounds. Beside rate and latency stands what a thousand requests cost in CPU
-seconds, server and workers together.
+figures are medians of the rounds. Beside rate and latency stands the CPU time of a request: of the servers with
+their workers, and of perf_analyzer, which shares the processors with them. What perf_analyzer and the system take
+limits the ratio that a row can have.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any
 import msgspec
 
 from bench.contenders import Server, contenders
-from bench.machine import PERF_ANALYZER, TRITON, cpu_seconds, this_machine
+from bench.machine import PERF_ANALYZER, TRITON, CpuTimes, cpu_times, this_machine
 from bench.models import write_onnx_model, write_python_models
 from bench.progress import progress
 from bench.rows import Analyzer, Figures, Row, all_rows
@@ -27,7 +30,8 @@ class Measured(msgspec.Struct):
     """The rounds of one row on one server."""
 
     figures: list[Figures] = []
-    cpu_s: list[float] = []
+    #: Of the server and its workers, for all requests of a round.
+    cpu: list[CpuTimes] = []
     failure: str = ""
 
     @property
@@ -39,8 +43,19 @@ class Measured(msgspec.Struct):
         return statistics.median(f.p99_us for f in self.figures)
 
     @property
-    def cpu_s_per_1000(self) -> float:
-        return statistics.median(self.cpu_s)
+    def client_us(self) -> float:
+        """CPU time of perf_analyzer for a request."""
+        return statistics.median(f.client_cpu_s / f.requests for f in self.figures) * 1e6
+
+    @property
+    def user_us(self) -> float:
+        """CPU time of the server and its workers for a request, without the system's."""
+        return statistics.median(c.user_s / f.requests for c, f in zip(self.cpu, self.figures, strict=True)) * 1e6
+
+    @property
+    def system_us(self) -> float:
+        """CPU time of the system for the server and its workers, for a request."""
+        return statistics.median(c.system_s / f.requests for c, f in zip(self.cpu, self.figures, strict=True)) * 1e6
 
 
 def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_triton: bool) -> int:
@@ -56,7 +71,8 @@ def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_tr
         write_onnx_model(folder / "ours")
         with contenders(folder / "ours", folder / "python" if with_triton else None) as servers:
             found = _measure_all(analyzer, rows, servers, rounds)
-    report = [_reported(row, found[row.name]) for row in rows]
+    processor_count = len(os.sched_getaffinity(0))
+    report = [_reported(row, found[row.name], processor_count) for row in rows]
     _print_table(report)
     if output is not None:
         load = f"perf_analyzer {PERF_ANALYZER}, {rounds} rounds of three windows of {window_s} s, medians"
@@ -83,49 +99,58 @@ def _measure_all(
 
 def _measure(analyzer: Analyzer, row: Row, server: Server, measured: Measured) -> None:
     model = row.triton_model if server.name == "triton" and row.triton_model else row.model
-    before = cpu_seconds(server.pid)
+    before = cpu_times(server.pid)
     figures = analyzer.measure(row, model, server.ports[row.protocol])
     if isinstance(figures, str):
         measured.failure = figures
         return
     measured.figures.append(figures)
     # perf_analyzer's windows follow one another from its start to its end: it has counted all but a few.
-    measured.cpu_s.append((cpu_seconds(server.pid) - before) / figures.requests * 1000)
+    measured.cpu.append(cpu_times(server.pid) - before)
 
 
-def _reported(row: Row, measured: dict[str, Measured]) -> dict[str, Any]:
+def _reported(row: Row, measured: dict[str, Measured], processor_count: int) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.name}
     for name, each in measured.items():
         if each.failure or not each.figures:
             line[name] = {"failed": each.failure or "no figures"}
             continue
         line[name] = {
-            "rate": each.rate, "p99_us": each.p99_us, "cpu_s_per_1000": each.cpu_s_per_1000,
-            "rates": [f.rate for f in each.figures],
+            "rate": each.rate, "p99_us": each.p99_us, "rates": [f.rate for f in each.figures],
+            "cpu_us": {"user": each.user_us, "system": each.system_us, "client": each.client_us},
         }  # fmt: skip
     ours, theirs = line["ours"], line.get("triton", {"failed": ""})
     if "failed" not in ours and "failed" not in theirs:
         line["rate_ratio"] = ours["rate"] / theirs["rate"]
         line["p99_ratio"] = ours["p99_us"] / theirs["p99_us"]
+        # The rate with which client and system alone would take all processors, if our own code took no time.
+        most = processor_count * 1e6 / (ours["cpu_us"]["client"] + ours["cpu_us"]["system"])
+        line["ratio_limit"] = most / theirs["rate"]
     return line
+
+
+_NONE: dict[str, Any] = {
+    "rate": math.nan, "p99_us": math.nan, "cpu_us": {"user": math.nan, "system": math.nan, "client": math.nan},
+}  # fmt: skip
 
 
 def _print_table(report: list[dict[str, Any]]) -> None:
     print(
         f"{'row':26} {'ours/s':>8} {'triton/s':>8} {'ratio':>6}  {'p99 us':>8} {'triton':>8} {'ratio':>6}  "
-        f"{'cpu s/1000':>10} {'triton':>7}"
+        f"{'client us':>9} {'system':>7} {'user':>6} {'limit':>6}  {'triton us':>9}"
     )
-    none = {"rate": float("nan"), "p99_us": float("nan"), "cpu_s_per_1000": float("nan")}
     for line in report:
-        ours, theirs = line["ours"], line.get("triton", none)
+        ours, theirs = line["ours"], line.get("triton", _NONE)
         if "failed" in ours:
             print(f"{line['row']:26} failed: {ours['failed']}")
             continue
-        theirs = none if "failed" in theirs else theirs
+        theirs = _NONE if "failed" in theirs else theirs
+        cpu, their_cpu = ours["cpu_us"], theirs["cpu_us"]
         print(
-            f"{line['row']:26} {ours['rate']:8.0f} {theirs['rate']:8.0f} {line.get('rate_ratio', float('nan')):6.2f}  "
-            f"{ours['p99_us']:8.0f} {theirs['p99_us']:8.0f} {line.get('p99_ratio', float('nan')):6.2f}  "
-            f"{ours['cpu_s_per_1000']:10.3f} {theirs['cpu_s_per_1000']:7.3f}"
+            f"{line['row']:26} {ours['rate']:8.0f} {theirs['rate']:8.0f} {line.get('rate_ratio', math.nan):6.2f}  "
+            f"{ours['p99_us']:8.0f} {theirs['p99_us']:8.0f} {line.get('p99_ratio', math.nan):6.2f}  "
+            f"{cpu['client']:9.0f} {cpu['system']:7.0f} {cpu['user']:6.0f} {line.get('ratio_limit', math.nan):6.2f}  "
+            f"{their_cpu['system'] + their_cpu['user']:9.0f}"
         )
     ratios = [line["rate_ratio"] for line in report if "rate_ratio" in line]
     if ratios:

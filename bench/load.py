@@ -16,7 +16,7 @@ from array import array
 
 import msgspec
 
-from bench.machine import children_of, cpu_seconds_of
+from bench.machine import children_of, cpu_times_of
 from bench.peers import PEERS, BadAnswer, Peer
 
 #: What a request may take before the load is given up.
@@ -151,7 +151,7 @@ def _drive(
 
 def _cpu(pid: int) -> dict[int, float]:
     """Return CPU seconds by process, so that one that ends in between, an unloaded model's, takes nothing away."""
-    return {each: cpu_seconds_of(each) for each in (pid, *children_of(pid))}
+    return {each: cpu_times_of(each).total_s for each in (pid, *children_of(pid))}
 
 
 def run_apart(spec: Spec) -> Sample:

@@ -111,14 +111,32 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def cpu_seconds_of(pid: int) -> float:
-    """Return the CPU seconds that one process has used so far, in steps of 10 ms; 0 for one that is gone."""
+class CpuTimes(msgspec.Struct, frozen=True):
+    """CPU seconds that processes have used so far, in steps of 10 ms: their own, and the system's for them."""
+
+    user_s: float = 0.0
+    system_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.user_s + self.system_s
+
+    def __add__(self, other: CpuTimes) -> CpuTimes:
+        return CpuTimes(self.user_s + other.user_s, self.system_s + other.system_s)
+
+    def __sub__(self, other: CpuTimes) -> CpuTimes:
+        return CpuTimes(self.user_s - other.user_s, self.system_s - other.system_s)
+
+
+def cpu_times_of(pid: int) -> CpuTimes:
+    """Return what one process has used; nothing for one that is gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
+        ticks_per_s = os.sysconf("SC_CLK_TCK")
+        return CpuTimes(int(fields[11]) / ticks_per_s, int(fields[12]) / ticks_per_s)
+    return CpuTimes()
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds that a process and its living descendants have used so far."""
-    return sum(map(cpu_seconds_of, [pid, *children_of(pid)]))
+def cpu_times(pid: int) -> CpuTimes:
+    """Return what a process and its living descendants have used."""
+    return sum(map(cpu_times_of, [pid, *children_of(pid)]), CpuTimes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -44,12 +45,14 @@ def all_rows() -> list[Row]:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One measurement: requests per second, latencies, and how many requests they come from."""
+    """One measurement: requests per second, latencies, how many requests they come from, and what CPU time these cost
+    perf_analyzer, from its start to its end."""
 
     rate: float
     p50_us: float
     p99_us: float
     requests: int
+    client_cpu_s: float = 0.0
 
 
 _REPORT = {
@@ -87,6 +90,7 @@ class Analyzer(msgspec.Struct, frozen=True):
             "--concurrency-range", str(row.concurrency), "-p", str(int(self.window_s * 1000)), "-s", "999", "-r", "3",
             *row.extra,
         ]  # fmt: skip
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
             done = subprocess.run(
                 command,
@@ -98,4 +102,9 @@ class Analyzer(msgspec.Struct, frozen=True):
             )
         except subprocess.TimeoutExpired:
             return "perf_analyzer did not end"
-        return parse_report(done.stdout + done.stderr)
+        figures = parse_report(done.stdout + done.stderr)
+        if isinstance(figures, str):
+            return figures
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return msgspec.structs.replace(figures, client_cpu_s=spent_s)
