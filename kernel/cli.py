@@ -60,7 +60,7 @@ def infer(
         typer.Argument(metavar="[NAME=VALUE|NAME=@FILE.npy]...", show_default=False,
                        help="Inputs: a JSON value such as 3, [1,2] or \"text\", a plain text, or a NumPy file."),
     ] = None,
-    url: Annotated[str, typer.Option("--url", "-u", help="Where the server listens for HTTP.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option("--url", "-u", help="Where the server listens for HTTP: HOST:PORT or a URL.")] = "http://127.0.0.1:8000",
     classes: Annotated[
         int, typer.Option("--classes", "-c", min=0, help="Show this many best classes of each output.")
     ] = 0,

@@ -32,11 +32,16 @@ class ClientError(Exception):
 def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> int:
     """Send the request that `inputs` (`NAME=VALUE`) describe, print the outputs; returns the exit code."""
     try:
-        _infer_and_print(url.rstrip("/"), model, inputs, classes)
+        _infer_and_print(base_url(url), model, inputs, classes)
     except ClientError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def base_url(text: str) -> str:
+    """Return the URL that `text` means, which may be a host and port alone, as Triton's clients take them."""
+    return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
 def _infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> None:

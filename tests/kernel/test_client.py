@@ -6,13 +6,26 @@ from typing import Any
 
 import pytest
 
-from kernel.client import ClientError, build_inputs, build_outputs, choose_shape, format_outputs, read_value
+from kernel.client import ClientError, base_url, build_inputs, build_outputs, choose_shape, format_outputs, read_value
 
 METADATA = {
     "name": "m",
     "inputs": [{"name": "IN", "datatype": "FP32", "shape": [-1, 4]}],
     "outputs": [{"name": "OUT"}, {"name": "SCORES"}],
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("[::1]:8000/", "http://[::1]:8000"),
+        ("http://localhost:8000/", "http://localhost:8000"),
+        ("https://models.example/triton/", "https://models.example/triton"),
+    ],
+)
+def test_a_host_and_port_are_a_url(text: str, url: str) -> None:
+    assert base_url(text) == url
 
 
 @pytest.mark.parametrize(
