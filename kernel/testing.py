@@ -74,7 +74,7 @@ class FakeClock:
         """End the turn and let `ns` nanoseconds pass, ringing every alarm that comes due, at its time."""
         self.end_turn()
         end_ns = self.time_ns + ns
-        while due := [a for a in self._alarms if a.at_ns is not None and a.at_ns <= end_ns]:
+        while due := [a for a in self._alarms if a.at_ns is not None and TURN_END < a.at_ns <= end_ns]:
             alarm = min(due, key=lambda a: a.at_ns or 0)
             assert alarm.at_ns is not None
             self.time_ns = alarm.at_ns

@@ -50,14 +50,15 @@ class TurnEnd:
             self.loop.call_soon(self._end)
 
     def _end(self) -> None:
-        if self._decisions:
+        try:
             decisions, self._decisions = self._decisions, []
             self._call(decisions)
-        departures, self._departures = self._departures, []
-        self._call(departures)
-        self._expected = False
-        if self._decisions or self._departures:
-            self._expect()
+            departures, self._departures = self._departures, []
+            self._call(departures)
+        finally:  # also where the program is being ended: there are turns to come
+            self._expected = False
+            if self._decisions or self._departures:
+                self._expect()
 
     def _call(self, callbacks: list[Callable[[], None]]) -> None:
         for callback in callbacks:

@@ -34,6 +34,9 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
                     _start(batcher, instances, clock)  # the queue may be full of what can start
                     if not batcher.add(request):
                         request.fail(errors.QueueFull(request.id))
+            case DeadlineReached():
+                _start(batcher, instances, clock)
+                until_ns = _wake_ns(batcher, instances)
             case Cancelled(request=request) if batcher.queue.cancel(request):
                 request.fail(errors.Cancelled())
             case Returned(requests=requests):
@@ -41,9 +44,6 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
             case NoInstanceLeft(error=error):
                 for request in batcher.queue.take(batcher.queue.count):
                     request.fail(error)
-            case DeadlineReached():
-                _start(batcher, instances, clock)
-                until_ns = _wake_ns(batcher, instances)
 
 
 def _start(batcher: DynamicBatcher, instances: InstanceSet, clock: Clock) -> None:

@@ -100,3 +100,21 @@ def test_all_on_a_loop_share_one_and_each_loop_has_its_own() -> None:
         return TurnEnd.here()
 
     assert asyncio.run(scenario()) is not asyncio.run(scenario())
+
+
+def test_turns_go_on_after_an_exception_that_ends_programs() -> None:
+    loop = asyncio.new_event_loop()
+    seen: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async def scenario(callback: Callable[[], None]) -> None:
+        TurnEnd.here().leave(callback)
+        await turns()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(scenario(interrupt))
+    loop.run_until_complete(scenario(lambda: seen.append("left")))
+    assert seen == ["left"]
+    loop.close()

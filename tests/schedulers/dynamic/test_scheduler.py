@@ -53,6 +53,17 @@ def test_what_comes_in_one_turn_of_the_loop_runs_together() -> None:
     assert case.running == [["a", "b", "c"]]
 
 
+def test_what_comes_with_an_answer_joins_those_that_waited_for_it() -> None:
+    case = lab(DynamicBatching())
+    submit(case, "a")
+    submit(case, "b")
+    case.finish()
+    case.inbox.post(Submitted(case.request("c")))
+    assert case.running == []
+    case.clock.advance(US)
+    assert case.running == [["b", "c"]]
+
+
 def test_what_came_while_the_instance_was_busy_runs_together() -> None:
     case = lab(DynamicBatching(preferred_batch_sizes=(4,)))
     submit(case, "a")
