@@ -6,7 +6,6 @@ arenas that its model keeps, and outputs in the worker's own arena or in inputs.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import mmap
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from backends import wire
 from kernel.response import OutputTensor
+from kernel.turn_end import TurnEnd
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class WorkerMemory:
         if self._closed:
             return
         if not self._freed:
-            asyncio.get_running_loop().call_soon(self._send_freed)
+            TurnEnd.here().decide(self._send_freed)
         self._freed += offsets
 
     def _send_freed(self) -> None:
