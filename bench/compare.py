@@ -72,7 +72,7 @@ def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_tr
         with contenders(folder / "ours", folder / "python" if with_triton else None) as servers:
             found = _measure_all(analyzer, rows, servers, rounds)
     processor_count = len(os.sched_getaffinity(0))
-    report = [_reported(row, found[row.name], processor_count) for row in rows]
+    report = [report_line(row, found[row.name], processor_count) for row in rows]
     _print_table(report)
     if output is not None:
         load = f"perf_analyzer {PERF_ANALYZER}, {rounds} rounds of three windows of {window_s} s, medians"
@@ -109,7 +109,8 @@ def _measure(analyzer: Analyzer, row: Row, server: Server, measured: Measured) -
     measured.cpu.append(cpu_times(server.pid) - before)
 
 
-def _reported(row: Row, measured: dict[str, Measured], processor_count: int) -> dict[str, Any]:
+def report_line(row: Row, measured: dict[str, Measured], processor_count: int) -> dict[str, Any]:
+    """Return what is said of a row: figures by server, and their ratios where both have some."""
     line: dict[str, Any] = {"row": row.name}
     for name, each in measured.items():
         if each.failure or not each.figures:

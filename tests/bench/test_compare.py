@@ -1,0 +1,33 @@
+"""What is said of a row: medians, CPU time of a request, ratios, and the ratio that client and system allow."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.compare import Measured, report_line
+from bench.machine import CpuTimes
+from bench.rows import Figures, Row
+
+ROW = Row("small http c=8", "add_sub", "http", 8)
+OURS = Measured([Figures(20_000, 300, 800, 1000, client_cpu_s=0.04)], [CpuTimes(0.03, 0.01)])
+TRITON = Measured([Figures(10_000, 600, 1600, 1000, client_cpu_s=0.04)], [CpuTimes(0.08, 0.02)])
+
+
+def test_cpu_time_is_that_of_one_request() -> None:
+    line = report_line(ROW, {"ours": OURS}, processor_count=2)
+    assert line["ours"]["cpu_us"] == pytest.approx({"user": 30, "system": 10, "client": 40})
+    assert "rate_ratio" not in line
+
+
+def test_client_and_system_alone_limit_the_ratio() -> None:
+    line = report_line(ROW, {"ours": OURS, "triton": TRITON}, processor_count=2)
+    assert line["rate_ratio"] == 2
+    assert line["p99_ratio"] == 0.5
+    # 50 us of two processors for each request: 40,000 a second.
+    assert line["ratio_limit"] == pytest.approx(4)
+
+
+def test_a_server_without_figures_says_why() -> None:
+    line = report_line(ROW, {"ours": Measured(failure="no answer"), "triton": TRITON}, processor_count=2)
+    assert line["ours"] == {"failed": "no answer"}
+    assert "ratio_limit" not in line
