@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from backends import wire
+from backends.transport import wire
 from kernel.errors import InvalidArgument, Unsupported
 from kernel.observe.metric_rules import MAX_SERIES, Labels, MetricKind, check_buckets, check_family_name, checked_labels
 

@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "naiad.backends"
 
 BUILT_IN = {
-    "identity": "backends.identity:IdentityBackend",
+    "identity": "backends.builtin.identity:IdentityBackend",
     "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "backends.python.backend:PythonBackend",
-    "repeat": "backends.repeat:RepeatBackend",
-    "square": "backends.square:SquareBackend",
+    "repeat": "backends.builtin.repeat:RepeatBackend",
+    "square": "backends.builtin.square:SquareBackend",
 }
 
 

@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 from hpack import Encoder
 
-from backends import wire
-from backends.framing import FrameReader, frame
-from backends.handle import WorkerHandle
-from kernel.busy_poll import BusyPolling, LoopPoller
-from kernel.catalog import Catalog, ModelState
-from kernel.clock import LoopClock
+from backends.supervision.handle import WorkerHandle
+from backends.transport import wire
+from backends.transport.framing import FrameReader, frame
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec, TensorSpec
-from kernel.inputs import InputPlacer
-from kernel.model import Model
-from kernel.regions import RegionRegistry
-from kernel.router import Kernel, KernelSettings
+from kernel.loop.busy_poll import BusyPolling, LoopPoller
+from kernel.loop.clock import LoopClock
+from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.input_placement import InputPlacer
+from kernel.serving.catalog import Catalog, ModelState
+from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from protocols.grpc.calls import OpenCalls
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
-from protocols.grpc.infer import InferCall, Inference
-from protocols.http.lane.connection import LaneConnection
-from protocols.http.lane.lane import Lane
+from protocols.grpc.rpcs.infer import InferCall, Inference
+from protocols.http.fast.connection import LaneConnection
+from protocols.http.fast.fast_path import Lane
 from schedulers.direct import direct
 
 if TYPE_CHECKING:

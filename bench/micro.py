@@ -5,20 +5,20 @@ from __future__ import annotations
 import timeit
 from typing import TYPE_CHECKING
 
-from backends import wire
-from backends.framing import FrameReader, frame
+from backends.transport import wire
+from backends.transport.framing import FrameReader, frame
 from bench import inside
-from kernel.batch import Batch
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
-from kernel.events import Submitted
-from kernel.model import Model
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
-from kernel.request import InputTensor, Request
+from kernel.serving.batch import Batch
+from kernel.serving.events import Submitted
+from kernel.serving.model import Model
+from kernel.serving.request import InputTensor, Request
+from kernel.serving.validation import validate
 from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
-from kernel.validate import validate
-from protocols.http.metric_families import render_models
+from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from shm.blocks import BlockAllocator

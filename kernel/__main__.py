@@ -1,6 +1,6 @@
 """`python -m kernel`."""
 
-from kernel.cli import main
+from kernel.command.cli import main
 
 if __name__ == "__main__":
     main()

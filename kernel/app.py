@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from backends.launcher import LocalLauncher
 from backends.registry import known_backends
-from backends.supervisor import InstanceSupervisor
-from kernel.busy_poll import BusyPolling, LoopPoller
-from kernel.catalog import Catalog
-from kernel.clock import LoopClock
+from backends.supervision.launcher import LocalLauncher
+from backends.supervision.supervisor import InstanceSupervisor
+from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
-from kernel.inputs import InputPlacer
-from kernel.listen import CannotListen, bind
+from kernel.loop.busy_poll import BusyPolling, LoopPoller
+from kernel.loop.clock import LoopClock
+from kernel.loop.cpu_quota import processor_count
+from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
-from kernel.owner import Terminal
-from kernel.processors import processor_count
-from kernel.regions import RegionRegistry
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
-from kernel.router import Kernel, KernelSettings, ServerIdentity
+from kernel.serving.catalog import Catalog
+from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
+from kernel.sockets import CannotListen, bind
 from protocols.grpc.server import GrpcServer
-from protocols.http.metrics import MetricsServer
+from protocols.http.metrics.server import MetricsServer
 from protocols.http.server import HttpServer
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine, Sequence
 
-    from kernel.clock import Clock
+    from kernel.command.terminal import Owner
     from kernel.config.spec import ModelSpec
-    from kernel.events import Event
-    from kernel.inbox import Inbox
-    from kernel.instances import InstanceSet
+    from kernel.loop.clock import Clock
     from kernel.options import ServerOptions
-    from kernel.owner import Owner
+    from kernel.serving.events import Event
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)

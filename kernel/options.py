@@ -1,4 +1,4 @@
-"""What the server can be told at start, with defaults. `kernel/flags/known.py` gives every field its flag."""
+"""What the server can be told at start, with defaults. `kernel/command/flags/known.py` gives every field its flag."""
 
 from __future__ import annotations
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from kernel.clock import TURN_END
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
-from kernel.inbox import Inbox
-from kernel.instances import InstanceSet
+from kernel.loop.clock import TURN_END
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
-from kernel.request import InputTensor, Request
-from kernel.response import Response
+from kernel.serving.inbox import Inbox
+from kernel.serving.instances import InstanceSet
+from kernel.serving.request import InputTensor, Request
+from kernel.serving.response import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.batch import Batch
     from kernel.errors import ServingError
-    from kernel.model import SchedulerFactory
+    from kernel.serving.batch import Batch
+    from kernel.serving.model import SchedulerFactory
 
 
 def model_spec(

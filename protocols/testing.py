@@ -10,27 +10,27 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from kernel.catalog import Catalog, IndexItem, ModelState
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import Cancelled as CancelledError
-from kernel.events import Cancelled, Submitted
-from kernel.inputs import InputPlacer
-from kernel.model import Model
+from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.input_placement import InputPlacer
 from kernel.observe.statistics import ExecutionTimes
-from kernel.regions import RegionRegistry
-from kernel.router import Kernel, KernelSettings
+from kernel.serving.catalog import Catalog, IndexItem, ModelState
+from kernel.serving.events import Cancelled, Submitted
+from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from kernel.batch import Batch
-    from kernel.clock import Clock
     from kernel.config.spec import ModelSpec
-    from kernel.inbox import Inbox
-    from kernel.instances import InstanceSet
-    from kernel.request import Request
+    from kernel.loop.clock import Clock
+    from kernel.serving.batch import Batch
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
+    from kernel.serving.request import Request
     from protocols.frontend import FrontDoor
 
 #: How long a test's calls may take to end when the server stops; no test should come near.

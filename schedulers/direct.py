@@ -6,14 +6,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel import errors
-from kernel.events import Cancelled, NoInstanceLeft, Returned, Submitted
+from kernel.serving.events import Cancelled, NoInstanceLeft, Returned, Submitted
 
 if TYPE_CHECKING:
-    from kernel.clock import Clock
     from kernel.config.spec import ModelSpec
-    from kernel.inbox import Inbox
-    from kernel.instances import InstanceSet
-    from kernel.request import Request
+    from kernel.loop.clock import Clock
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
+    from kernel.serving.request import Request
 
 
 async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
     from kernel.config.spec import DynamicBatching, QueuePolicy
-    from kernel.request import Request
+    from kernel.serving.request import Request
 
 
 class Waiting(msgspec.Struct, gc=False):

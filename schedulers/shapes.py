@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from kernel.config.spec import ModelSpec
-    from kernel.request import Request
+    from kernel.serving.request import Request
 
 
 class BatchKeys:

@@ -18,7 +18,7 @@ from shm.arrays import to_array, to_new_array
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
-    from backends.wire import OutputRef
+    from backends.transport.wire import OutputRef
     from backends.worker.request import InputView
     from shm.arrays import Array
 

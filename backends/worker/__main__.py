@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from backends.channel import BlockingChannel
+from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
 
 _PR_SET_PDEATHSIG = 1

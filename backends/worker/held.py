@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends import wire
+from backends.transport import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from kernel.errors import ServingError
 from shm.arrays import RAW_TYPES
 
 if TYPE_CHECKING:
-    from backends import wire
+    from backends.transport import wire
     from backends.worker.held import HeldInputs
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest

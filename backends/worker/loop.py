@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends import wire
 from backends.base import ModelArguments, Timings
-from backends.outbox import SHARES_MEMORY
 from backends.registry import backend_class
+from backends.transport import wire
+from backends.transport.outbox import SHARES_MEMORY
 from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.held import HeldInputs
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.base import Backend
-    from backends.channel import BlockingChannel
     from backends.metric_registry import MetricRegistry
+    from backends.transport.channel import BlockingChannel
     from backends.worker.request import WorkerRequest
     from shm.arena import Arena
 

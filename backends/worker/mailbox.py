@@ -11,13 +11,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from backends import wire
-from kernel.busy_poll import GivingWay, give_way
+from backends.transport import wire
+from kernel.loop.busy_poll import GivingWay, give_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends.channel import BlockingChannel
+    from backends.transport.channel import BlockingChannel
 
 #: Handled by whoever reads them; all others wait for the main thread, in order.
 _URGENT = frozenset({wire.Cancel, wire.Credit, wire.FreeBlocks})
@@ -76,7 +76,7 @@ class Mailbox:
             self._read(wait=True)
 
     def _receive_soon(self) -> list[bytes] | None:
-        """Receive as the channel does; poll for a while first where the last wait was short (`kernel.busy_poll`)."""
+        """Receive as the channel does; poll first where the last wait was short (`kernel.loop.busy_poll`)."""
         receive, poll_ns = self._channel.receive, self.poll_ns
         begun_ns = time.monotonic_ns()
         now_ns, goes_on = begun_ns, self._short and begun_ns >= self._giving_way.until_ns

@@ -16,7 +16,7 @@ from backends.metric_registry import MetricRegistry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends import wire
+    from backends.transport import wire
 
 #: Rare enough to cost nothing, and far below the interval of any Prometheus.
 INTERVAL_S = 0.1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends import wire
+from backends.transport import wire
 from backends.worker.classification import classify
 from backends.worker.inputs import place_in_inputs
 from kernel.errors import ArenaFull, InternalError, ServingError

@@ -11,7 +11,7 @@ from shm.arrays import to_array
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends import wire
+    from backends.transport import wire
     from kernel.errors import ServingError
     from shm.arrays import Array
 

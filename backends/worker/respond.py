@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from backends import wire
+from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from kernel.errors import Cancelled, InternalError, ServingError
 

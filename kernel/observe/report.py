@@ -12,7 +12,7 @@ import msgspec
 from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
 
 if TYPE_CHECKING:
-    from kernel.model import Model
+    from kernel.serving.model import Model
 
 
 class InferStatistics(msgspec.Struct, frozen=True):

@@ -17,11 +17,11 @@ from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUE
 from kernel.observe.quantiles import SlidingQuantiles
 
 if TYPE_CHECKING:
-    from kernel.batch import Batch
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.errors import ServingError
-    from kernel.request import Request
-    from kernel.response import Response
+    from kernel.serving.batch import Batch
+    from kernel.serving.request import Request
+    from kernel.serving.response import Response
 
 #: Why requests failed, the `reason` label of nv_inference_request_failure.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")

@@ -10,30 +10,30 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernel.catalog import UNLOADED, ModelState
 from kernel.errors import InternalError, LoadFailed, ServerStopping, ServingError, Unavailable
 from kernel.repository.layout import RepositoryContents, check_model_name, known_names, overriding_folder
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_names, list_repository
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
 from kernel.repository.source import ModelSource, scan
+from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from kernel.catalog import Catalog, IndexItem
-    from kernel.clock import Clock
     from kernel.config.generated.model_config_pb2 import ModelConfig
-    from kernel.model import SchedulerFactory
+    from kernel.loop.clock import Clock
     from kernel.repository.layout import ModelFolder
     from kernel.repository.placement import InstanceKeeper
     from kernel.repository.settings import LifecycleSettings
+    from kernel.serving.catalog import Catalog, IndexItem
+    from kernel.serving.model import SchedulerFactory
 
 logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Loads and unloads models. Implements `kernel.router.RepositoryControl`."""
+    """Loads and unloads models. Implements `kernel.serving.kernel.RepositoryControl`."""
 
     def __init__(
         self,

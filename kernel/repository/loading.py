@@ -14,7 +14,6 @@ import msgspec
 
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
-from kernel.model import Model
 from kernel.observe.log_context import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
@@ -22,17 +21,18 @@ from kernel.repository.limits import ignored_settings, refuse_unsupported
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
+from kernel.serving.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.clock import Clock
     from kernel.config.generated.model_config_pb2 import ModelConfig
-    from kernel.model import SchedulerFactory
+    from kernel.loop.clock import Clock
     from kernel.repository.override import OverrideFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource, Prepared
+    from kernel.serving.model import SchedulerFactory
 
 logger = logging.getLogger(__name__)
 

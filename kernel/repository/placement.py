@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
-    from kernel.instances import Instance
-    from kernel.model import Model
+    from kernel.serving.instances import Instance
+    from kernel.serving.model import Model
 
 
 class InstancePlan(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class InstancePlan(msgspec.Struct, frozen=True):
 
 
 class InstanceKeeper(Protocol):
-    """Keeps one instance alive in a worker. Implemented by `backends.supervisor.InstanceSupervisor`."""
+    """Keeps one instance alive in a worker. Implemented by `backends.supervision.supervisor.InstanceSupervisor`."""
 
     async def start(self, title: str) -> None:
         """Start a worker process, without a model yet. Raises `ServingError`."""

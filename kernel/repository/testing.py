@@ -6,20 +6,20 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel.catalog import Catalog
 from kernel.errors import InternalError
 from kernel.observe.statistics import ExecutionTimes
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
-from kernel.response import Response
+from kernel.serving.catalog import Catalog
+from kernel.serving.response import Response
 from kernel.testing import FakeClock, FakeInstance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from kernel.batch import Batch
-    from kernel.model import Model, SchedulerFactory
     from kernel.repository.placement import InstancePlan
+    from kernel.serving.batch import Batch
+    from kernel.serving.model import Model, SchedulerFactory
 
 #: A model that can be loaded.
 CONFIG = """

@@ -15,13 +15,13 @@ from kernel.repository.warmup import warmup_samples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.clock import Clock
-    from kernel.instances import Instance
-    from kernel.model import Model
+    from kernel.loop.clock import Clock
     from kernel.repository.source import ModelSource
     from kernel.repository.warmup import WarmupSample
-    from kernel.request import Request
-    from kernel.response import Response
+    from kernel.serving.instances import Instance
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+    from kernel.serving.response import Response
 
 
 async def warm_up(

@@ -12,8 +12,8 @@ import msgspec
 
 from kernel.config.generated.model_config_pb2 import DataType
 from kernel.errors import InvalidArgument, request_prefix
-from kernel.request import InputTensor, Request
-from kernel.validate import validate
+from kernel.serving.request import InputTensor, Request
+from kernel.serving.validation import validate
 from shm.datatypes import BY_CONFIG_NAME, element_count
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig, ModelWarmup
     from kernel.config.spec import ModelSpec
-    from kernel.response import Sink
+    from kernel.serving.response import Sink
 
 WARMUP_FOLDER = "warmup"
 

@@ -19,7 +19,7 @@ from protocols.grpc.service import MODEL_INFER
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.request import Buffer
+    from kernel.serving.request import Buffer
     from protocols.grpc.h2.frames import ErrorCode
     from protocols.grpc.h2.streams import Call, Stream
     from protocols.grpc.h2.transport import Owner, ServerConnection

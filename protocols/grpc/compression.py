@@ -17,7 +17,7 @@ from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.request import Buffer
+    from kernel.serving.request import Buffer
     from protocols.grpc.h2.headers import RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection

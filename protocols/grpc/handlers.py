@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from grpclib.const import Handler
     from grpclib.utils import Wrapper
 
-    from kernel.request import Buffer
+    from kernel.serving.request import Buffer
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream

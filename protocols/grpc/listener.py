@@ -15,7 +15,7 @@ from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.h2.limits import HANDSHAKE_TIMEOUT_S
 from protocols.grpc.h2.transport import ServerConnection
-from protocols.grpc.infer import InferCall
+from protocols.grpc.rpcs.infer import InferCall
 from protocols.grpc.service import MODEL_INFER
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules
     from protocols.grpc.h2.streams import Call, Stream
     from protocols.grpc.handlers import Handlers
-    from protocols.grpc.infer import Inference
+    from protocols.grpc.rpcs.infer import Inference
 
 #: Connections that the system keeps for us until we accept them.
 BACKLOG = 1024

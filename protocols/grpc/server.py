@@ -12,10 +12,10 @@ from protocols.grpc.calls import OpenCalls
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
 from protocols.grpc.handlers import Handlers
-from protocols.grpc.infer import Inference
 from protocols.grpc.listener import Listener, Terms
 from protocols.grpc.metadata import make_metadata_forwarder
-from protocols.grpc.reflection import ReflectionService
+from protocols.grpc.rpcs.infer import Inference
+from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
 from protocols.restricted import GRPC, parse_restrictions
 from protocols.tls import server_context
@@ -23,7 +23,7 @@ from protocols.tls import server_context
 if TYPE_CHECKING:
     import socket
 
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
 
 logger = logging.getLogger(__name__)
 

@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING
 
 from grpclib.const import Cardinality, Handler
 
-from protocols.grpc.admin import ModelRpcs, RepositoryRpcs, ServerRpcs
-from protocols.grpc.forms import RequestForms
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from protocols.grpc.health import Health, WatchCall
+from protocols.grpc.messages.prepared import RequestForms
 from protocols.grpc.rpc import translated_errors, unary
-from protocols.grpc.settings import SettingsRpcs
-from protocols.grpc.shared_memory import SharedMemoryRpcs
-from protocols.grpc.stream import StreamCall
+from protocols.grpc.rpcs.admin import ModelRpcs, RepositoryRpcs, ServerRpcs
+from protocols.grpc.rpcs.health import Health, WatchCall
+from protocols.grpc.rpcs.settings import SettingsRpcs
+from protocols.grpc.rpcs.shared_memory import SharedMemoryRpcs
+from protocols.grpc.rpcs.stream import StreamCall
 
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
     from protocols.grpc.calls import OpenCalls
     from protocols.grpc.metadata import MetadataForwarder
 
 SERVICE = "inference.GRPCInferenceService"
-#: The one RPC that is no handler of grpclib's, see `protocols.grpc.infer`.
+#: The one RPC that is no handler of grpclib's, see `protocols.grpc.rpcs.infer`.
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
 MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
     from protocols.forwarding import HeaderForwarder
     from protocols.http.openapi.endpoint import OpenApi
 

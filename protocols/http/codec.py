@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
-from kernel.request import InputTensor, RequestedOutput, SharedMemoryRef
-from protocols.http.json_document import (
+from kernel.serving.request import InputTensor, RequestedOutput, SharedMemoryRef
+from protocols.http.json.document import (
     ABSENT,
     UINT64_MAX,
     UNDECODABLE,
@@ -27,15 +27,15 @@ from protocols.http.json_document import (
     member,
     parse_leniently,
 )
-from protocols.http.json_syntax import JsonSyntaxError
-from protocols.http.json_tensor import check_readable, decode_data, json_values
+from protocols.http.json.syntax import JsonSyntaxError
+from protocols.http.json.tensor import check_readable, decode_data, json_values
 from shm.datatypes import DATATYPES, MAX_SIZE, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.request import Buffer, ParameterValue, Request
-    from kernel.response import OutputTensor, Response
+    from kernel.serving.request import Buffer, ParameterValue, Request
+    from kernel.serving.response import OutputTensor, Response
 
 _Read = TypeVar("_Read")
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError, error_of, request_prefix
-from kernel.request import InputTensor
+from kernel.serving.request import InputTensor
 from protocols.http.codec import custom_parameter, decode_json_data
-from protocols.http.json_document import UNDECODABLE, as_members, as_string, parse, parse_leniently
-from protocols.http.json_syntax import JsonSyntaxError
-from protocols.http.json_tensor import json_values
+from protocols.http.json.document import UNDECODABLE, as_members, as_string, parse, parse_leniently
+from protocols.http.json.syntax import JsonSyntaxError
+from protocols.http.json.tensor import json_values
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.config.spec import ModelSpec, TensorSpec
-    from kernel.request import Request
-    from kernel.response import Response
+    from kernel.serving.request import Request
+    from kernel.serving.response import Response
 
 #: The member whose own members are mapped as if they stood beside it.
 _NESTED = "parameters"

@@ -12,8 +12,8 @@ from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http_parser import RawRequestMessage
 
 from protocols.http.body import MAX_CHUNKS
-from protocols.http.patience import ChunkOverhead, Patience
-from protocols.http.replies import error_reply
+from protocols.http.client_timeouts import ChunkOverhead, Patience
+from protocols.http.responses import error_reply
 
 if TYPE_CHECKING:
     import socket

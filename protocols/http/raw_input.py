@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, request_prefix
-from kernel.request import InputTensor
+from kernel.serving.request import InputTensor
 from shm.datatypes import DATATYPES, element_count
 from shm.strings import encode_strings
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from protocols.http import generate, health, infer, models, repository, settings, shared_memory
 from protocols.http.call import Call
+from protocols.http.endpoints import generate, health, infer, models, repository, settings, shared_memory
 from protocols.restricted import Category
 
 Handler = Callable[[Call], Awaitable[web.StreamResponse]]

@@ -11,13 +11,13 @@ from kernel.options import HttpOptions
 from protocols.forwarding import make_forwarder
 from protocols.http.access import AccessLogger, WatchedAnswer
 from protocols.http.body import BodyTooSlow, TooManyChunks
-from protocols.http.bugs import log_bug
 from protocols.http.call import Call, CallSettings
 from protocols.http.cors import CorsPolicy
-from protocols.http.lane.lane import Lane
+from protocols.http.fast.fast_path import Lane
+from protocols.http.internal_errors import log_bug
 from protocols.http.listener import Listener
 from protocols.http.openapi.endpoint import OpenApi
-from protocols.http.replies import SERVER_HEADER, error_reply
+from protocols.http.responses import SERVER_HEADER, error_reply
 from protocols.http.routes import find_endpoint, request_path
 from protocols.restricted import HTTP, Category, parse_restrictions
 from protocols.status import HTTP_STATUS
@@ -26,7 +26,7 @@ from protocols.tls import server_context
 if TYPE_CHECKING:
     import socket
 
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
 
 _DEFAULTS = HttpOptions()
 

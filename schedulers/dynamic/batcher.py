@@ -15,7 +15,7 @@ from schedulers.shapes import BatchKeys
 
 if TYPE_CHECKING:
     from kernel.config.spec import DynamicBatching, ModelSpec
-    from kernel.request import Request
+    from kernel.serving.request import Request
 
 
 class _Candidate(msgspec.Struct):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel import errors
-from kernel.clock import TURN_END
-from kernel.events import Cancelled, DeadlineReached, NoInstanceLeft, Returned, Submitted
+from kernel.loop.clock import TURN_END
+from kernel.serving.events import Cancelled, DeadlineReached, NoInstanceLeft, Returned, Submitted
 from schedulers.dynamic.batcher import DynamicBatcher
 
 if TYPE_CHECKING:
-    from kernel.clock import Clock
     from kernel.config.spec import ModelSpec
-    from kernel.inbox import Inbox
-    from kernel.instances import InstanceSet
+    from kernel.loop.clock import Clock
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
 
 
 async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends import wire
 from backends.base import Timings
 from backends.metric_registry import MetricRegistry
+from backends.transport import wire
 from backends.worker.request import InputView, WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from backends import wire
 from backends.metric_registry import MetricRegistry
+from backends.transport import wire
 from kernel.errors import InvalidArgument, Unsupported
 from kernel.observe.metric_rules import MAX_SERIES, MetricKind
 

@@ -199,7 +199,7 @@ def test_infer_prints_outputs(demo: ServerProcess) -> None:
 def test_infer_prints_labels(demo: ServerProcess, tmp_path: Path) -> None:
     import numpy as np
 
-    from kernel.client import read_value
+    from kernel.command.infer import read_value
 
     sample = read_value((Path(__file__).parents[2] / "kernel/demo/digit.json").read_text())["inputs"][0]
     np.save(tmp_path / "digit.npy", np.array(sample["data"], np.float32).reshape(sample["shape"]))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tritonclient.grpc
 
-from kernel.embedded import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
+from kernel.embedding import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
 from kernel.options import Listener, LogOptions, RepositoryOptions, ServerOptions
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bench.server import wait_for
-from kernel.embedded import EmbeddedServer
+from kernel.embedding import EmbeddedServer
 from kernel.options import DEMO_REPOSITORY
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_a_server_that_is_forgotten_ends(models: Path) -> None:
 
 
 PROGRAM = """
-from kernel.embedded import EmbeddedServer
+from kernel.embedding import EmbeddedServer
 server = EmbeddedServer({models!r}).start()
 print(server.infer("model", {{"IN": [1]}})["OUT"][0], flush=True)
 {ending}
@@ -96,7 +96,7 @@ def test_workers_do_not_outlive_a_program_that_is_killed(models: Path, tmp_path:
     program.write_text(
         textwrap.dedent(f"""
         import os, psutil, signal
-        from kernel.embedded import EmbeddedServer
+        from kernel.embedding import EmbeddedServer
         server = EmbeddedServer({str(models)!r}).start()
         print(psutil.Process().children()[0].pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

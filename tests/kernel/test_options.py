@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kernel import options as module
-from kernel.flags.read import DEFAULTS, FLAGS
+from kernel.command.flags.read import DEFAULTS, FLAGS
 from kernel.options import BadOption, Listener, RepositoryOptions, ServerOptions, check_options
 
 ROOT = Path(module.__file__).parents[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel import errors
-from kernel.events import Cancelled, NoInstanceLeft, Submitted
+from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
 from kernel.testing import Lab, RecordingSink, model_spec
 from schedulers.direct import direct
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kernel.request import InputTensor, Request
+from kernel.serving.request import InputTensor, Request
 from kernel.testing import RecordingSink, model_spec
 from schedulers.shapes import BatchKeys
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kernel.request import Buffer
+    from kernel.serving.request import Buffer
 
 
 class ReceiveWindow:

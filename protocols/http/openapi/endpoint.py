@@ -11,7 +11,7 @@ from protocols.http.openapi.document import openapi_document
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
     from protocols.restricted import Restrictions
 
 _encoder = msgspec.json.Encoder()

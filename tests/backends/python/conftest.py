@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends import wire
 from backends.base import ModelArguments, Timings
 from backends.metric_registry import MetricRegistry
 from backends.python.backend import PythonBackend
+from backends.transport import wire
 from backends.worker.request import InputView, WorkerRequest
 from shm.arrays import datatype_of, to_bytes
 

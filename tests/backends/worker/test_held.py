@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends import wire
+from backends.transport import wire
 from backends.worker.held import HeldInputs
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends import wire
+from backends.transport import wire
 from backends.worker.held import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions

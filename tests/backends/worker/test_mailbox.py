@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends import wire
-from backends.channel import BlockingChannel
-from backends.framing import frame
+from backends.transport import wire
+from backends.transport.channel import BlockingChannel
+from backends.transport.framing import frame
 from backends.worker.mailbox import KernelGone, Mailbox
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import queue
 
 import pytest
 
-from backends import wire
+from backends.transport import wire
 from backends.worker.metric_reporter import MetricReporter
 from kernel.observe.metric_rules import MetricKind
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from backends import wire
+from backends.transport import wire
 from backends.worker.held import HeldInputs
 from backends.worker.memory import AttachedRegions
 from backends.worker.outputs import OutputWriter

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.model import Model
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import ExecutionTimes
-from kernel.request import Request
-from kernel.response import Response
+from kernel.serving.model import Model
+from kernel.serving.request import Request
+from kernel.serving.response import Response
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
 

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from kernel.batch import Batch
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.model import Model
 from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration, ExecutionTimes, MemoryUsage, ResponseStatistics
-from kernel.request import Request
+from kernel.serving.batch import Batch
+from kernel.serving.model import Model
+from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.batch import Batch
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import Cancelled, InternalError, QueueFull, QueueTimeout, ServingError
 from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
-from kernel.request import Request
-from kernel.response import Response
+from kernel.serving.batch import Batch
+from kernel.serving.request import Request
+from kernel.serving.response import Response
 from kernel.testing import FakeInstance, RecordingSink
 
 TIMES = ExecutionTimes(input_ns=1, infer_ns=10, output_ns=100)

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from kernel.catalog import IndexItem
 from kernel.errors import LoadFailed
 from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
+from kernel.serving.catalog import IndexItem
 
 
 def group(count: int, more: str = "") -> str:

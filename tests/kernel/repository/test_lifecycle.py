@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.catalog import IndexItem, ModelState
 from kernel.errors import InternalError, InvalidArgument, LoadFailed, ServingError, Unavailable
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
+from kernel.serving.catalog import IndexItem, ModelState
 from schedulers.direct import direct
 
 if TYPE_CHECKING:

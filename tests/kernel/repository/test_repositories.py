@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernel.catalog import IndexItem
 from kernel.errors import InternalError, InvalidArgument, LoadFailed, Unavailable
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.testing import CONFIG, RepositoryLab, run, settled
+from kernel.serving.catalog import IndexItem
 from schedulers.direct import direct
 
 if TYPE_CHECKING:

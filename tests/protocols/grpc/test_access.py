@@ -14,7 +14,7 @@ import pytest
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import GrpcOptions
-from kernel.response import OutputTensor, Response
+from kernel.serving.response import OutputTensor, Response
 from protocols.grpc.access import begin_of_request, status_of
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, encode_block, status_block
@@ -24,7 +24,7 @@ from protocols.testing import FrontDoorLab, listening
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.request import Request
+    from kernel.serving.request import Request
 
 _SERVICE = "/inference.GRPCInferenceService"
 

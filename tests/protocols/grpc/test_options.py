@@ -25,8 +25,8 @@ import tritonclient.grpc as triton
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import BadOption, GrpcOptions, TlsOptions
-from kernel.request import Request
-from kernel.response import OutputTensor, Response
+from kernel.serving.request import Request
+from kernel.serving.response import OutputTensor, Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection

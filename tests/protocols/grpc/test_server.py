@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import ErrorCode, error_of
-from kernel.request import Request
-from kernel.response import OutputTensor, Response
+from kernel.serving.request import Request
+from kernel.serving.response import OutputTensor, Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.server import GrpcServer

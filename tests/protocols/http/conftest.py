@@ -11,19 +11,19 @@ import aiohttp
 import pytest
 from google.protobuf import text_format
 
-from kernel.catalog import Catalog, ModelState
-from kernel.clock import LoopClock
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import model_spec
 from kernel.errors import Cancelled as CancelledError
 from kernel.errors import ErrorCode, NotFound, ServerStopping, error_of
-from kernel.events import Cancelled, Submitted
-from kernel.inputs import InputPlacer
-from kernel.model import Model
+from kernel.loop.clock import LoopClock
+from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.input_placement import InputPlacer
 from kernel.options import HttpOptions
-from kernel.regions import RegionRegistry
-from kernel.response import OutputTensor, Response
-from kernel.router import Kernel, KernelSettings
+from kernel.serving.catalog import Catalog, ModelState
+from kernel.serving.events import Cancelled, Submitted
+from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.model import Model
+from kernel.serving.response import OutputTensor, Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
 from protocols.http.server import HttpServer
@@ -31,12 +31,12 @@ from protocols.http.server import HttpServer
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kernel.catalog import IndexItem
-    from kernel.clock import Clock
     from kernel.config.spec import ModelSpec
-    from kernel.inbox import Inbox
-    from kernel.instances import InstanceSet
-    from kernel.request import InputTensor, Request
+    from kernel.loop.clock import Clock
+    from kernel.serving.catalog import IndexItem
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
+    from kernel.serving.request import InputTensor, Request
 
 #: What the server accepts in JSON, in the tests.
 MAX_INPUT_SIZE = 1 << 20

@@ -16,8 +16,8 @@ from protocols.http.server import HttpServer
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kernel.model import Model
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.model import Model
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
 

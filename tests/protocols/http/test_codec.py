@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import ServingError
-from kernel.request import Request, SharedMemoryRef
+from kernel.serving.request import Request, SharedMemoryRef
 from kernel.testing import RecordingSink
 from protocols.http.codec import OutputForm, decode_infer
 from protocols.status import HTTP_STATUS

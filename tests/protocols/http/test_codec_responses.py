@@ -9,8 +9,8 @@ from typing import Any
 
 import tritonclient.http as client
 
-from kernel.request import SharedMemoryRef
-from kernel.response import OutputTensor, Response
+from kernel.serving.request import SharedMemoryRef
+from kernel.serving.response import OutputTensor, Response
 from protocols.http.codec import OutputForm, encode_infer
 
 

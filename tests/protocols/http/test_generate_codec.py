@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InvalidArgument, ServingError
-from kernel.request import Request
-from kernel.response import OutputTensor, Response
+from kernel.serving.request import Request
+from kernel.serving.response import OutputTensor, Response
 from kernel.testing import RecordingSink
 from protocols.http.generate_codec import decode_generate, encode_generate, fit_shape
 

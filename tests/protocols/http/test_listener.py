@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from protocols.http.client_timeouts import HEAD_S, SEND_S
 from protocols.http.listener import Connection
-from protocols.http.patience import HEAD_S, SEND_S
 from protocols.http.server import HttpServer
 from protocols.testing import listening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
     from protocols.http.listener import AiohttpServer
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]

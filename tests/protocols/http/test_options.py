@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kernel.options import TlsOptions
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
 
     Serve = Callable[[HttpOptions, Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.http import generate, health, infer, models, repository, settings, shared_memory
+from protocols.http.endpoints import generate, health, infer, models, repository, settings, shared_memory
 from protocols.http.routes import Handler, find_endpoint, request_path
 
 

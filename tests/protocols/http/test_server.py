@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
     from protocols.http.call import Call
 
     Exchange = Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.config.spec import DynamicBatching
-from kernel.request import InputTensor, Request
+from kernel.serving.request import InputTensor, Request
 from kernel.testing import RecordingSink, model_spec
 from schedulers.dynamic.batcher import DynamicBatcher
 

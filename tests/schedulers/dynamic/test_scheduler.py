@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from kernel import errors
 from kernel.config.spec import DynamicBatching, QueuePolicy
-from kernel.events import Cancelled, Submitted
+from kernel.serving.events import Cancelled, Submitted
 from kernel.testing import Lab, RecordingSink, model_spec
 from schedulers.dynamic.scheduler import dynamic
 
 if TYPE_CHECKING:
-    from kernel.request import Request
+    from kernel.serving.request import Request
 
 US = 1000
 

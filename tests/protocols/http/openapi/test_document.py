@@ -9,9 +9,9 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from kernel.catalog import ModelState
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import HttpOptions
+from kernel.serving.catalog import ModelState
 from protocols.http import routes
 from protocols.http.openapi.document import openapi_document
 from protocols.http.routes import find_endpoint
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-    from kernel.router import Kernel
+    from kernel.serving.kernel import Kernel
 
     Test = Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]
     Serve = Callable[[HttpOptions, Test], None]

@@ -1,0 +1,69 @@
+"""The repeat backend of Triton's examples: a response for each element of a vector, each after a delay.
+
+Input IN holds the values, DELAY the milliseconds before each response, and WAIT those after which the instance
+takes the next request, which can be before the last response. Outputs are OUT, the value, and IDX, its index.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backends.config_requirements import ExpectedTensor, check_tensors, dims_of
+from backends.streaming import StreamingBackend
+from backends.worker.request import OutputValue
+from kernel.errors import InvalidArgument
+from kernel.serving.validation import shape_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from backends.base import ModelArguments, Timings
+    from backends.worker.request import InputView, WorkerRequest
+
+_INPUTS = (
+    ExpectedTensor("IN", "INT32", dims=None),
+    ExpectedTensor("DELAY", "UINT32", dims=None),
+    ExpectedTensor("WAIT", "UINT32"),
+)
+_OUTPUTS = (ExpectedTensor("OUT", "INT32"), ExpectedTensor("IDX", "UINT32"))
+
+
+class RepeatBackend(StreamingBackend):
+    """Repeats its input, one element a response."""
+
+    def load(self, arguments: ModelArguments) -> None:
+        if arguments.max_batch_size:
+            raise InvalidArgument("repeat backend only supports models with max_batch_size == 0")
+        check_tensors(arguments.config, _INPUTS, _OUTPUTS)
+        values, delays, _ = (dims_of(tensor) for tensor in arguments.config["input"])
+        _check_same(values, delays)
+
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        for request in requests:
+            _check_same(_input(request, "IN").shape, _input(request, "DELAY").shape)
+            gone = self.answer(request)
+            gone.wait(int(_input(request, "WAIT").as_numpy()[0]) / 1000)
+
+    def responses(self, request: WorkerRequest) -> Iterator[list[OutputValue]]:
+        delays = _input(request, "DELAY").as_numpy()
+        for index, value in enumerate(_input(request, "IN").as_numpy()):
+            self.pause(request, int(delays[index]) / 1000)
+            yield [
+                OutputValue("OUT", "INT32", np.array([value], np.int32)),
+                OutputValue("IDX", "UINT32", np.array([index], np.uint32)),
+            ]
+
+
+def _check_same(values: Sequence[int], delays: Sequence[int]) -> None:
+    if values != delays:
+        raise InvalidArgument(
+            f"expected IN and DELAY shape to match, got {shape_text(values)} and {shape_text(delays)}"
+        )
+
+
+def _input(request: WorkerRequest, name: str) -> InputView:
+    view = request.input(name)
+    assert view is not None, "no input of the model is optional"
+    return view

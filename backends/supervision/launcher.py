@@ -1,0 +1,140 @@
+"""How a worker is started: the one seam between supervision and where workers run.
+
+`LocalLauncher` starts processes on this machine. A launcher for other hosts returns a `Launched` over
+its own connection; workers there get their tensors inline (`backends/transport/wire.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from backends.supervision.output_capture import OutputCapture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class Launched(Protocol):
+    """A worker that was started. Whoever launched it calls `stop` or `kill` in the end."""
+
+    #: The kernel's end of the framed connection; owned by the channel that is made of it.
+    socket: socket.socket
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` once with the cause when the worker has ended, however that came."""
+
+    def kill(self) -> None:
+        """End the worker at once; `on_lost` follows."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Wait until the worker has ended by itself, at most `grace_s` seconds, then kill it."""
+
+
+class Launcher(Protocol):
+    """Starts workers."""
+
+    async def launch(self, title: str) -> Launched:
+        """Start a worker whose output is logged under `title`. Raises `OSError` where that fails."""
+
+
+class LocalLauncher:
+    """Starts workers as clean interpreters on this machine."""
+
+    async def launch(self, title: str) -> Launched:
+        ours, theirs = socket.socketpair()
+        capture = OutputCapture(title)
+        try:
+            # Its own session, so that signals of the terminal reach the kernel alone, and so that a
+            # worker can be ended together with what its model started.
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child is forked
+                [
+                    sys.executable,
+                    "-m",
+                    "backends.worker",
+                    f"--model={title}",
+                    f"--fd={theirs.fileno()}",
+                    f"--kernel={os.getpid()}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=capture.stdout_fd,
+                stderr=capture.stderr_fd,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            capture.close()
+            raise
+        finally:
+            theirs.close()
+            capture.close_child_ends()
+        return LocalProcess(process, ours, capture)
+
+
+class LocalProcess:
+    """A worker process on this machine, watched through its pidfd."""
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, capture: OutputCapture) -> None:
+        self.socket = sock
+        self.pid = process.pid
+        self._process = process
+        self._capture = capture
+        self._callback: Callable[[str], None] | None = None
+        self._ended = asyncio.Event()
+        self._cause = ""
+        self._pidfd = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        if self._ended.is_set():
+            asyncio.get_running_loop().call_soon(callback, self._cause)
+        else:
+            self._callback = callback
+
+    def kill(self) -> None:
+        """Kill the process and whatever it started in its group."""
+        if not self._ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.warning("worker %d did not end within %.1f s and is killed", self.pid, grace_s)
+            self.kill()
+            await self._ended.wait()
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._cause = describe_exit(self._process.wait())
+        # What the model had started must not outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._capture.close()
+        self._ended.set()
+        if self._callback is not None:
+            self._callback(self._cause)
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended: `killed by signal 9 (SIGKILL)` or `exit code 3`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"killed by signal {-code}"
+    return f"killed by signal {-code} ({name})"

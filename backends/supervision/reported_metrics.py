@@ -1,0 +1,113 @@
+"""What one worker reports of its model's own metrics, on its way into those of the model version.
+
+Nothing that a worker sends is trusted: whatever no worker of ours would send raises ValueError, which drops it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import InvalidArgument
+from kernel.observe.custom_metrics import TooManySeries
+from kernel.observe.metric_rules import MetricKind, check_buckets, check_family_name, checked_labels
+
+if TYPE_CHECKING:
+    from backends.transport import wire
+    from kernel.observe.custom_metrics import CustomMetrics, Family, Series
+    from kernel.observe.metric_rules import Labels
+
+logger = logging.getLogger(__name__)
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """A series that the worker has. Without `series` the model version has no room for it."""
+
+    family: Family
+    labels: Labels
+    bounds: list[float]
+    series: Series | None
+
+
+class ReportedMetrics:
+    """The metrics of one worker, by the numbers that it gave them."""
+
+    def __init__(self, title: str, metrics: CustomMetrics) -> None:
+        """`title` names the worker's instance in the log."""
+        self._title = title
+        self._metrics = metrics
+        self._families: dict[str, Family] = {}
+        self._held: dict[int, _Held] = {}
+        self._complained = False
+
+    def take(self, message: wire.MetricsChanged, now_ns: int) -> None:
+        """Add what `message` tells. Raises ValueError for what no worker of ours sends."""
+        try:
+            for family in message.families:
+                self._define(family)
+            for created in message.created:
+                self._hold(created)
+        except InvalidArgument as error:
+            raise ValueError(error.message) from error
+        for change in message.changes:
+            self._change(change, now_ns)
+        for number in message.removed:
+            held = self._known(number)
+            del self._held[number]
+            if held.series is not None:
+                self._metrics.release(held.family, held.labels)
+
+    def end(self) -> None:
+        """The worker has ended, and tells nothing more."""
+        held, self._held = self._held, {}
+        for each in held.values():
+            if each.series is not None:
+                self._metrics.leave(each.family, each.labels)
+
+    def _define(self, ref: wire.MetricFamilyRef) -> None:
+        check_family_name(ref.name)
+        self._families[ref.name] = self._metrics.define(ref.name, ref.description, MetricKind(ref.kind))
+
+    def _hold(self, ref: wire.MetricSeriesRef) -> None:
+        if ref.number in self._held:
+            raise ValueError(f"metric {ref.number} exists")
+        family = self._families.get(ref.family)
+        if family is None:
+            raise ValueError(f"there is no metric family '{ref.family}'")
+        labels = checked_labels(ref.labels, family.kind)
+        check_buckets(ref.buckets)
+        try:
+            series = self._metrics.hold(family, labels, ref.buckets)
+        except TooManySeries:
+            self._complain()
+            series = None
+        self._held[ref.number] = _Held(family, labels, ref.buckets, series)
+
+    def _change(self, change: wire.MetricChange, now_ns: int) -> None:
+        held = self._known(change.series)
+        kind, series = held.family.kind, held.series
+        if kind is MetricKind.HISTOGRAM:
+            if len(change.counts) != len(held.bounds) + 1 or any(count < 0 for count in change.counts):
+                raise ValueError(f"{len(change.counts)} buckets of a histogram with {len(held.bounds)} bounds")
+        elif kind is MetricKind.COUNTER and (change.absolute or change.added < 0):
+            raise ValueError("a counter that does not count")
+        if series is None:
+            return
+        series.changed_ns = now_ns
+        if series.histogram is not None:
+            series.observe(held.bounds, change.counts, change.added)
+        else:
+            series.value = change.added if change.absolute else series.value + change.added
+
+    def _known(self, number: int) -> _Held:
+        held = self._held.get(number)
+        if held is None:
+            raise ValueError(f"there is no metric {number}")
+        return held
+
+    def _complain(self) -> None:
+        if not self._complained:
+            self._complained = True
+            logger.error("model instance '%s' has more metrics than a model may have; some are left out", self._title)

@@ -1,0 +1,175 @@
+"""One worker from its start to its end: the handshake as awaitable steps, then messages to its handle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from backends.transport import wire
+from backends.transport.channel import LoopChannel
+from kernel.errors import ErrorCode, InternalError, Unavailable, error_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.supervision.launcher import Launched, Launcher
+
+logger = logging.getLogger(__name__)
+
+#: A worker that has not said hello by then will not: a clean interpreter needs 0.2 s.
+HELLO_TIMEOUT_S = 30.0
+
+#: A killed process ends as soon as the system gets to it.
+_KILL_GRACE_S = 10.0
+
+_LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
+_model_logger = logging.getLogger("model")
+
+
+class WorkerSession:
+    """A worker process and the connection to it.
+
+    `on_message` gets what belongs to execution, `on_lost` the cause of the worker's end, once, after
+    every message that the worker had sent.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._launched: Launched | None = None
+        self._channel: LoopChannel | None = None
+        self._reply: asyncio.Future[wire.ToKernel] | None = None
+        self._lost_cause: str | None = None
+        self._protocol_error = ""
+        self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
+        self.on_lost: Callable[[str], None] | None = None
+
+    async def start(self, launcher: Launcher) -> None:
+        """Start the worker and wait until it says hello. Raises `ServingError`."""
+        self._reply = asyncio.get_running_loop().create_future()
+        try:
+            self._launched = await launcher.launch(self._title)
+        except OSError as error:
+            raise InternalError(f"a worker process could not be started: {error}") from error
+        self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
+        self._launched.on_lost(self._process_lost)
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = await self._reply
+        except TimeoutError:
+            self.kill()
+            raise InternalError(f"the worker did not start within {HELLO_TIMEOUT_S:.0f} s") from None
+        if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
+            self.kill()
+            raise InternalError(f"the worker speaks another protocol: {hello!r}")
+
+    async def complete(self, message: wire.Complete) -> str:
+        """Return the completed configuration in JSON. Raises the worker's `ServingError`."""
+        reply = await self._ask(message)
+        assert isinstance(reply, wire.Completed), reply
+        return reply.config
+
+    async def load(self, message: wire.Load) -> int:
+        """Load the model; returns how many nanoseconds it took. Raises the worker's `ServingError`."""
+        reply = await self._ask(message)
+        assert isinstance(reply, wire.Loaded), reply
+        return reply.load_ns
+
+    def send(self, message: wire.ToWorker) -> None:
+        assert self._channel is not None
+        self._channel.send(message)
+
+    def send_with_fd(self, message: wire.ToWorker, fd: int) -> None:
+        assert self._channel is not None
+        self._channel.send_with_fd(message, fd)
+
+    def take_fd(self) -> int:
+        assert self._channel is not None
+        return self._channel.take_fd()
+
+    def take_unsent(self) -> None:
+        """Handle what the worker has said and not sent, because it is busy."""
+        assert self._channel is not None
+        self._channel.take_unsent()
+
+    async def stop(self, grace_s: float) -> None:
+        """Have the model finalized and wait until the worker has ended; kill it after `grace_s` seconds,
+        or at once where that is 0."""
+        if self._launched is None or self._lost_cause is not None:
+            return
+        self.on_lost = None
+        if grace_s:
+            self.send(wire.Stop())
+        else:
+            self.kill()
+        await self._launched.stop(grace_s or _KILL_GRACE_S)
+
+    def kill(self) -> None:
+        if self._launched is not None:
+            self._launched.kill()
+
+    # ---- messages ----------------------------------------------------------------------------
+
+    async def _ask(self, message: wire.ToWorker) -> wire.ToKernel:
+        if self._lost_cause is not None:
+            raise Unavailable(f"the worker was lost ({self._lost_cause})")
+        self._reply = asyncio.get_running_loop().create_future()
+        self.send(message)
+        reply = await self._reply
+        if isinstance(reply, wire.LoadFailed):
+            raise error_of(ErrorCode(reply.code), reply.text)
+        return reply
+
+    def _received(self, raw_messages: list[bytes]) -> None:
+        for raw in raw_messages:
+            message = wire.to_kernel_decoder.decode(raw)
+            match message:
+                case (
+                    wire.Executed()
+                    | wire.Responded()
+                    | wire.ArenaCreated()
+                    | wire.MetricsChanged()
+                    | wire.InputsHeld()
+                    | wire.InputsFreed()
+                ):
+                    self.on_message(message)
+                case wire.OutboxCreated():
+                    self._attach_outbox()
+                case wire.Log(level=level, text=text):
+                    _model_logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self._title, text)
+                case _:
+                    if self._reply is None or self._reply.done():
+                        self._unexpected(message)
+                    else:
+                        self._reply.set_result(message)
+
+    def _attach_outbox(self) -> None:
+        assert self._channel is not None
+        fd = self._channel.take_fd()
+        try:
+            self._channel.attach_outbox(fd)
+        finally:
+            os.close(fd)
+
+    def _unexpected(self, message: wire.ToKernel) -> None:
+        raise ValueError(f"unexpected message {type(message).__name__}")
+
+    def _channel_closed(self, cause: str) -> None:
+        """The connection ended. The process follows, or is broken and made to."""
+        self._protocol_error = cause
+        self.kill()
+
+    def _process_lost(self, cause: str) -> None:
+        assert self._channel is not None
+        self._channel.read_rest()
+        self._channel.take_unsent()
+        self._channel.close()
+        if self._protocol_error and not self._protocol_error.startswith("it closed"):
+            cause = f"{cause}; {self._protocol_error}"
+        self._lost_cause = cause
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(InternalError(f"the worker was lost while the model was being loaded ({cause})"))
+            self._reply.exception()  # whoever waited may have given up
+        if self.on_lost is not None:
+            self.on_lost(cause)

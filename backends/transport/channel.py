@@ -1,0 +1,284 @@
+"""A framed Unix socket with descriptor passing: the kernel's end on its loop, the worker's end blocking.
+
+Descriptors arrive with the first byte of the frame that they belong to, so whoever decodes a message
+that brings one takes the next received descriptor.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.transport.framing import LENGTH, LENGTH_PLACE, FrameReader, frame
+from backends.transport.outbox import Outbox, OutboxReader
+from backends.transport.wire import OutboxCreated, encoder
+from kernel.loop.iteration_end import TurnEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.transport.wire import Message
+
+_READ_SIZE = 1 << 16
+_MAX_FDS = 4
+_NO_FDS = array.array("i")
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+_FD_SPACE = socket.CMSG_LEN(_MAX_FDS * array.array("i").itemsize)
+
+
+def _receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, array.array[int]]:
+    """Read once, with the descriptors that came along (`socket.recv_fds` of 3.11 ignores its flags)."""
+    data, ancillary, _, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, flags | _CLOEXEC)
+    if not ancillary:
+        return data, _NO_FDS
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, fds
+
+
+class LoopChannel:
+    """The kernel's end. Messages of one loop turn leave in one write.
+
+    `on_messages` gets the complete messages of a read; `on_closed` is called once, when the other
+    side is gone or sent what is no message. The channel owns the socket.
+    """
+
+    def __init__(self, sock: socket.socket, on_messages: Callable[[list[bytes]], None],
+                 on_closed: Callable[[str], None]) -> None:  # fmt: skip
+        sock.setblocking(False)
+        self._socket = sock
+        self._on_messages = on_messages
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._turn_end = TurnEnd.here()
+        self._reader = FrameReader()
+        #: The messages of this loop turn, framed.
+        self._outbox = bytearray()
+        self._unsent: deque[tuple[memoryview, int | None]] = deque()
+        self._fds: deque[int] = deque()
+        self._closed = False
+        #: What the other side keeps, and how many bytes of its stream have arrived and have been taken: more
+        #: where they were read out of its outbox.
+        self._kept: OutboxReader | None = None
+        self._arrived = 0
+        self._taken = 0
+        self._loop.add_reader(sock.fileno(), self._read_once)
+
+    # ---- sending -----------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Send `message` at the end of this loop turn. After the end of the channel it is dropped."""
+        outbox = self._outbox
+        start = len(outbox)
+        if not start:
+            self._turn_end.leave(self.flush)
+        outbox += LENGTH_PLACE  # framed in place, see `backends.transport.framing`
+        encoder.encode_into(message, outbox, -1)
+        LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)
+
+    def send_with_fd(self, message: Message, fd: int) -> None:
+        """Send `message` together with a duplicate of `fd`, in order with the others."""
+        if self._closed:
+            return
+        self.flush()
+        self._unsent.append((memoryview(frame(encoder.encode(message))), os.dup(fd)))
+        self._write()
+
+    def flush(self) -> None:
+        """Write what was sent in this loop turn."""
+        if not self._outbox or self._closed:
+            self._outbox.clear()
+            return
+        data, self._outbox = self._outbox, bytearray()
+        if self._unsent:
+            self._unsent.append((memoryview(data), None))
+            return
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            return  # the reader sees the end too, and says why
+        if sent < len(data):
+            self._unsent.append((memoryview(data)[sent:], None))
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def _write(self) -> None:
+        """Write what could not be written at once."""
+        try:
+            while self._unsent:
+                data, fd = self._unsent[0]
+                if fd is None:
+                    sent = self._socket.send(data)
+                else:
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+                    sent = self._socket.sendmsg([data], [rights])
+                    os.close(fd)
+                self._unsent.popleft()
+                if sent < len(data):
+                    self._unsent.appendleft((data[sent:], None))
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._socket.fileno(), self._write)
+            return
+        except OSError:
+            self._drop_unsent()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _drop_unsent(self) -> None:
+        for _, fd in self._unsent:
+            if fd is not None:
+                os.close(fd)
+        self._unsent.clear()
+
+    # ---- receiving ---------------------------------------------------------------------------
+
+    def take_fd(self) -> int:
+        """Return the descriptor that came with the message being handled; the caller owns it."""
+        return self._fds.popleft()
+
+    def read_rest(self) -> None:
+        """Handle what a dead worker had sent before it died."""
+        while self._read_once():
+            pass
+
+    def _read_once(self) -> bool:
+        """Read once and hand on the messages; False where there is nothing more."""
+        if self._closed:
+            return False
+        try:
+            data, fds = _receive(self._socket)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except ConnectionResetError:  # the other side has died with messages unread
+            data, fds = b"", array.array("i")
+        except OSError as error:
+            self._end(f"its connection failed: {error.strerror}")
+            return False
+        self._fds.extend(fds)
+        if not data:
+            self._end("it closed its connection")
+            return False
+        known = self._taken - self._arrived
+        self._arrived += len(data)
+        return self._take(data[known:] if known else data)
+
+    def attach_outbox(self, fd: int) -> None:
+        """Know where the other side keeps what it has not sent. Raises ValueError where `fd` is no such memory."""
+        self._kept = OutboxReader(fd)
+
+    def take_unsent(self) -> None:
+        """Handle what the other side has said and not sent: it is busy, or dead. Works also after the channel's end."""
+        if self._kept is not None and (data := self._kept.unsent(self._taken)):
+            self._take(data)
+
+    def _take(self, data: bytes) -> bool:
+        """Hand on the messages in the next bytes of the stream; False where they are none."""
+        self._taken += len(data)
+        try:
+            self._on_messages(self._reader.feed(data))
+        except (ValueError, msgspec.DecodeError) as error:
+            self._kept = None
+            self._end(f"it sent what is no message: {error}")
+            return False
+        return True
+
+    def _end(self, cause: str) -> None:
+        if not self._closed:
+            self.close()
+            self._on_closed(cause)
+
+    def close(self) -> None:
+        """Close the socket; nothing is sent or received any more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._drop_unsent()
+        for fd in self._fds:
+            os.close(fd)
+        self._socket.close()
+
+
+class BlockingChannel:
+    """The worker's end. What sends may be called from any thread under the caller's lock."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._socket = sock
+        self._reader = FrameReader()
+        self._fds: deque[int] = deque()
+        self._sent = 0
+        self._outbox: Outbox | None = None
+
+    def share_outbox(self) -> None:
+        """Let the kernel see what `keep` keeps, from now on."""
+        outbox = Outbox()
+        self.send_with_fd(OutboxCreated(), outbox.fd)
+        outbox.sent(self._sent)
+        self._outbox = outbox
+
+    def keep(self, message: Message) -> None:
+        """Send `message` with what is sent next; at once where there is no outbox, or no room in it."""
+        encoded = encoder.encode(message)
+        data = LENGTH.pack(len(encoded)) + encoded  # as `frame`, of which every answer would be a call
+        if self._outbox is None or not self._outbox.keep(data):
+            self.flush()
+            self._send(data)
+
+    def send(self, message: Message) -> None:
+        """Send what is kept and `message`, and wait until the kernel has taken it from us."""
+        self.keep(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is kept."""
+        if self._outbox is not None:
+            self._outbox.send_by(self._socket.sendall)
+
+    def _send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+        self._passed(len(data))
+
+    def _passed(self, byte_size: int) -> None:
+        self._sent += byte_size
+        if self._outbox is not None:
+            self._outbox.sent(byte_size)
+
+    def send_with_fd(self, message: Message, fd: int) -> None:
+        self.flush()
+        data = frame(encoder.encode(message))
+        sent = socket.send_fds(self._socket, [data], [fd])
+        self._socket.sendall(data[sent:])
+        self._passed(len(data))
+
+    def receive(self, *, wait: bool = True) -> list[bytes] | None:
+        """Return the messages of one read, which can be none, or None at the end of the connection.
+
+        Without `wait` it returns an empty list at once where nothing has come.
+        """
+        try:
+            data, fds = _receive(self._socket, 0 if wait else _DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except ConnectionResetError:
+            return None
+        self._fds.extend(fds)
+        return self._reader.feed(data) if data else None
+
+    def take_fd(self) -> int:
+        return self._fds.popleft()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()

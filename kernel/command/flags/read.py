@@ -1,0 +1,167 @@
+"""From the words behind `python -m kernel run` to `ServerOptions`: what was given, checked, in its place. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kernel.command.flags.ignored import IGNORED
+from kernel.command.flags.known import GROUPS
+from kernel.command.flags.traces import trace_values
+from kernel.command.flags.values import BadValue
+from kernel.options import DEMO_REPOSITORY, BadOption, RepositoryOptions, ServerOptions, TlsOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernel.command.flags.flag import Flag
+
+FLAGS = {flag.name: flag for group in (*GROUPS, IGNORED) for flag in group.flags}
+_ALIASES = {flag.alias: flag for flag in FLAGS.values() if flag.alias}
+
+#: What every option is where no flag says anything else.
+DEFAULTS = ServerOptions(RepositoryOptions(paths=(DEMO_REPOSITORY,)))
+
+#: Values of each flag in the order in which they were given, by its name. Their type is the flag's.
+Given = dict[str, list[Any]]
+
+
+def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, list[str]]:
+    """Return the options that `words` ask for, and a line for each flag that has no effect or is deprecated.
+
+    Raises `BadOption` with a message of one line for what tritonserver would refuse, too.
+    """
+    given: Given = {name: [_value(FLAGS[name], text) for text in texts] for name, texts in split_words(words).items()}
+    _check_together(given)
+    options = DEFAULTS
+    # In the order of the table, which decides between two flags for the same option.
+    for flag in FLAGS.values():
+        if flag.name in given and flag.option and not _is_combined(flag):
+            values = given[flag.name]
+            options = _with_option(options, flag.option, tuple(values) if flag.repeat else values[-1])
+    traces, ignored = trace_values(
+        given.get("trace-config", ()),
+        {name.removeprefix("trace-"): values for name, values in given.items() if _is_old_trace_flag(name)},
+        environment,
+    )
+    http = msgspec.structs.replace(options.http, tls=_tls("http", given))
+    grpc = msgspec.structs.replace(options.grpc, tls=_tls("grpc", given))
+    metrics_listener = options.metrics_listener
+    if "metrics-address" not in given:
+        metrics_listener = msgspec.structs.replace(metrics_listener, address=options.http_listener.address)
+    repository = msgspec.structs.replace(
+        options.repository,
+        paths=tuple(dict.fromkeys(options.repository.paths)),
+        load_models=tuple(dict.fromkeys(options.repository.load_models)),
+        load_thread_count=max(1, options.repository.load_thread_count),
+    )
+    options = msgspec.structs.replace(
+        options, trace=traces, http=http, grpc=grpc, metrics_listener=metrics_listener, repository=repository
+    )
+    return options, [*_notes(given), *ignored]
+
+
+def split_words(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the texts of each flag, by its full name: `--flag value`, `--flag=value`, or a flag without value.
+
+    Beginnings of names will do where they are unambiguous, as getopt has it.
+    """
+    found: dict[str, list[str]] = {}
+    waiting = iter(words)
+    for word in waiting:
+        if not word.startswith("--"):
+            raise BadOption(f"Unexpected argument: {word}")
+        written, equals, text = word[2:].partition("=")
+        flag = _find(written)
+        if not flag.kind.metavar:
+            if equals:
+                raise BadOption(f"--{flag.name} takes no value")
+        elif not equals:
+            following = next(waiting, None)
+            if following is None:
+                raise BadOption(f"--{flag.name} needs a value: {flag.kind.metavar}")
+            text = following
+        found.setdefault(flag.name, []).append(text)
+    return found
+
+
+def _find(written: str) -> Flag:
+    flag = FLAGS.get(written) or _ALIASES.get(written)
+    if flag is not None:
+        return flag
+    names = [name for name in (*FLAGS, *_ALIASES) if name.startswith(written)] if written else []
+    if len(names) == 1:
+        return FLAGS.get(names[0]) or _ALIASES[names[0]]
+    if names:
+        raise BadOption(f"--{written} could be {' or '.join(f'--{name}' for name in names)}")
+    close = difflib.get_close_matches(written, (*FLAGS, *_ALIASES), n=1)
+    hint = f"; did you mean --{close[0]}?" if close else ""
+    raise BadOption(f"there is no flag --{written}{hint} (python -m kernel run --help lists all)")
+
+
+def _value(flag: Flag, text: str) -> object:
+    try:
+        return flag.kind.parse(text)
+    except BadValue as error:
+        # Texts of tritonserver name the flag themselves.
+        message = str(error)
+        raise BadOption(message if f"--{flag.name} " in message else f"--{flag.name}: {message}") from None
+
+
+def _is_combined(flag: Flag) -> bool:
+    """Whether several flags together make the option."""
+    return flag.option == "trace" or ".tls" in flag.option
+
+
+def _is_old_trace_flag(name: str) -> bool:
+    return FLAGS[name].option == "trace" and name != "trace-config"
+
+
+def _with_option(options: Any, path: str, value: object) -> Any:
+    """Return `options` with another value at `path`."""
+    name, _, rest = path.partition(".")
+    if rest:
+        value = _with_option(getattr(options, name), rest, value)
+    return msgspec.structs.replace(options, **{name: value})
+
+
+def _tls(door: str, given: Given) -> TlsOptions | None:
+    """Return how a front door encrypts. Mutual TLS includes TLS."""
+    mutual = given.get(f"{door}-use-ssl-mutual", [False])[-1]
+    if not (mutual or given.get(f"{door}-use-ssl", [False])[-1]):
+        return None
+    certificate, key, root = (given.get(f"{door}-{name}") for name in ("server-cert", "server-key", "root-cert"))
+    if certificate is None or key is None:
+        raise BadOption(
+            f"--{door}-use-ssl needs a certificate and its key: give --{door}-server-cert and --{door}-server-key"
+        )
+    if mutual and root is None:
+        raise BadOption(f"--{door}-use-ssl-mutual needs --{door}-root-cert: who signs the certificates of clients")
+    return TlsOptions(certificate[-1], key[-1], root[-1] if root else None, mutual)
+
+
+def _check_together(given: Given) -> None:
+    if "response-cache-byte-size" in given and "cache-config" in given:
+        raise BadOption(
+            "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+            "Please provide one or the other."
+        )
+
+
+def _notes(given: Given) -> list[str]:
+    notes = []
+    for name, values in given.items():
+        flag = FLAGS[name]
+        if ".tls." in flag.option and flag.kind.metavar == "FILE":
+            door = name.partition("-")[0]
+            if not (given.get(f"{door}-use-ssl", [False])[-1] or given.get(f"{door}-use-ssl-mutual", [False])[-1]):
+                notes.append(f"--{name} has no effect without --{door}-use-ssl=true")
+        elif name == "repository-poll-secs" and given.get("model-control-mode", [""])[-1] != "poll":
+            notes.append(f"--{name} has no effect without --model-control-mode=poll")
+        elif flag.note and flag.option:
+            notes.append(flag.note if f"--{name}" in flag.note else f"--{name}: {flag.note}")
+        elif flag.note and any(value != flag.moot for value in values):
+            notes.append(f"--{name} has no effect: {flag.note}")
+    return notes

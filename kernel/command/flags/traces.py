@@ -1,0 +1,129 @@
+"""What --trace-config and the old trace flags say about traces at start. Pure.
+
+Rules and texts are tritonserver's. What clients may change later is decided in `kernel.settings`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.command.flags.values import BadValue, parse_whole
+from kernel.options import BadOption
+from kernel.settings import TRACE_LEVELS, TraceValues
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_MODES = ("triton", "opentelemetry")
+
+#: What words of --trace-config level=WORD mean; OFF adds nothing to other levels.
+_LEVEL_WORDS = {
+    "false": "OFF",
+    "off": "OFF",
+    "true": "TIMESTAMPS",
+    "on": "TIMESTAMPS",
+    "min": "TIMESTAMPS",
+    "max": "TIMESTAMPS",
+    "timestamps": "TIMESTAMPS",
+    "tensors": "TENSORS",
+}
+
+#: Settings of OpenTelemetry's batch processor that are shown even where nobody has set them.
+_EXPORTER_DEFAULTS = (
+    ("bsp_max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "512"),
+    ("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", "5000"),
+    ("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", "2048"),
+)
+
+
+def trace_values(
+    config: Sequence[str], old: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> tuple[TraceValues, list[str]]:
+    """Return the trace settings of the start, and what has to be said about ignored ones.
+
+    `config` are values of --trace-config in order; `old` are those of --trace-NAME by NAME, which count where
+    `config` says nothing else. Raises `BadOption`.
+    """
+    words = [*_translated(old), *map(_split, config)]
+    values = TraceValues()
+    levels: set[str] = set()
+    notes = []
+    exporter: dict[str, list[str]] = {}
+    for mode, key, text in words:
+        try:
+            match mode, key:
+                case "", "level":
+                    levels.add(_level(text))
+                case "", "rate":
+                    values = msgspec.structs.replace(values, trace_rate=_unsigned(text))
+                case "", "count":
+                    values = msgspec.structs.replace(values, trace_count=_int(text))
+                case "", "mode":
+                    values = msgspec.structs.replace(values, trace_mode=_mode(text))
+                case "triton", "file":
+                    values = msgspec.structs.replace(values, trace_file=text)
+                case "triton", "log-frequency":
+                    values = msgspec.structs.replace(values, log_frequency=_unsigned(text))
+                case "opentelemetry", _:
+                    exporter.setdefault(key, []).append(text)
+                case _:
+                    notes.append(f"--trace-config has no setting '{f'{mode},' if mode else ''}{key}': it is ignored")
+        except BadValue as error:
+            raise BadOption(f"--trace-config {f'{mode},' if mode else ''}{key}: {error}") from None
+    on = tuple(level for level in TRACE_LEVELS if level in levels and level != "OFF")
+    values = msgspec.structs.replace(values, trace_level=on or ("OFF",))
+    if values.trace_mode == "opentelemetry":
+        for key, variable, default in _EXPORTER_DEFAULTS:
+            exporter.setdefault(key, [environment.get(variable, default)])
+        values = msgspec.structs.replace(values, exporter=tuple((key, tuple(told)) for key, told in exporter.items()))
+    return values, notes
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """Return mode, key and value of a setting whose form was checked."""
+    before, _, value = text.partition("=")
+    mode, _, key = before.rpartition(",")
+    if not mode:
+        return "", key, value
+    try:
+        return _mode(mode), key, value
+    except BadValue as error:
+        raise BadOption(f"--trace-config: {error}") from None
+
+
+def _translated(old: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, str, str]]:
+    """Return what the old flags say in the form of the new one."""
+    for name, texts in old.items():
+        mode = "triton" if name in ("file", "log-frequency") else ""
+        for text in texts:
+            yield mode, name, text
+
+
+def _level(text: str) -> str:
+    level = _LEVEL_WORDS.get(text.lower())
+    if level is None:
+        raise BadValue(f"invalid value for trace level option: {text}; it is one of {', '.join(TRACE_LEVELS)}")
+    return level
+
+
+def _mode(text: str) -> str:
+    if text.lower() not in _MODES:
+        raise BadValue(
+            f"invalid value for trace mode option: {text}. "
+            'Available options are "triton" and "opentelemetry"'
+        )  # fmt: skip
+    return text.lower()
+
+
+def _int(text: str) -> int:
+    number = parse_whole(text)
+    if not -(2**31) <= number < 2**31:
+        raise BadValue(f"Provided option value is out of bound. Got {text}")
+    return number
+
+
+def _unsigned(text: str) -> int:
+    """Return a number as tritonserver keeps it: what is below zero becomes very large."""
+    return _int(text) % 2**32

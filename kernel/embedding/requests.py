@@ -1,0 +1,291 @@
+"""A request of a program that embeds the server, and the thread that waits for its responses.
+
+It goes to the kernel as those of front doors do, checked in the same order with the same texts, without their
+bytes: arrays in, arrays out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+import msgspec
+
+from kernel.errors import DecoupledOverUnary, InternalError, InvalidArgument, ServingError
+from kernel.serving.request import Request, RequestedOutput
+from kernel.serving.response import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.request import ParameterValue
+    from shm.arrays import Array
+
+logger = logging.getLogger(__name__)
+
+_UINT64 = range(2**64)
+_INT64 = range(-(2**63), 2**63)
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ServerLoop(Protocol):
+    """A running server as other threads reach it: its kernel is only touched by what they post."""
+
+    kernel: Kernel
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Have the loop call `callback`. Raises `NotRunning` where it would never."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beyond its inputs. Meanings are those of Triton's protocols."""
+
+    #: Empty for the newest.
+    model_version: str | int
+    #: Names; as a mapping with the number of best classes that an output is wanted as, 0 for the tensor itself.
+    outputs: Sequence[str] | Mapping[str, int]
+    request_id: str
+    #: For the model, which gets them as they are.
+    parameters: Mapping[str, str | int | bool | float]
+    correlation_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+    priority: int
+    #: How long the request may wait in its queue, where the model's policy lets requests say so.
+    timeout_us: int
+    #: Seconds that the caller waits for a response; then it gets `TimeoutError` and the request is cancelled.
+    client_timeout: float
+
+
+class Outputs(dict[str, "Array"]):
+    """The outputs of a response by name: arrays that belong to the caller."""
+
+    def __init__(self, response: Response) -> None:
+        from kernel.embedding import arrays
+
+        super().__init__((output.name, arrays.output_array(output)) for output in response.outputs or ())
+        self.model_name = response.model_name
+        self.model_version = response.model_version
+        self.request_id = response.id
+        #: What the model says beyond its outputs.
+        self.parameters: dict[str, ParameterValue] = response.parameters or {}
+
+
+class Call:
+    """One request on its way. The sink of its responses, which a thread of the program takes.
+
+    Its `request` is set before `begin`. A thread that gives up calls `abandon`.
+    """
+
+    def __init__(self, server: ServerLoop, client_timeout: float | None) -> None:
+        self.request: Request
+        self._server = server
+        self._client_timeout = client_timeout
+        self._arrived: queue.SimpleQueue[Response] = queue.SimpleQueue()
+        self._abandoned = False
+        self._ended = False
+
+    # ---- in the program's thread -------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Submit the request. Raises `NotRunning`; what else is wrong with it is its response."""
+        self._server.post(self._submit)
+
+    def only_outputs(self) -> Outputs:
+        """Return the outputs of the one response.
+
+        Raises its `ServingError`, `InternalError` where there is not exactly one, and `TimeoutError`.
+        """
+        found: Outputs | None = None
+        count = 0
+        while (outputs := self.next_outputs()) is not None:
+            found = outputs
+            count += 1
+        if found is None or count != 1:
+            raise InternalError(f"expected a single response, got {count}")
+        return found
+
+    def next_outputs(self) -> Outputs | None:
+        """Return the outputs of the next response, None where none comes any more.
+
+        Raises the response's `ServingError`, after which there may be others, and `TimeoutError`.
+        """
+        while not self._ended:
+            try:
+                response = self._arrived.get(timeout=self._client_timeout)
+            except queue.Empty:
+                raise TimeoutError(
+                    f"model '{self.request.model_name}' did not respond within {self._client_timeout:g} s"
+                ) from None
+            self._ended = response.final
+            try:
+                if response.error is not None:
+                    raise response.error
+                if not response.empty:
+                    return Outputs(response)
+            finally:
+                self._taken(response)
+        return None
+
+    def _taken(self, response: Response) -> None:
+        """Give the response's memory back, and let a model that waits for its client send the next."""
+
+        def give_back() -> None:
+            response.release()
+            self.request.consumed()
+
+        if response.on_release is not None or not response.final:
+            with contextlib.suppress(ServingError):  # a server that has ended wants nothing back
+                self._server.post(give_back)
+
+    def abandon(self) -> None:
+        """Take no more responses, and cancel the request if it still runs."""
+        if not self._ended:
+            self._ended = True
+            with contextlib.suppress(ServingError):
+                self._server.post(self._abandon)
+
+    # ---- on the server's loop ----------------------------------------------------------------
+
+    def send(self, response: Response) -> None:
+        if self._abandoned:
+            response.release()
+        else:
+            self._arrived.put(response)
+
+    def _submit(self) -> None:
+        request, kernel = self.request, self._server.kernel
+        try:
+            decoupled = kernel.resolve(request.model_name, request.model_version).spec.decoupled
+            if decoupled and not request.streaming:
+                raise DecoupledOverUnary("infer doesn't support models with decoupled transaction policy, stream does")
+            kernel.submit(request)
+        except ServingError as error:
+            self.send(Response(request.model_name, request.model_version, request.id, error=error))
+        except Exception as error:
+            logger.exception("a request could not be submitted")
+            bug = InternalError(f"{type(error).__name__}: {error}")
+            self.send(Response(request.model_name, request.model_version, request.id, error=bug))
+
+    def _abandon(self) -> None:
+        self._abandoned = True
+        while not self._arrived.empty():
+            self._arrived.get().release()
+        self._server.kernel.cancel(self.request)
+
+
+class ResponseStream:
+    """The responses of one request as they come. A stream that is closed or forgotten cancels its request.
+
+    An error among the responses is raised, and iteration may go on after it. For one thread at a time.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __iter__(self) -> ResponseStream:
+        return self
+
+    def __next__(self) -> Outputs:
+        try:
+            outputs = self._call.next_outputs()
+        except ServingError:
+            raise
+        except BaseException:  # a time-out, an interrupt
+            self.close()
+            raise
+        if outputs is None:
+            raise StopIteration
+        return outputs
+
+    def close(self) -> None:
+        """Take no more responses."""
+        self._call.abandon()
+
+    def __enter__(self) -> ResponseStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def make_call(
+    server: ServerLoop,
+    spec: ModelSpec,
+    model_name: str,
+    inputs: Mapping[str, Any],
+    options: RequestOptions,
+    *,
+    streaming: bool,
+) -> Call:
+    """Return a call whose request has these inputs. Raises `InvalidArgument`, and `TypeError` for unknown options.
+
+    `spec` says which datatypes plain values become.
+    """
+    from kernel.embedding import arrays
+
+    given = read_options(options)
+    expected = {name: tensor.datatype for name, tensor in spec.inputs.items()}
+    tensors = [arrays.input_tensor(name, value, expected.get(name)) for name, value in inputs.items()]
+    call = Call(server, given.get("client_timeout"))
+    call.request = Request(
+        model_name,
+        tensors,
+        call,
+        model_version=str(given.get("model_version", "")),
+        id=given.get("request_id", ""),
+        outputs=_requested(given.get("outputs", ())),
+        parameters=dict(given.get("parameters", {})),
+        correlation_id=given.get("correlation_id", 0),
+        sequence_start=given.get("sequence_start", False),
+        sequence_end=given.get("sequence_end", False),
+        priority=given.get("priority", 0),
+        timeout_us=given.get("timeout_us", 0),
+        streaming=streaming,
+    )
+    return call
+
+
+def read_options(options: RequestOptions) -> RequestOptions:
+    """Return the options as a worker can be told them. Raises `InvalidArgument`, and `TypeError` for unknown ones."""
+    for name in options:
+        if name not in RequestOptions.__optional_keys__:
+            raise TypeError(f"a request has no option '{name}', only {', '.join(RequestOptions.__annotations__)}")
+    try:
+        given = msgspec.convert(options, RequestOptions)
+        _encoder.encode((given.get("request_id"), given.get("correlation_id"), given.get("parameters")))
+    except (msgspec.ValidationError, UnicodeEncodeError, OverflowError) as error:
+        raise InvalidArgument(f"invalid option of a request: {error}") from None
+    for name in ("correlation_id", "priority", "timeout_us"):
+        value = given.get(name, 0)
+        if isinstance(value, int) and value not in _UINT64:
+            raise InvalidArgument(f"{name} must be an unsigned integer of 64 bits, got {value}")
+    for key, value in given.get("parameters", {}).items():
+        if key.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        if isinstance(value, int) and value not in _INT64:
+            raise InvalidArgument(f"parameter '{key}' must be an integer of 64 bits, got {value}")
+    return given
+
+
+def _requested(outputs: Sequence[str] | Mapping[str, int]) -> list[RequestedOutput]:
+    if not isinstance(outputs, Mapping):
+        return [RequestedOutput(name) for name in outputs]
+    for name, count in outputs.items():
+        if count < 0:
+            raise InvalidArgument(f"output '{name}' cannot be wanted as {count} classes")
+    return [RequestedOutput(name, classification=count) for name, count in outputs.items()]

@@ -1,0 +1,93 @@
+"""Where a request's input bytes lie when a worker reads them: in the message, an arena or a client's region."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.errors import ArenaFull
+from kernel.memory.receive_buffer import ALIGNMENT, Body
+from shm.arena import INLINE_LIMIT, Arena
+from shm.datatypes import DATATYPES
+from shm.region import Span
+
+if TYPE_CHECKING:
+    from kernel.memory.client_regions import RegionRegistry
+    from kernel.serving.model import Model
+    from kernel.serving.request import InputTensor, Request
+
+
+class InputPlacer:
+    """Gives every input its place. One arena per model, so that no model's worker sees another's inputs."""
+
+    def __init__(self, regions: RegionRegistry, arena_byte_size: int) -> None:
+        self._regions = regions
+        self._arena_byte_size = arena_byte_size
+
+    def lease(self, request: Request) -> None:
+        """Lease the client regions that `request` names. Raises `ServingError`.
+
+        Whoever calls releases the request's leases where that, or anything after it, fails.
+        """
+        for tensor in request.inputs:
+            if tensor.shared_memory is not None:
+                tensor.span = self._regions.lease(tensor.shared_memory)
+                request.leased = True
+        for output in request.outputs:
+            if output.shared_memory is not None:
+                output.span = self._regions.lease(output.shared_memory)
+                request.leased = True
+
+    def body(self, model: Model, byte_size: int, first_tensor: int) -> Body | None:
+        """Return memory of the model's arena for a body that is about to be received, None where there is none.
+
+        `first_tensor` is where in the body the first tensor begins. An announced size costs no memory, but
+        room in the arena: bodies take at most half of it, so that what has come in full finds some.
+        """
+        arena = self._arena(model)
+        start = -first_tensor % ALIGNMENT
+        if arena.allocator.used_bytes + start + byte_size > self._arena_byte_size // 2:
+            return None
+        block = arena.take(start + byte_size)
+        return None if block is None else Body(block, start, byte_size)
+
+    def place_large(self, request: Request, model: Model, body: Body | None) -> None:
+        """Have inputs that are too large for a message in the model's arena. Raises `ArenaFull`.
+
+        Those that lie in `body` stay where they are; others are copied. Nothing refers to `body.view` afterwards.
+        """
+        # Not so where the model was loaded again while the body came.
+        usable = body if body is not None and body.region is self._arena(model).region else None
+        for tensor in request.inputs:
+            if tensor.data is None:
+                continue
+            if len(tensor.data) <= INLINE_LIMIT:
+                if body is not None:
+                    tensor.data = bytes(tensor.data)
+            else:
+                request.leased = True
+                if usable is None or not _use_in_place(tensor, usable):
+                    self._copy_to_arena(tensor, model)
+
+    def _arena(self, model: Model) -> Arena:
+        if model.input_arena is None:
+            model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size)
+        return model.input_arena
+
+    def _copy_to_arena(self, tensor: InputTensor, model: Model) -> None:
+        assert tensor.data is not None
+        byte_size = len(tensor.data)
+        block = self._arena(model).take(byte_size)
+        if block is None:
+            raise ArenaFull(byte_size)
+        block.view()[:] = tensor.data
+        tensor.span = Span(block, block.offset, byte_size)
+        tensor.data = None  # the received body can be freed
+
+
+def _use_in_place(tensor: InputTensor, body: Body) -> bool:
+    assert tensor.data is not None
+    tensor.span = body.span(tensor.data, DATATYPES[tensor.datatype].byte_size or 1)
+    if tensor.span is None:
+        return False
+    tensor.data = None
+    return True

@@ -1,0 +1,244 @@
+"""Which models and versions the server knows, in what state, and which of them answers a request.
+
+States and texts are Triton's (model_lifecycle.h, model_repository_manager.cc). Pure: the lifecycle
+changes it, front doors and the kernel read it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.serving.model import Model
+
+#: The reason of a version that was unloaded on request.
+UNLOADED = "unloaded"
+
+#: The number at the beginning of a version string, as `stol` finds it.
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+
+#: The reason of a model that no repository may claim.
+DUPLICATE_REASON = "model appears in two or more repositories"
+
+
+class ModelState(enum.Enum):
+    """State of one version."""
+
+    UNKNOWN = "UNKNOWN"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+
+
+class VersionEntry(msgspec.Struct):
+    """A version that the server knows. `model` is set while it is READY or UNLOADING."""
+
+    state: ModelState
+    reason: str = ""
+    model: Model | None = None
+
+
+class IndexItem(msgspec.Struct, frozen=True):
+    """One line of the repository index. A model that was never loaded has a name only."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class Catalog:
+    """Versions by model and number.
+
+    A model has an identifier, by which the lifecycle knows it, and a name, by which clients do. They are
+    the same unless repositories are namespaces: then one name can stand for several models, and for no
+    client until only one of them is left.
+    """
+
+    def __init__(self, *, namespacing: bool = False) -> None:
+        #: Grows with every change: what was found out before may not hold any more.
+        self.generation = 0
+        self._namespacing = namespacing
+        self._models: dict[str, dict[int, VersionEntry]] = {}
+        #: By name, the READY version with the highest number of the one model that has the name.
+        self._newest: dict[str, Model] = {}
+        #: Models that cannot be loaded at all, and why.
+        self._broken: dict[str, str] = {}
+        #: Models that are in several repositories.
+        self._duplicates: set[str] = set()
+        #: Names by identifier of the models in the repositories, loaded or not.
+        self._known: dict[str, str] = {}
+
+    # ---- changed by the lifecycle ------------------------------------------------------------
+
+    def set_known(self, names: Mapping[str, str] | Iterable[str], duplicates: Iterable[str] = ()) -> None:
+        """Tell which models the repositories have: their names, by identifier where these differ.
+
+        `duplicates` are in several repositories, so that nobody can say which one is meant.
+        """
+        self.generation += 1
+        self._known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+        self._duplicates = set(duplicates)
+        for identifier in self._models:
+            self._choose_newest(identifier)
+
+    def set_broken(self, identifier: str, reason: str | None) -> None:
+        """Remember why no version of a model can be loaded; None forgets it."""
+        self.generation += 1
+        if reason is None:
+            self._broken.pop(identifier, None)
+        else:
+            self._broken[identifier] = reason
+
+    def set_state(
+        self, identifier: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
+    ) -> None:
+        """Set the state of one version. `model` comes with READY, and stays with UNLOADING."""
+        self.generation += 1
+        self._models.setdefault(identifier, {})[version] = VersionEntry(state, reason, model)
+        self._choose_newest(identifier)
+
+    def _choose_newest(self, identifier: str) -> None:
+        name = self._name(identifier)
+        claimants = self._claimants(name) if self._namespacing else [identifier]
+        ready: list[Model] = []
+        if len(claimants) == 1:
+            versions = sorted(self._models[claimants[0]].items())
+            ready = [e.model for _, e in versions if e.state is ModelState.READY and e.model is not None]
+        if ready:
+            self._newest[name] = ready[-1]
+        else:
+            self._newest.pop(name, None)
+
+    def _name(self, identifier: str) -> str:
+        return self._known.get(identifier, identifier)
+
+    def _claimants(self, name: str) -> list[str]:
+        """Return the identifiers of the models called `name` that were loaded, or tried, and not unloaded."""
+        return [
+            identifier
+            for identifier, versions in self._models.items()
+            if self._name(identifier) == name and any(entry.reason != UNLOADED for entry in versions.values())
+        ]
+
+    # ---- read by everyone --------------------------------------------------------------------
+
+    def resolve(self, name: str, version: str = "") -> Model:
+        """Return the model that answers for `name` and `version`; an empty version means the newest.
+
+        Raises `ModelNotFound`, `NoAvailableVersion`, `ModelNotReady` or `InvalidArgument`.
+        """
+        if not version:
+            newest = self._newest.get(name)
+            if newest is not None:
+                return newest
+        number = parse_version(version) if version else None
+        identifier = self._identifier(name)
+        versions = self._models.get(identifier, {})
+        if number is None:
+            if versions or identifier in self._broken:
+                raise NoAvailableVersion(name)
+            raise ModelNotFound(name)
+        entry = versions.get(number)
+        if entry is None:
+            raise ModelNotFound(name, str(number)) if versions else ModelNotFound(name)
+        if entry.state is not ModelState.READY or entry.model is None:
+            raise ModelNotReady(name, number)
+        return entry.model
+
+    def _identifier(self, name: str) -> str:
+        """Return which model `name` means. Raises `InvalidArgument` where that is not one (Triton)."""
+        if not self._namespacing:
+            return name
+        claimants = self._claimants(name)
+        if not claimants:
+            raise InvalidArgument(f"Request for unknown model: '{name}' is not found")
+        if len(claimants) > 1:
+            raise InvalidArgument(
+                f"There are {len(claimants)} identifiers of model '{name}' in global map, model namespace must be "
+                "provided to resolve ambiguity."
+            )
+        return claimants[0]
+
+    def entry(self, identifier: str, version: int) -> VersionEntry | None:
+        return self._models.get(identifier, {}).get(version)
+
+    def versions(self, identifier: str) -> dict[int, VersionEntry]:
+        """Return all versions of a model that were ever loaded, in the order of their numbers."""
+        return dict(sorted(self._models.get(identifier, {}).items()))
+
+    def ready_models(self, name: str = "") -> list[Model]:
+        """Return the READY versions of all models, or of those called `name`, by identifier and number."""
+        return [
+            entry.model
+            for identifier, versions in sorted(self._models.items())
+            if not name or self._name(identifier) == name
+            for _, entry in sorted(versions.items())
+            if entry.state is ModelState.READY and entry.model is not None
+        ]
+
+    def index(self, ready: bool = False) -> list[IndexItem]:
+        """Return the repository index by identifier and version; with `ready` only what is READY.
+
+        Models that are in several repositories are always shown, and never as READY (Triton).
+        """
+        items: list[IndexItem] = []
+        for identifier in sorted({*self._known, *self._models, *self._broken, *self._duplicates}):
+            name = self._name(identifier)
+            versions = self._models.get(identifier, {})
+            if identifier in self._duplicates:
+                items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
+            elif versions:
+                items += [
+                    IndexItem(name, str(number), entry.state.value, entry.reason)
+                    for number, entry in sorted(versions.items())
+                    if not ready or entry.state is ModelState.READY
+                ]
+            elif not ready and identifier in self._broken:
+                items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier]))
+            elif not ready:
+                items.append(IndexItem(name))
+        return items
+
+    def all_ready(self) -> bool:
+        """Whether every version that was asked to load is READY and has a living instance.
+
+        Versions that were unloaded on request do not count (Triton's strict readiness).
+        """
+        if self._broken:
+            return False
+        for versions in self._models.values():
+            for entry in versions.values():
+                if entry.state is ModelState.READY:
+                    if entry.model is not None and not entry.model.ready:
+                        return False
+                elif entry.reason != UNLOADED:
+                    return False
+        return True
+
+
+def parse_version(text: str) -> int:
+    """Return the number of a version string, with Triton's errors for what is none.
+
+    Triton reads it with C++'s `stol`, which takes white space before the number and anything behind it.
+    """
+    found = _NUMBER.match(text)
+    if found is None or len(found[1].lstrip("+-0")) > 19 or not -(2**63) <= int(found[1]) < 2**63:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    number = int(found[1])
+    if number < 0:  # no folder is called 0 either, but Triton looks for it
+        raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return number

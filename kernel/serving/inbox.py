@@ -1,0 +1,119 @@
+"""The inbox of a scheduler: it steps the scheduler's coroutine in the call that posts an event.
+
+A scheduler awaits nothing but `inbox.next(until_ns)`, so stepping it is one `send`: no task, no queue,
+no loop turn (0.5 µs instead of 11 µs, style guide A.5).
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kernel.serving.events import DeadlineReached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+    from kernel.loop.clock import Clock
+    from kernel.serving.events import Event
+
+logger = logging.getLogger(__name__)
+
+_DEADLINE_REACHED = DeadlineReached()
+
+
+class BadScheduler(TypeError):
+    """A scheduler awaited something else than its inbox, or returned."""
+
+
+class Inbox:
+    """Delivers events to one scheduler.
+
+    `start` takes the coroutine; `post` runs it until it waits again. What the scheduler raises then goes
+    to `on_crash` and ends it: whoever owns the inbox starts a new coroutine.
+    """
+
+    def __init__(self, clock: Clock, on_crash: Callable[[Exception], None]) -> None:
+        self._alarm = clock.alarm(self._deadline_reached)
+        self._on_crash = on_crash
+        self._events: deque[Event] = deque()
+        self._coroutine: Coroutine[int | None, Event, None] | None = None
+        self._stepping = False
+        #: What a scheduler raised before it waited for the first time.
+        self._early: Exception | None = None
+        self._starting = False
+        #: What the alarm is set to.
+        self._until_ns: int | None = None
+
+    def start(self, scheduler: Coroutine[int | None, Event, None]) -> None:
+        """Run `scheduler` up to its first wait. Raises what it raises until then, and it has ended."""
+        assert self._coroutine is None, "the inbox has a scheduler already"
+        self._coroutine = scheduler
+        self._starting = True
+        self._step(None)
+        self._starting = False
+        if self._early is not None:
+            error, self._early = self._early, None
+            raise error
+
+    def close(self) -> None:
+        """End the scheduler; events are no longer delivered."""
+        self._until_ns = None
+        self._alarm.close()
+        self._events.clear()
+        if self._coroutine is not None:
+            coroutine, self._coroutine = self._coroutine, None
+            coroutine.close()
+
+    @types.coroutine
+    def next(self, until_ns: int | None = None) -> Generator[int | None, Event, Event]:
+        """Return the next event, or `DeadlineReached` once `until_ns` has passed.
+
+        `until_ns` must lie in the future: a time already past would make the loop spin. With `clock.TURN_END`
+        the deadline is reached when the loop has looked at all that had come: what comes together is then known.
+        """
+        return (yield until_ns)
+
+    def post(self, event: Event) -> None:
+        """Deliver `event`, running the scheduler until it waits again."""
+        if self._stepping:
+            # A step can raise further events (a dispatch that fails makes its instance idle). They wait
+            # their turn: a coroutine that is already running cannot be entered again.
+            self._events.append(event)
+            return
+        if self._coroutine is not None:
+            self._step(event)
+        while self._events and self._coroutine is not None:
+            self._step(self._events.popleft())
+
+    def _step(self, event: Event | None) -> None:
+        assert self._coroutine is not None
+        self._stepping = True
+        try:
+            until_ns = self._coroutine.send(event)  # type: ignore[arg-type]  # None starts a coroutine
+            if until_ns is not None and type(until_ns) is not int:
+                raise BadScheduler(f"a scheduler may await only inbox.next, this one awaited {until_ns!r}")
+        except StopIteration:
+            self._crashed(BadScheduler("a scheduler must not return"))
+        except Exception as error:
+            self._crashed(error)
+        else:
+            if until_ns != self._until_ns:
+                self._until_ns = until_ns
+                self._alarm.set(until_ns)
+        finally:
+            self._stepping = False
+
+    def _crashed(self, error: Exception) -> None:
+        self.close()
+        if self._starting:
+            self._early = error
+            return
+        logger.exception("scheduler failed", exc_info=error)
+        self._on_crash(error)
+
+    def _deadline_reached(self) -> None:
+        self._until_ns = None
+        self.post(_DEADLINE_REACHED)

@@ -1,0 +1,365 @@
+"""Inference messages of gRPC to requests, and responses to messages. Pure.
+
+The order of checks and the texts are Triton's (`SetInferenceRequestMetadata`, `InferGRPCToInput`,
+`InferAllocatorPayload` in infer_handler.cc and grpc_utils.h): of several mistakes the same one is told.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from kernel.errors import InternalError, InvalidArgument
+from kernel.serving.request import InputTensor, Request, RequestedOutput, SharedMemoryRef
+from protocols.grpc.framing import MAX_MESSAGE_BYTE_SIZE
+from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+from protocols.grpc.messages.contents import pack_contents
+from protocols.grpc.messages.raw import split_raw_contents, varint
+from protocols.grpc.text import clean
+from shm.datatypes import DATATYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernel.serving.request import Buffer, ParameterValue
+    from kernel.serving.response import OutputTensor, Response, Sink
+    from protocols.grpc.generated.grpc_service_pb2 import InferParameter, ModelStreamInferResponse
+
+FINAL_RESPONSE = "triton_final_response"
+_EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+_UINT64_MASK = 2**64 - 1
+
+#: Parameters that are fields of the request, in a message field of this type.
+_FIELD_TYPES = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+    _EMPTY_FINAL_RESPONSE: ("bool_param",),
+}
+
+
+#: From here on the tensors of a message stay where they were received; below, taking them out costs more.
+_LARGE_BYTE_SIZE = 16 * 2**10
+
+#: The tags of `ModelStreamInferResponse.infer_response`, field 2, and of `ModelInferResponse.id` and
+#: `raw_output_contents`, fields 3 and 6, all with a length.
+_INFER_RESPONSE_TAG = b"\x12"
+_ID_TAG = b"\x1a"
+_RAW_OUTPUT_TAG = b"\x32"
+
+
+# ---- requests -------------------------------------------------------------------------------
+
+
+def parse_request(message: Buffer) -> tuple[ModelInferRequest, Sequence[Buffer]]:
+    """Return a request message and its raw contents, which for large messages are views of `message`.
+
+    Raises protobuf's `DecodeError`.
+    """
+    if len(message) >= _LARGE_BYTE_SIZE and (split := split_raw_contents(message)) is not None:
+        rest, raw_contents = split
+        return ModelInferRequest.FromString(rest), raw_contents
+    parsed = ModelInferRequest.FromString(bytes(message))
+    return parsed, parsed.raw_input_contents
+
+
+def start_request(message: ModelInferRequest, sink: Sink, *, streaming: bool) -> Request:
+    """Return a request with the names and the id of `message`, to be filled by `decode_request`."""
+    return Request(
+        message.model_name,
+        [],
+        sink,
+        model_version=message.model_version,
+        id=message.id,
+        streaming=streaming,
+    )
+
+
+def decode_request(message: ModelInferRequest, request: Request, raw_contents: Sequence[Buffer] | None = None) -> bool:
+    """Fill `request` from `message`. Raises `InvalidArgument`.
+
+    `raw_contents` are those that `parse_request` took out of the message.
+    Returns whether the client asked for an empty final response of a decoupled model.
+    """
+    wants_empty_final = False
+    for key, parameter in sorted(message.parameters.items()):
+        if key == _EMPTY_FINAL_RESPONSE:
+            _check_type(key, parameter)
+            wants_empty_final = parameter.bool_param
+        elif key in _FIELD_TYPES:
+            _check_type(key, parameter)
+            _set_field(request, key, parameter)
+        elif key.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following "
+                f"keys starting with 'triton_' are allowed: {_EMPTY_FINAL_RESPONSE}"
+            )
+        else:
+            request.parameters[key] = _custom_value(key, parameter)
+    request.inputs = _decode_inputs(message, message.raw_input_contents if raw_contents is None else raw_contents)
+    request.outputs = [_decode_output(output) for output in message.outputs]
+    return wants_empty_final
+
+
+def _check_type(key: str, parameter: InferParameter) -> None:
+    accepted = _FIELD_TYPES[key]
+    if parameter.WhichOneof("parameter_choice") not in accepted:
+        raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {' or '.join(accepted)}.")
+
+
+def _set_field(request: Request, key: str, parameter: InferParameter) -> None:
+    """Set the field of `request` that the parameter `key` means. Triton casts signed to unsigned."""
+    choice = parameter.WhichOneof("parameter_choice")
+    if key == "sequence_id":
+        as_text = choice == "string_param"
+        request.correlation_id = parameter.string_param if as_text else parameter.int64_param & _UINT64_MASK
+    elif key == "sequence_start":
+        request.sequence_start = parameter.bool_param
+    elif key == "sequence_end":
+        request.sequence_end = parameter.bool_param
+    elif key == "timeout":
+        request.timeout_us = parameter.int64_param & _UINT64_MASK
+    else:
+        priority = parameter.int64_param if choice == "int64_param" else parameter.uint64_param
+        if priority < 0:
+            raise InvalidArgument("invalid value for 'priority', expected value >= 0.")
+        request.priority = priority
+
+
+def _custom_value(key: str, parameter: InferParameter) -> ParameterValue:
+    match parameter.WhichOneof("parameter_choice"):
+        case "bool_param":
+            return parameter.bool_param
+        case "int64_param":
+            return parameter.int64_param
+        case "string_param":
+            return parameter.string_param
+        case "double_param":
+            return parameter.double_param
+    raise InvalidArgument(
+        f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+    )
+
+
+def _decode_inputs(message: ModelInferRequest, raw: Sequence[Buffer]) -> list[InputTensor]:
+    """Return the inputs; raw contents belong to those with neither shared memory nor typed contents."""
+    model = message.model_name
+    raw_contents = iter(raw)
+    has_raw = len(raw) > 0
+    inputs: list[InputTensor] = []
+    for tensor in message.inputs:
+        name = tensor.name
+        # Triton turns a name that it does not know into this one.
+        datatype = tensor.datatype if tensor.datatype in DATATYPES else "<invalid>"
+        found = InputTensor(name, datatype, list(tensor.shape))
+        inputs.append(found)
+        found.shared_memory = _shared_memory(name, tensor.parameters)
+        has_contents = tensor.HasField("contents")
+        if found.shared_memory is not None:
+            if has_contents:
+                raise InvalidArgument(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{name}' for "
+                    f"model '{model}'"
+                )
+        elif has_contents:
+            if has_raw:
+                raise InvalidArgument(
+                    f"contents field must not be specified when using raw_input_contents for '{name}' for "
+                    f"model '{model}'"
+                )
+            found.data = pack_contents(tensor.contents, datatype, name, model)
+        else:
+            found.data = next(raw_contents, None)
+            if found.data is None:
+                raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+    return inputs
+
+
+def _decode_output(output: ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
+    found = RequestedOutput(output.name, shared_memory=_shared_memory(output.name, output.parameters))
+    # A map of messages grows when it is asked by [] for a key that it does not have.
+    if "classification" in output.parameters:
+        parameter = output.parameters["classification"]
+        if parameter.WhichOneof("parameter_choice") != "int64_param":
+            raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
+        if parameter.int64_param <= 0:
+            raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
+        if found.shared_memory is not None:
+            raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
+        found.classification = parameter.int64_param
+    return found
+
+
+def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> SharedMemoryRef | None:
+    """Return the byte range that a tensor's parameters name, None where they name none."""
+    if not parameters:  # usual
+        return None
+    has_region = "shared_memory_region" in parameters
+    if has_region and not parameters["shared_memory_region"].HasField("string_param"):
+        raise InvalidArgument(
+            f"invalid value type for 'shared_memory_region' parameter for tensor '{tensor}', expected string_param."
+        )
+    numbers = {"shared_memory_offset": 0, "shared_memory_byte_size": 0}
+    for key in numbers:
+        if key not in parameters:
+            continue
+        if not has_region:
+            raise InvalidArgument(
+                f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
+            )
+        if not parameters[key].HasField("int64_param"):
+            raise InvalidArgument(
+                f"invalid value type for '{key}' parameter for tensor '{tensor}', expected int64_param."
+            )
+        numbers[key] = parameters[key].int64_param & _UINT64_MASK
+    if not has_region:
+        return None
+    if "shared_memory_byte_size" not in parameters:
+        raise InvalidArgument(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
+            f"tensor '{tensor}'"
+        )
+    region = parameters["shared_memory_region"].string_param
+    return SharedMemoryRef(region, numbers["shared_memory_byte_size"], numbers["shared_memory_offset"])
+
+
+# ---- responses ------------------------------------------------------------------------------
+
+
+def encode_response(response: Response, message: ModelInferResponse) -> None:
+    """Write a response with outputs into `message`; the caller releases the response afterwards.
+
+    Outputs always travel as raw contents, one entry each, an empty one where the tensor is in the
+    client's region. Raises `ServingError` for what gRPC cannot carry; `message` is of no use then.
+    """
+    _encode_head(response, message)
+    for output in response.outputs or ():
+        message.raw_output_contents.append(b"" if output.data is None else bytes(output.data))
+
+
+def response_parts(response: Response) -> list[Buffer]:
+    """Return the encoded `ModelInferResponse` in parts, the outputs as they are, not copied.
+
+    The caller releases the response when it is done with the parts. Raises as `encode_response`.
+    """
+    outputs = response.outputs or ()
+    head, byte_size = [_model_fields(response.model_name, response.model_version)], 0
+    if response.id:
+        head.append(_text_field(_ID_TAG, response.id))
+    if response.parameters:
+        message = ModelInferResponse()
+        for key, value in response.parameters.items():
+            _encode_parameter(key, value, message.parameters[key])
+        head.append(message.SerializeToString())
+    contents: list[Buffer] = []
+    for output in outputs:
+        head.append(_output_field(output.name, output.datatype, *output.shape))
+        data = b"" if output.data is None else output.data
+        byte_size += len(data)
+        contents += (_content_begin(len(data)), data)
+    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+        _check_byte_size(byte_size)
+    return head + contents
+
+
+def _final_field(final: bool) -> bytes:
+    message = ModelInferResponse()
+    message.parameters[FINAL_RESPONSE].bool_param = final
+    return message.SerializeToString()
+
+
+_FINAL_FIELDS = {final: _final_field(final) for final in (False, True)}
+
+
+def stream_response_parts(response: Response) -> list[Buffer]:
+    """Return the encoded message of a stream for a response with outputs, with its final flag. As `response_parts`."""
+    parts = [*response_parts(response), _FINAL_FIELDS[response.final]]
+    return [_INFER_RESPONSE_TAG + varint(sum(map(len, parts))), *parts]
+
+
+@functools.lru_cache(maxsize=256)
+def _model_fields(name: str, version: str) -> bytes:
+    return ModelInferResponse(model_name=name, model_version=version).SerializeToString()
+
+
+@functools.lru_cache(maxsize=1024)
+def _output_field(name: str, datatype: str, *shape: int) -> bytes:
+    message = ModelInferResponse()
+    message.outputs.add(name=name, datatype=datatype, shape=shape)
+    return message.SerializeToString()
+
+
+@functools.lru_cache(maxsize=256)
+def _content_begin(byte_size: int) -> bytes:
+    return _RAW_OUTPUT_TAG + varint(byte_size)
+
+
+def _text_field(tag: bytes, text: str) -> bytes:
+    octets = text.encode()
+    if len(octets) < 0x80:  # a varint of one byte
+        return tag + bytes((len(octets),)) + octets
+    return tag + varint(len(octets)) + octets
+
+
+def _check_byte_size(byte_size: int) -> None:
+    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+        raise InvalidArgument(
+            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTE_SIZE}."
+        )
+
+
+def _encode_head(response: Response, message: ModelInferResponse) -> None:
+    """Write everything but the raw contents into `message`."""
+    outputs = response.outputs or ()
+    _check_byte_size(sum(_data_byte_size(output) for output in outputs))
+    message.model_name = response.model_name
+    message.model_version = response.model_version
+    message.id = response.id
+    for key, value in (response.parameters or {}).items():
+        _encode_parameter(key, value, message.parameters[key])
+    for output in outputs:
+        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+
+
+def encode_stream_end(request: Request, message: ModelStreamInferResponse) -> None:
+    """Write that no more responses of `request` will come."""
+    _name_request(request, message.infer_response)
+    message.infer_response.parameters[FINAL_RESPONSE].bool_param = True
+
+
+def encode_stream_error(request: Request, text: str, message: ModelStreamInferResponse, *, final: bool | None) -> None:
+    """Write an error of `request`. A request that was refused has no response that could be `final`: None."""
+    message.error_message = clean(text)
+    if final is None:
+        message.infer_response.id = request.id
+    else:
+        _name_request(request, message.infer_response)
+        message.infer_response.parameters[FINAL_RESPONSE].bool_param = final
+
+
+def _name_request(request: Request, message: ModelInferResponse) -> None:
+    message.id = request.id
+    message.model_name = request.model_name
+    message.model_version = request.model_version  # as the client gave it
+
+
+def _data_byte_size(output: OutputTensor) -> int:
+    if output.data is None:
+        return 0
+    return output.data.nbytes if isinstance(output.data, memoryview) else len(output.data)
+
+
+def _encode_parameter(key: str, value: ParameterValue, parameter: InferParameter) -> None:
+    match value:
+        case bool():
+            parameter.bool_param = value
+        case int() if -(2**63) <= value < 2**63:
+            parameter.int64_param = value
+        case float():
+            parameter.double_param = value
+        case str():
+            parameter.string_param = value
+        case _:
+            raise InternalError(f"response parameter '{key}' does not fit into an int64_param")

@@ -1,0 +1,171 @@
+"""What gRPC clients ask and change about the server, its models and its repository."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
+from kernel.observe.report import model_report
+from kernel.observe.statistics import Duration
+from kernel.serving.catalog import parse_version
+from kernel.serving.model_metadata import model_metadata
+from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.grpc.text import clean
+
+if TYPE_CHECKING:
+    from kernel.observe.report import InferBatchStatistics, InferStatistics, ModelReport
+    from kernel.observe.statistics import ResponseStatistics
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.model import Model
+    from protocols.grpc.rpc import Caller
+
+
+class ServerRpcs:
+    """Health and metadata of the server."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    async def live(self, message: pb.ServerLiveRequest, caller: Caller) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=self._kernel.live())
+
+    async def ready(self, message: pb.ServerReadyRequest, caller: Caller) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._kernel.ready())
+
+    async def metadata(self, message: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
+        identity = self._kernel.identity
+        return pb.ServerMetadataResponse(name=identity.name, version=identity.version, extensions=identity.extensions)
+
+
+class ModelRpcs:
+    """State, metadata, configuration and statistics of models."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    async def ready(self, message: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
+        """Tell whether a version is ready; for one that does not exist the answer is no (Triton)."""
+        try:
+            ready = self._kernel.model_ready(message.name, message.version)
+        except (ModelNotFound, NoAvailableVersion, ModelNotReady):
+            ready = False
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def metadata(self, message: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:
+        model = self._kernel.resolve(message.name, message.version)
+        versions = [model.version]
+        if not message.version:
+            versions = [ready.version for ready in self._kernel.catalog.ready_models(message.name)]
+        metadata = model_metadata(model.spec, versions)
+        reply = pb.ModelMetadataResponse(name=metadata.name, versions=metadata.versions, platform=metadata.platform)
+        for tensor in metadata.inputs:
+            reply.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        for tensor in metadata.outputs:
+            reply.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        return reply
+
+    async def config(self, message: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
+        model = self._kernel.resolve(message.name, message.version)
+        return pb.ModelConfigResponse(config=model.config)
+
+    async def statistics(self, message: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:
+        """Report on a version, the ready versions of a model, or all that is ready."""
+        reply = pb.ModelStatisticsResponse()
+        for model in self._with_statistics(message.name, message.version):
+            _encode_statistics(model_report(model), reply.model_stats.add())
+        return reply
+
+    def _with_statistics(self, name: str, version: str) -> list[Model]:
+        number = parse_version(version) if version else None
+        models = self._kernel.catalog.ready_models(name)
+        if not name:
+            return models
+        if not models:
+            raise InvalidArgument(f"requested model '{name}' is not available")
+        if number is None:
+            return models
+        models = [model for model in models if model.version == number]
+        if not models:
+            raise InvalidArgument(f"requested model version is not available for model '{name}'")
+        return models
+
+
+class RepositoryRpcs:
+    """The model repository: list, load, unload."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    async def index(self, message: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
+        _check_repository(message.repository_name)
+        reply = pb.RepositoryIndexResponse()
+        for item in await self._kernel.repository.index(message.ready):
+            reply.models.add(name=clean(item.name), version=item.version, state=item.state, reason=clean(item.reason))
+        return reply
+
+    async def load(self, message: pb.RepositoryModelLoadRequest, caller: Caller) -> pb.RepositoryModelLoadResponse:
+        """Load a model; returns when it is ready. Raises `ServingError`."""
+        _check_repository(message.repository_name)
+        parameters: dict[str, Any] = {
+            key: _load_parameter(key, value) for key, value in sorted(message.parameters.items())
+        }
+        await self._kernel.repository.load(message.model_name, parameters or None)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(
+        self, message: pb.RepositoryModelUnloadRequest, caller: Caller
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model; other parameters than `unload_dependents` are ignored (Triton)."""
+        _check_repository(message.repository_name)
+        unload_dependents = False
+        if "unload_dependents" in message.parameters:
+            parameter = message.parameters["unload_dependents"]
+            if not parameter.HasField("bool_param"):
+                raise InvalidArgument("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+            unload_dependents = parameter.bool_param
+        await self._kernel.repository.unload(message.model_name, unload_dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise Unsupported("'repository_name' specification is not supported")
+
+
+def _load_parameter(key: str, parameter: pb.ModelRepositoryParameter) -> str | bytes:
+    if key == "config":
+        if not parameter.HasField("string_param"):
+            raise InvalidArgument("invalid value type for load parameter 'config', expected string_param.")
+        return parameter.string_param
+    if key.startswith("file:"):
+        if not parameter.HasField("bytes_param"):
+            raise InvalidArgument(f"invalid value type for load parameter '{key}', expected bytes_param.")
+        return parameter.bytes_param
+    raise InvalidArgument(f"unrecognized load parameter '{key}'.")
+
+
+def _encode_statistics(report: ModelReport, told: pb.ModelStatistics) -> None:
+    told.name = report.name
+    told.version = report.version
+    told.last_inference = report.last_inference
+    told.inference_count = report.inference_count
+    told.execution_count = report.execution_count
+    told.inference_stats.CopyFrom(pb.InferStatistics(**_durations(report.inference_stats)))
+    for index, response in report.response_stats.items():
+        told.response_stats[index].CopyFrom(pb.InferResponseStatistics(**_durations(response)))
+    for batch in report.batch_stats:
+        told.batch_stats.add(batch_size=batch.batch_size, **_durations(batch))
+    for memory in report.memory_usage:
+        told.memory_usage.add(type=memory.type, id=memory.id, byte_size=memory.byte_size)
+
+
+def _durations(section: InferStatistics | InferBatchStatistics | ResponseStatistics) -> dict[str, pb.StatisticDuration]:
+    """Return the durations of a section by name: structs and messages have the same fields."""
+    fields = msgspec.structs.asdict(section)
+    return {
+        name: pb.StatisticDuration(count=value.count, ns=value.ns)
+        for name, value in fields.items()
+        if isinstance(value, Duration)
+    }

@@ -1,0 +1,32 @@
+"""Health of the server and of models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
+from protocols.http.responses import empty_reply
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from protocols.http.call import Call
+
+
+async def live(call: Call) -> web.Response:
+    return empty_reply(plain=True, status=200 if call.kernel.live() else 400)
+
+
+async def ready(call: Call) -> web.Response:
+    return empty_reply(plain=True, status=200 if call.kernel.ready() else 400)
+
+
+async def model_ready(call: Call) -> web.Response:
+    """Tell whether a version is ready; for one that does not exist the answer is the same no (Triton)."""
+    try:
+        found = call.kernel.model_ready(call.names["model"], call.names["version"])
+    except (ModelNotFound, NoAvailableVersion, ModelNotReady):
+        found = False
+    if not found:
+        raise InvalidArgument("Model version not ready")
+    return empty_reply(plain=True)

@@ -1,0 +1,59 @@
+"""Metadata of the server and its models, configurations, statistics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.config.to_json import to_json
+from kernel.errors import InvalidArgument
+from kernel.observe.report import model_report
+from kernel.serving.catalog import parse_version
+from kernel.serving.model_metadata import model_metadata
+from protocols.http.responses import json_reply, json_text_reply
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from kernel.serving.model import Model
+    from protocols.http.call import Call
+
+
+async def server_metadata(call: Call) -> web.Response:
+    return json_reply(call.kernel.identity)
+
+
+async def openapi(call: Call) -> web.Response:
+    """Describe the API and the models that are ready."""
+    return json_text_reply(await call.openapi.text())
+
+
+async def metadata(call: Call) -> web.Response:
+    """Describe a model with the version that was asked for, or all that are ready."""
+    name, version = call.names["model"], call.names["version"]
+    model = call.kernel.resolve(name, version)
+    versions = [model.version]
+    if not version:
+        versions = [ready.version for ready in call.kernel.catalog.ready_models(name)]
+    return json_reply(model_metadata(model.spec, versions))
+
+
+async def config(call: Call) -> web.Response:
+    return json_text_reply(to_json(call.kernel.resolve(call.names["model"], call.names["version"]).config).encode())
+
+
+async def statistics(call: Call) -> web.Response:
+    """Report on a version, the ready versions of a model, or all that is ready."""
+    return json_reply({"model_stats": [model_report(model) for model in _with_statistics(call)]})
+
+
+def _with_statistics(call: Call) -> list[Model]:
+    name, version = call.names.get("model", ""), call.names.get("version", "")
+    models = call.kernel.catalog.ready_models(name)
+    if name and not models:
+        raise InvalidArgument(f"requested model '{name}' is not available")
+    if version:
+        number = parse_version(version)
+        models = [model for model in models if model.version == number]
+        if not models:
+            raise InvalidArgument(f"requested model version is not available for model '{name}'")
+    return models

@@ -1,0 +1,96 @@
+"""Trace and log settings over HTTP: which members of a body they are, and of which types.
+
+Values are checked by `kernel.settings`. Settings that Triton does not know are ignored, as it does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernel.errors import InvalidArgument, ServingError
+from protocols.http.body import read_json_text
+from protocols.http.json.document import ABSENT, as_array, as_bool, as_string, as_unsigned, member, parse
+from protocols.http.responses import json_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from kernel.settings import TraceChange, TraceValues
+    from protocols.http.call import Call
+
+_TRACE_NUMBERS = ("trace_rate", "trace_count", "log_frequency")
+
+_LOG_SETTINGS: tuple[tuple[str, Callable[[Any], bool | int | str]], ...] = (
+    ("log_info", as_bool),
+    ("log_warning", as_bool),
+    ("log_error", as_bool),
+    ("log_verbose_level", as_unsigned),
+    ("log_format", as_string),
+)
+
+
+async def get_trace(call: Call) -> web.Response:
+    """Show the settings of a model, or of the server where the path names none."""
+    return _trace_reply(call.kernel.trace.get(_traced_model(call)))
+
+
+async def update_trace(call: Call) -> web.Response:
+    model = _traced_model(call)
+    change = _trace_change(parse(await read_json_text(call)))
+    return _trace_reply(call.kernel.trace.update(change, model))
+
+
+async def get_log(call: Call) -> web.Response:
+    return json_reply(call.kernel.log.values)
+
+
+async def update_log(call: Call) -> web.Response:
+    document = parse(await read_json_text(call))
+    change: dict[str, bool | int | str] = {}
+    if member(document, "log_file") not in (ABSENT, None):
+        change["log_file"] = ""  # refused whatever it is
+    for name, read in _LOG_SETTINGS:
+        value = member(document, name)
+        if value not in (ABSENT, None):
+            change[name] = read(value)
+    # Over gRPC Triton calls it differently.
+    return json_reply(call.kernel.log.update(change, format_name="--log_format"))
+
+
+def _traced_model(call: Call) -> str:
+    name = call.names.get("model", "")
+    if not name:
+        return ""
+    try:
+        ready = call.kernel.model_ready(name)
+    except ServingError:
+        ready = False
+    if not ready:
+        raise InvalidArgument(f"Request for unknown model : {name}")
+    return name
+
+
+def _trace_change(document: Any) -> TraceChange:
+    """Return the settings that `document` changes, in the order in which Triton looks at them."""
+    change: TraceChange = {}
+    if member(document, "trace_file") is not ABSENT:
+        change["trace_file"] = [""]  # refused whatever it is, even null
+    levels = member(document, "trace_level")
+    if levels is None:
+        change["trace_level"] = None
+    elif levels is not ABSENT:
+        change["trace_level"] = [as_string(level) for level in as_array(levels)]
+    for name in _TRACE_NUMBERS:
+        text = member(document, name)
+        if text is not ABSENT:
+            change[name] = None if text is None else [as_string(text)]
+    return change
+
+
+def _trace_reply(values: TraceValues) -> web.Response:
+    """Return the settings as texts. Where one has several values, Triton repeats its name in the JSON object."""
+    shown: dict[str, object] = {name: ",".join(texts) for name, texts in values.as_dict().items()}
+    shown["trace_level"] = values.trace_level
+    return json_reply(shown)

@@ -1,0 +1,103 @@
+"""Shared memory that HTTP clients register, list and forget."""
+
+from __future__ import annotations
+
+import binascii
+from typing import TYPE_CHECKING, Any
+
+from kernel.errors import InvalidArgument
+from protocols.frontend import is_local
+from protocols.http.body import read_json_text
+from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
+from protocols.http.responses import empty_reply, json_reply
+from shm.region import RegionKind
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from protocols.http.call import Call
+
+#: Bytes of a cudaIpcMemHandle_t.
+_CUDA_HANDLE_BYTE_SIZE = 64
+
+
+async def system_status(call: Call) -> web.Response:
+    return json_reply(
+        [
+            {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
+            for r in call.kernel.regions.status(RegionKind.SYSTEM, call.names["region"])
+        ]
+    )
+
+
+async def cuda_status(call: Call) -> web.Response:
+    return json_reply(
+        [
+            {"name": region.name, "byte_size": region.byte_size}
+            for region in call.kernel.regions.status(RegionKind.CUDA, call.names["region"])
+        ]
+    )
+
+
+async def system_register(call: Call) -> web.Response:
+    name = _check_registration(call, "system")
+    document = parse(await read_json_text(call))
+    key = as_string(_field(document, "key"))
+    offset = member(document, "offset")
+    offset = 0 if offset is ABSENT else as_unsigned(offset)
+    byte_size = as_unsigned(_field(document, "byte_size"))
+    call.kernel.regions.register_system(name, key, offset, byte_size)
+    return empty_reply()
+
+
+async def cuda_register(call: Call) -> web.Response:
+    name = _check_registration(call, "cuda")
+    document = parse(await read_json_text(call))
+    encoded = as_string(required(_field(document, "raw_handle"), "b64"))
+    byte_size = as_unsigned(required(document, "byte_size"))
+    device_id = as_unsigned(required(document, "device_id"))
+    try:
+        handle = binascii.a2b_base64(encoded.encode())
+    except binascii.Error:
+        handle = b""
+    if len(handle) != _CUDA_HANDLE_BYTE_SIZE:
+        raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+    call.kernel.regions.register_cuda(name, handle, device_id, byte_size)
+    return empty_reply()
+
+
+async def system_unregister(call: Call) -> web.Response:
+    return _unregister(call, RegionKind.SYSTEM)
+
+
+async def cuda_unregister(call: Call) -> web.Response:
+    return _unregister(call, RegionKind.CUDA)
+
+
+def _unregister(call: Call, kind: RegionKind) -> web.Response:
+    """Forget a region, or all of a kind where the path names none."""
+    _check_allowed(call)
+    call.kernel.regions.unregister(kind, call.names["region"])
+    return empty_reply()
+
+
+def _check_registration(call: Call, kind: str) -> str:
+    """Return the name for the new region, if this client may register one."""
+    name = call.names["region"]
+    if not name:
+        raise InvalidArgument(f"'region name' is necessary to register {kind} shared memory region")
+    _check_allowed(call)
+    return name
+
+
+def _check_allowed(call: Call) -> None:
+    transport = call.http.transport
+    peer = None if transport is None else transport.get_extra_info("peername")
+    call.kernel.check_client_shm(local_peer=is_local(peer))
+
+
+def _field(document: Any, name: str) -> Any:
+    found = member(document, name)
+    if found is ABSENT:
+        raise InvalidArgument(f"Shared memory register request has no '{name}' field")
+    return found

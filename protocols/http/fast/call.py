@@ -1,0 +1,184 @@
+"""One inference request of the lane: from its body to the bytes of its answer, without a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import InternalError, ServingError, request_prefix
+from kernel.serving.request import Request
+from protocols.http.codec import encode_infer
+from protocols.http.compression import IDENTITY, compress
+from protocols.http.endpoints.infer import HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
+from protocols.http.fast.response_bytes import Reply, error_reply, reply_head
+from protocols.http.internal_errors import log_bug
+from protocols.http.responses import JSON
+from protocols.response_sinks import OnlyResponse
+from protocols.status import HTTP_STATUS
+
+if TYPE_CHECKING:
+    from kernel.memory.receive_buffer import Body
+    from kernel.serving.model import Model
+    from kernel.serving.response import Response
+    from protocols.http.codec import OutputForm
+    from protocols.http.fast.connection import LaneConnection
+    from protocols.http.fast.fast_path import Lane
+    from protocols.http.fast.prepared import RequestBody
+    from protocols.http.fast.request_head import InferHead
+    from protocols.http.fast.response_template import AnswerForm
+
+#: From here on outputs are written as they are, where they are; below, one copy is cheaper than pieces.
+_LARGE_BYTE_SIZE = 64 << 10
+
+_BINARY = "application/octet-stream"
+_HEADER_LENGTH = HEADER_LENGTH.encode() + b": %d\r\n"
+
+
+class LaneCall(msgspec.Struct, eq=False):
+    """The sink of its request. Tells its `connection` when `reply` is there."""
+
+    lane: Lane
+    head: InferHead
+    #: None where nobody waits for the answer any more.
+    connection: LaneConnection | None
+    #: The bytes of the answer, as soon as there is one.
+    reply: Reply | None = None
+    _request: Request | None = None
+    _form: OutputForm | None = None
+    #: What the answer may be like: where only its bytes differ, nothing has to be encoded.
+    _like: AnswerForm | None = None
+    #: Made where the response does not come in one with the final flag.
+    _only: OnlyResponse | None = None
+
+    def start(self, model: Model, body: RequestBody, place: Body | None = None) -> None:
+        """Submit the request in `body`, or answer why not. `place` is memory of its model that has the body."""
+        lane = self.lane
+        kernel = lane.kernel
+        try:
+            known = lane.forms.find(self.head, body, kernel.catalog.generation, self)
+            if known is not None:
+                request, form = known
+                self._form = form.outputs
+                if self.head.encoding == IDENTITY:
+                    self._like = form.answer
+                if form.common.small:
+                    self._request = request
+                    kernel.start_small(request, form.common.model)
+                    return
+                kernel.lease(request)
+            else:
+                request, model = self._parse(model, body)
+            self._request = request
+            kernel.start(request, model, place)
+        except ServingError as error:
+            self.finish(_told(error, plain=False))
+        except Exception:
+            self.finish(self._bug())
+
+    def _parse(self, model: Model, body: RequestBody) -> tuple[Request, Model]:
+        """Return the request in `body`, checked, and the model that is to execute it. Raises `ServingError`."""
+        head, lane = self.head, self.lane
+        request = Request(head.model, [], self, model_version=head.version)
+        self._form = decode_body(body, head.header_length, request, model, lane.max_input_size)
+        model = lane.kernel.check(request)
+        lane.forms.remember(head, body, request, model, self._form)
+        return request, model
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.connection = self._like = None
+        if self._request is not None and self.reply is None:
+            self.lane.kernel.cancel(self._request)
+
+    def finish(self, reply: Reply) -> None:
+        """Answer with `reply`, a whole HTTP response."""
+        self.reply = reply
+        # Forms remember requests, and these their sink: the connection is not to live as long.
+        self._request, connection, self.connection = None, self.connection, None
+        if connection is not None:
+            connection.answered()
+
+    def send(self, response: Response) -> None:
+        like = self._like
+        if like is not None and response.final and response.error is None:
+            # What is done here alone nearly every response takes: as `finish`, without the calls.
+            octets = like.another(response, self.lane.now)
+            if octets is not None:
+                if response.on_release is not None:
+                    response.release()
+                self.reply, self._request = Reply(octets), None
+                if self.connection is not None:
+                    self.connection.answered()
+                return
+        found = response
+        if self._only is not None or response.empty or not response.final:  # unusual
+            if self._only is None:
+                self._only, self._like = OnlyResponse(), None
+            if not self._only.add(response):
+                return
+            try:
+                found = self._only.take()
+            except InternalError as error:
+                self.finish(_told(error, plain=False))
+                return
+        if self.connection is not None:
+            reply = self._reply(found)
+            if reply is not None:
+                if reply.release is None:
+                    found.release()
+                self.finish(reply)
+                return
+        found.release()
+
+    def _reply(self, response: Response) -> Reply | None:
+        """Return the answer, None where it comes later. With `release` it refers to the outputs of `response`."""
+        if response.error is not None:
+            # Triton makes all checks that name the request before it queues it; here some come late.
+            late = response.error.message.startswith(request_prefix(response.id))
+            return _told(response.error, plain=not late)
+        try:
+            return self._encode(response)
+        except ServingError as error:
+            return _told(error, plain=True)
+        except Exception:
+            return self._bug()
+
+    def _encode(self, response: Response) -> Reply | None:
+        assert self._form is not None, "the request was never decoded"
+        encoded = encode_infer(response, self._form)
+        content_type, more = JSON, b""
+        if encoded.has_binary:
+            content_type, more = _BINARY, _HEADER_LENGTH % len(encoded.header)
+        if self.head.encoding != IDENTITY:
+            return self._compress(encoded.join(), content_type, more)
+        byte_size = len(encoded.header) + sum(map(len, encoded.binary))
+        head = reply_head(200, content_type, byte_size, more)
+        if byte_size >= _LARGE_BYTE_SIZE:
+            return Reply(head + encoded.header, encoded.binary, response.release)
+        if self._like is not None:
+            self._like.remember(response, encoded, head, self.lane.now)
+        return Reply(b"".join((head, encoded.header, *encoded.binary)))
+
+    def _compress(self, body: bytes, content_type: str, more: bytes) -> Reply | None:
+        encoding = self.head.encoding
+        more += b"Content-Encoding: %b\r\n" % encoding.encode()
+
+        def reply_with(packed: bytes) -> Reply:
+            return Reply(reply_head(200, content_type, len(packed), more), [packed])
+
+        if len(body) < THREAD_BYTE_SIZE:
+            return reply_with(compress(body, encoding))
+        packing = asyncio.get_running_loop().run_in_executor(None, compress, body, encoding)
+        packing.add_done_callback(lambda packed: self.finish(reply_with(packed.result())))
+        return None
+
+    def _bug(self) -> Reply:
+        """Return the answer for the exception that is being handled."""
+        version = f"/versions/{self.head.version}" if self.head.version else ""
+        return error_reply(500, log_bug(f"POST /v2/models/{self.head.model}{version}/infer"), plain=False)
+
+
+def _told(error: ServingError, *, plain: bool) -> Reply:
+    return error_reply(HTTP_STATUS[error.code], error.message, plain=plain)

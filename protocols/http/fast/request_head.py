@@ -1,0 +1,145 @@
+"""Which requests are plain enough for the lane, told from the bytes of their head alone. Pure.
+
+The lane takes what has one reading only. Where a head leaves any doubt about how long its message is, aiohttp
+gets the connection before a byte of the body is looked at, so that nothing can ever be read in two ways.
+"""
+
+from __future__ import annotations
+
+import re
+
+import httptools
+import msgspec
+
+from protocols.http.body import MAX_BODY_BYTE_SIZE
+from protocols.http.compression import IDENTITY, choose_encoding
+from protocols.http.endpoints.infer import HEADER_LENGTH, infer
+from protocols.http.routes import find_endpoint, request_path
+
+END = b"\r\n\r\n"
+
+#: Larger heads are aiohttp's, whose limits are larger.
+MAX_BYTE_SIZE = 8 << 10
+_MAX_HEADERS = 128
+
+_METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+
+#: Headers that change how the message or the connection goes on, and what `Connection` may say.
+_UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"trailer"})
+_PERSISTENT = frozenset({b"", b"keep-alive", b"Keep-Alive"})
+
+#: Sizes that need no thought about their range.
+_NUMBER = re.compile(rb"[0-9]{1,18}")
+
+#: How every request begins, as far as it has come.
+_BEGINNING = re.compile(rb"[A-Z]{1,10}(?: (?:/[!-~]*(?: [HTP/1.]{0,8}(?:\r(?:\n.*)?)?)?)?)?", re.DOTALL)
+
+_HEADER_LENGTH = HEADER_LENGTH.lower().encode()
+
+
+class InferHead(msgspec.Struct, frozen=True):
+    """What the lane needs to know of an inference request."""
+
+    model: str
+    version: str
+    #: Bytes of the body that are JSON; 0 for a raw request.
+    header_length: int
+    #: The content coding of the answer.
+    encoding: str
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A head whose message ends `content_length` bytes after it. Without `infer` aiohttp answers it."""
+
+    content_length: int
+    infer: InferHead | None
+
+
+class _Fields:
+    """Receives what the parser finds."""
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.target = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.repeated = False
+        self.complete = False
+
+    def on_url(self, part: bytes) -> None:
+        self.target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        # Which of two would count is for aiohttp to say.
+        self.repeated |= name in self.headers
+        self.headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+def can_become_head(begun: bytes) -> bool:
+    """Whether more bytes can make `begun` a head for `parse_head`. What cannot is aiohttp's at once."""
+    return (
+        len(begun) < MAX_BYTE_SIZE
+        and begun.count(b"\n") == begun.count(b"\r\n")
+        and _BEGINNING.fullmatch(begun) is not None
+    )
+
+
+def parse_head(text: bytes, max_input_size: int) -> Head | None:
+    """Return what the head `text`, up to and with its empty line, says; None where that is not beyond doubt."""
+    fields = _parse(text)
+    if fields is None or not _is_plain(fields):
+        return None
+    return Head(int(fields.headers.get(b"content-length", b"0")), _infer_head(fields, max_input_size))
+
+
+def _parse(text: bytes) -> _Fields | None:
+    # Characters beyond ASCII and folded lines are legal for some and not for others.
+    if not text.isascii() or b"\n " in text or b"\n\t" in text or not can_become_head(text):
+        return None
+    fields = _Fields()
+    parser = httptools.HttpRequestParser(fields)
+    try:
+        parser.feed_data(text)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        return None
+    if not fields.complete or parser.get_http_version() != "1.1":
+        return None
+    fields.method = parser.get_method()
+    return fields
+
+
+def _is_plain(fields: _Fields) -> bool:
+    headers = fields.headers
+    return (
+        fields.method in _METHODS
+        and not fields.repeated
+        and len(headers) <= _MAX_HEADERS
+        and _UNUSUAL.isdisjoint(headers)
+        and b"host" in headers
+        and headers.get(b"connection", b"") in _PERSISTENT
+        and _NUMBER.fullmatch(headers.get(b"content-length", b"0")) is not None
+    )
+
+
+def _infer_head(fields: _Fields, max_input_size: int) -> InferHead | None:
+    """Return what the lane needs, None where the request is none of inference, or will be refused."""
+    found = find_endpoint(request_path(fields.target.decode()))
+    if found is None or found[0].handlers.get(fields.method.decode()) is not infer:
+        return None
+    headers, names = fields.headers, found[1]
+    size = headers.get(b"content-length")
+    if size is None or headers.get(b"content-encoding", b"identity") != b"identity":
+        return None
+    announced = headers.get(_HEADER_LENGTH, size)
+    if _NUMBER.fullmatch(announced) is None:
+        return None
+    body_byte_size, header_length = int(size), int(announced)
+    limit = MAX_BODY_BYTE_SIZE if header_length and announced is not size else max_input_size
+    if header_length > min(body_byte_size, max_input_size) or body_byte_size > limit:
+        return None
+    offers = headers.get(b"accept-encoding")
+    encoding = choose_encoding(offers.decode()) if offers is not None else IDENTITY
+    return InferHead(names["model"], names["version"], header_length, encoding)

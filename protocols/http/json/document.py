@@ -1,0 +1,125 @@
+"""JSON bodies of requests: decoded fast, and where that fails again with Triton's rules and error texts.
+
+Every member of a document is untyped until one of the `as_…` functions looks at it, because Triton
+complains about the first member that it reaches and not about the first in the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from kernel.errors import InternalError, InvalidArgument
+from protocols.http.json.syntax import JsonSyntaxError, check_syntax
+
+#: Stands for a member that a document does not have; `None` is JSON's null.
+ABSENT = msgspec.UNSET
+
+UINT64_MAX = 2**64 - 1
+
+#: The deepest nesting that Triton accepts in tensor data.
+MAX_DEPTH = 100
+
+#: What msgspec raises for a text that it cannot decode.
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+#: Larger texts are not searched for the exact place of an error: that takes seconds, and no other request
+#: is served meanwhile.
+_CHECKED_BYTE_SIZE = 1 << 20
+
+_decoder = msgspec.json.Decoder()
+
+#: A string (left as it is), or a number that JSON does not have.
+_STRING_OR_SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?NaN|-?Inf(?:inity)?', re.DOTALL)
+
+
+class TooDeep(InvalidArgument):
+    """A document is nested deeper than anything that makes sense; only tensor data ever nests that deep."""
+
+    def __init__(self) -> None:
+        super().__init__(f"Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+
+
+def parse(text: bytes) -> Any:
+    """Return the document in `text` as plain Python values. Raises `JsonSyntaxError` or `TooDeep`."""
+    try:
+        return _decoder.decode(text)
+    except UNDECODABLE:
+        return parse_leniently(text)
+
+
+def parse_leniently(text: bytes) -> Any:
+    """The same for a `text` that the fast decoder refused: it may still be what Triton accepts."""
+    try:
+        if len(text) <= _CHECKED_BYTE_SIZE:
+            text = text[: check_syntax(text)]
+        decoded = text.decode("utf-8-sig")
+        if "NaN" in decoded or "Inf" in decoded:
+            decoded = _STRING_OR_SPECIAL.sub(_python_special, decoded)
+        return json.loads(decoded)
+    except RecursionError:
+        raise TooDeep from None
+    except UnicodeDecodeError as error:
+        raise JsonSyntaxError("Invalid encoding in string.", error.start) from None
+    except ValueError as error:
+        raise JsonSyntaxError("Invalid value.", getattr(error, "pos", 0)) from None
+
+
+def _python_special(match: re.Match[str]) -> str:
+    """Spell a special number as Python's `json` wants it."""
+    found = match.group()
+    if found[0] == '"':
+        return found
+    if found.endswith("NaN"):
+        return "NaN"
+    return "-Infinity" if found[0] == "-" else "Infinity"
+
+
+def member(document: Any, name: str) -> Any:
+    """Return a member of `document`; `ABSENT` where there is none, or no object to have one."""
+    return document.get(name, ABSENT) if isinstance(document, dict) else ABSENT
+
+
+def required(document: Any, name: str) -> Any:
+    """Return a member of `document`. Raises `InternalError` where there is none."""
+    found = member(document, name)
+    if found is ABSENT:
+        raise absent(name)
+    return found
+
+
+def absent(name: str) -> InternalError:
+    return InternalError(f"attempt to access non-existing object member '{name}'")
+
+
+def as_string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InternalError("attempt to access JSON non-string as string")
+    return value
+
+
+def as_bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InternalError("attempt to access JSON non-boolean as boolean")
+    return value
+
+
+def as_unsigned(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= UINT64_MAX:
+        raise InternalError("attempt to access JSON non-unsigned-integer as unsigned-integer")
+    return value
+
+
+def as_array(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise InternalError("attempt to access JSON non-array as array")
+    return value
+
+
+def as_members(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InternalError("attempt to get members for non-object")
+    return value

@@ -1,0 +1,228 @@
+"""Tensor data in JSON ⇄ raw tensor bytes, directed by the datatype. Pure, and without NumPy.
+
+Values are cast as Triton casts them: integers wrap around, floats lose precision. The fast path hands the
+text to a decoder of the very type; only if that fails are the values walked through for Triton's error.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kernel.errors import InternalError, InvalidArgument
+from protocols.http.json.document import MAX_DEPTH, UINT64_MAX, UNDECODABLE, TooDeep, parse_leniently
+from shm.datatypes import DATATYPES
+from shm.strings import BadFraming, decode_strings, encode_strings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernel.serving.request import Buffer
+
+#: Decoders are kept for arrays nested up to so deep; deeper ones are walked through.
+_FAST_DEPTH = 8
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+#: What the elements of a datatype are in JSON, and what Triton calls it when they are something else.
+_ELEMENT_TYPES: dict[str, tuple[type, str]] = {
+    "BOOL": (bool, "non-boolean as boolean"),
+    "BYTES": (str, "non-string as string"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32", "UINT64"), (int, "non-unsigned-integer as unsigned-integer")),
+    **dict.fromkeys(("INT8", "INT16", "INT32", "INT64"), (int, "non-signed-integer as signed-integer")),
+    **dict.fromkeys(("FP32", "FP64"), (float, "non-number as double")),
+}
+
+_SHAPE_MISMATCH = "Shape does not match true shape of 'data' field"
+
+
+class BadData(InternalError):
+    """The `data` of an input is not what its datatype and shape say."""
+
+    def __init__(self, problem: str, prefix: str = "Unable to parse 'data'") -> None:
+        super().__init__(f"{prefix}: {problem}")
+
+
+# ---- JSON to bytes --------------------------------------------------------------------------
+
+
+def decode_data(name: str, datatype: str, text: Buffer, element_count: int) -> bytes:
+    """Return the raw bytes of the JSON array `text`, flat or nested, for an input called `name`.
+
+    For BYTES the number of elements is left to be checked where all BYTES tensors are. Raises
+    `ServingError`, and nothing else whatever `text` holds.
+    """
+    check_readable(name, datatype)
+    values = _decode_fast(datatype, text)
+    if values is None:
+        values = _decode_carefully(datatype, text, element_count)
+    if datatype != "BYTES" and len(values) != element_count:
+        raise BadData(_SHAPE_MISMATCH)
+    return _pack(datatype, values)
+
+
+def check_readable(name: str, datatype: str) -> None:
+    """Raise unless JSON can carry `datatype` into the input `name`."""
+    if datatype not in DATATYPES:
+        raise InvalidArgument(f"invalid datatype for input {name}")
+    if datatype not in _ELEMENT_TYPES:
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+
+
+def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
+    """Return the elements, or None where something about them is not right or not usual."""
+    depth = _depth(text)
+    if not 1 <= depth <= _FAST_DEPTH:
+        return None
+    try:
+        values: list[Any] = _decoder(_ELEMENT_TYPES[datatype][0], depth).decode(text)
+    except UNDECODABLE:
+        return None
+    for _ in range(depth - 1):
+        values = list(itertools.chain.from_iterable(values))
+    return values
+
+
+def _depth(text: Buffer) -> int:
+    """Return how many arrays open at the start of `text`, as far as it matters."""
+    depth = 0
+    for character in text:
+        if character == 0x5B:
+            depth += 1
+            if depth > _FAST_DEPTH:
+                break
+        elif character not in b" \t\n\r":
+            break
+    return depth
+
+
+@functools.cache
+def _decoder(element_type: type, depth: int) -> msgspec.json.Decoder[Any]:
+    expected: Any = element_type
+    for _ in range(depth):
+        expected = list[expected]
+    return msgspec.json.Decoder(expected)
+
+
+def _decode_carefully(datatype: str, text: Buffer, element_count: int) -> list[Any]:
+    """Return the elements one by one, with the error that Triton gives for the first that is wrong."""
+    document = parse_leniently(bytes(text))
+    if not isinstance(document, list):
+        raise BadData("attempt to access JSON non-array as array")
+    expected, complaint = _ELEMENT_TYPES[datatype]
+    accepted = (int, float) if expected is float else (expected,)
+    if len(document) == element_count and set(map(type, document)).issubset(accepted):  # usual: one dimension
+        return document
+    prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
+    values: list[Any] = []
+    for element in _flatten(document):
+        if datatype != "BYTES" and len(values) == element_count:
+            raise BadData(_SHAPE_MISMATCH)
+        if type(element) not in accepted:
+            raise BadData(f"attempt to access JSON {complaint}", prefix)
+        values.append(element)
+    return values
+
+
+def _flatten(nested: list[Any]) -> Iterator[Any]:
+    """Give the elements of nested arrays from left to right. Raises `TooDeep`."""
+    stack = [iter(nested)]
+    while stack:
+        for element in stack[-1]:
+            if isinstance(element, list):
+                if len(stack) >= MAX_DEPTH:
+                    raise TooDeep
+                stack.append(iter(element))
+                break
+            yield element
+        else:
+            stack.pop()
+
+
+def _pack(datatype: str, values: list[Any]) -> bytes:
+    if datatype == "BYTES":
+        return encode_strings(values)
+    if datatype == "BOOL":
+        return bytes(values)
+    typecode = DATATYPES[datatype].typecode
+    try:
+        return array(typecode, values).tobytes()
+    except OverflowError:
+        return _pack_wrapping(datatype, typecode, values)
+
+
+def _pack_wrapping(datatype: str, typecode: str, values: list[Any]) -> bytes:
+    """Pack numbers of which some do not fit: all that are 64-bit integers wrap around, as a cast in C."""
+    if typecode in "fd":
+        return array(typecode, [_to_double(value) for value in values]).tobytes()
+    low, high = (0, UINT64_MAX) if typecode.isupper() else (_INT64_MIN, _INT64_MAX)
+    if min(values) < low or max(values) > high:
+        raise BadData(f"attempt to access JSON {_ELEMENT_TYPES[datatype][1]}")
+    mask = (1 << 8 * DATATYPES[datatype].byte_size) - 1
+    return array(typecode.upper(), [value & mask for value in values]).tobytes()
+
+
+def _to_double(value: float) -> float:
+    """Return a number as a double; integers beyond its range become infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+# ---- bytes to JSON --------------------------------------------------------------------------
+
+
+def json_values(name: str, datatype: str, data: Buffer, element_count: int) -> list[Any] | msgspec.Raw:
+    """Return what stands for `data` of the output `name` in JSON: values, or their text where msgspec
+    would not write what Triton writes (NaN, Infinity, strings that are not UTF-8).
+
+    Raises `ServingError` where JSON cannot carry the datatype or the bytes are not of that shape.
+    """
+    if datatype == "BYTES":
+        return _string_values(name, data, element_count)
+    if datatype not in _ELEMENT_TYPES:
+        raise InvalidArgument(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
+        )
+    row = DATATYPES[datatype]
+    if len(data) != element_count * row.byte_size:
+        raise _wrong_size(name)
+    if datatype == "BOOL":
+        return list(map(bool, bytes(data)))
+    elements: array[Any] = array(row.typecode)
+    elements.frombytes(data)
+    values = elements.tolist()
+    if row.typecode in "fd" and not math.isfinite(sum(values)) and not all(map(math.isfinite, values)):
+        return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())
+    return values
+
+
+def _string_values(name: str, data: Buffer, element_count: int) -> list[Any] | msgspec.Raw:
+    try:
+        elements = decode_strings(data)
+    except BadFraming:
+        raise _wrong_size(name) from None
+    if len(elements) != element_count:
+        raise _wrong_size(name)
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        # Triton writes such bytes as they are, although the text is no JSON then.
+        kept = [element.decode(errors="surrogateescape") for element in elements]
+        text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+        return msgspec.Raw(text.encode(errors="surrogateescape"))
+
+
+def _wrong_size(name: str) -> InternalError:
+    return InternalError(
+        f"Failed to write 'data' field: output tensor shape does not match size of output for '{name}'"
+    )

@@ -1,0 +1,87 @@
+"""The metrics port: a front door of its own that renders the statistics whenever they are scraped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from kernel.observe.custom_metrics import joined
+from kernel.observe.metrics_config import parse_metrics_config
+from kernel.options import MetricsOptions
+from protocols.http.listener import Listener
+from protocols.http.metrics.custom_families import render_custom
+from protocols.http.metrics.families import render_models
+from protocols.http.metrics.server_families import ServerMetrics
+from protocols.http.responses import SERVER_HEADER, error_reply
+from protocols.http.routes import request_path
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from kernel.serving.kernel import Kernel
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = MetricsOptions()
+
+
+class MetricsServer:
+    """Serves GET /metrics on a bound socket. A `protocols.frontend.FrontDoor`."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        sock: socket.socket,
+        options: MetricsOptions = _DEFAULTS,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """The server owns `sock` from `start` on. Raises `BadOption`.
+
+        `now_ns` is the clock of the kernel's statistics.
+        """
+        self._kernel = kernel
+        self._now_ns = now_ns
+        self._config, complaints = parse_metrics_config(options.config)
+        for complaint in complaints:
+            logger.error("%s", complaint)
+        self._server_metrics = ServerMetrics(kernel, options, now_ns())
+        #: What the last page left out, and the log knows.
+        self._left_out: list[str] = []
+        self._listener = Listener(sock, "Metrics Service", self._answer)
+
+    @property
+    def title(self) -> str:
+        return self._listener.title
+
+    async def start(self) -> None:
+        await self._listener.start()
+
+    async def stop(self, grace_s: float) -> None:
+        await self._listener.stop(grace_s)
+
+    async def _answer(self, http: web.BaseRequest) -> web.Response:
+        """Answer with all metrics; on other paths with nothing (Triton)."""
+        if http.method != "GET":
+            return error_reply(405, "Method Not Allowed", plain=True)
+        body = b""
+        if request_path(http.raw_path) in ("/metrics", "/metrics/"):
+            body = self.render()
+        return web.Response(body=body, content_type="text/plain", charset="utf-8", headers=SERVER_HEADER)
+
+    def render(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        now_ns = self._now_ns()
+        models = self._kernel.catalog.ready_models()
+        lines = render_models(models, self._config, now_ns)
+        custom, left_out = joined((model.name, model.statistics.custom) for model in models)
+        lines += render_custom(custom)
+        for line in left_out:
+            if line not in self._left_out:
+                logger.error("%s", line)
+        self._left_out = left_out
+        lines.append(self._server_metrics.render(now_ns))
+        return "\n".join(lines).encode()

@@ -1,0 +1,50 @@
+"""The metrics that are about no model: how busy the machine is, and who is connected.
+
+They are gauges in a registry of aioprometheus, written by its formatter. Families that others bring along have
+their place in that registry, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aioprometheus import Gauge, Registry
+from aioprometheus.renderer import render
+
+from protocols.http.metrics.host_load import HostLoad
+
+if TYPE_CHECKING:
+    from kernel.options import MetricsOptions
+    from kernel.serving.kernel import Kernel
+
+
+class ServerMetrics:
+    """Reads what is so now whenever it is asked."""
+
+    def __init__(self, kernel: Kernel, options: MetricsOptions, now_ns: int) -> None:
+        self.registry: Any = Registry()
+        self._kernel = kernel
+        self._load = HostLoad(options.interval_ms, now_ns) if options.allow_cpu_metrics else None
+        if self._load is not None:
+            self._utilization = self._gauge("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]")
+            self._memory_total = self._gauge("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes")
+            self._memory_used = self._gauge("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes")
+        self._connections = self._gauge("nv_server_open_connections", "Number of open connections of clients")
+
+    def render(self, now_ns: int) -> str:
+        """Return the lines in Prometheus' text format, each with its end."""
+        if self._load is not None:
+            memory = self._load.memory()
+            self._utilization.set({}, self._load.utilization(now_ns))
+            self._memory_total.set({}, memory.total)
+            self._memory_used.set({}, memory.total - memory.available)
+        for protocol, count in self._kernel.connections.items():
+            self._connections.set({"protocol": protocol}, count())
+        text: bytes
+        # The package knows only one format. OpenMetrics would not do: its counters must end in `_total`, so that
+        # Prometheus, which prefers it, would not find Triton's names.
+        text, _ = render(self.registry, [])
+        return text.decode()
+
+    def _gauge(self, name: str, help_text: str) -> Any:
+        return Gauge(name, help_text, registry=self.registry)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from backends.base import ModelArguments
+from backends.builtin.identity import IdentityBackend
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from tests.backends.conftest import Lab
+
+
+def tensor(name: str, data_type: str = "TYPE_FP32", **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": data_type, "dims": [6], **more}
+
+
+def loaded(lab: Lab, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> IdentityBackend:
+    config = {"name": "identity", "max_batch_size": 8, "input": inputs, "output": outputs}
+    backend = IdentityBackend(lab)
+    backend.load(ModelArguments(config, Path("repository/identity"), 1))
+    return backend
+
+
+def test_outputs_are_the_inputs_in_the_order_of_the_configuration(lab: Lab) -> None:
+    backend = loaded(lab, [tensor("A"), tensor("B", "TYPE_STRING")], [tensor("X"), tensor("Y", "TYPE_STRING")])
+    strings = np.array([[b"a", b"", b"c", b"d", b"e", b"f"]], object)
+    request = lab.request({"B": strings, "A": np.ones((1, 6), np.float32)})
+    backend.execute([request], lab.timings)
+    assert lab.answer(request)["X"].tolist() == [[1] * 6]
+    assert lab.answer(request)["Y"].tolist() == strings.tolist()
+
+
+def test_an_output_is_written_to_its_place(lab: Lab) -> None:
+    lab.reserves = True
+    backend = loaded(lab, [tensor("A")], [tensor("X")])
+    requests = [lab.request({"A": np.full((size, 6), size, np.float32)}) for size in (1, 2)]
+    backend.execute(requests, lab.timings)
+    assert lab.in_place == ["X", "X"]
+    assert lab.answer(requests[1])["X"].tolist() == [[2] * 6] * 2
+
+
+def test_reshapes_of_input_and_output_are_applied(lab: Lab) -> None:
+    backend = loaded(
+        lab,
+        [tensor("A", reshape={"shape": [2, 3]})],
+        [{"name": "X", "data_type": "TYPE_FP32", "dims": [3, 2], "reshape": {"shape": [2, 3]}}],
+    )
+    request = lab.request({"A": np.arange(6, dtype=np.float32).reshape(1, 6)})
+    backend.execute([request], lab.timings)
+    assert lab.answer(request)["X"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
+
+
+def test_outputs_not_asked_for_and_missing_inputs_are_left_out(lab: Lab) -> None:
+    backend = loaded(lab, [tensor(n, optional=True) for n in "ABC"], [tensor(n) for n in "XYZ"])
+    array = np.ones((1, 6), np.float32)
+    request = lab.request({"A": array, "B": array}, outputs=["Y", "Z"])
+    backend.execute([request], lab.timings)
+    assert list(lab.answer(request)) == ["Y"]
+
+
+def test_a_model_whose_outputs_cannot_mirror_its_inputs_is_refused(lab: Lab) -> None:
+    with pytest.raises(BadConfig, match="as many outputs as inputs, got 1 inputs and 0 outputs"):
+        loaded(lab, [tensor("A")], [])
+    with pytest.raises(BadConfig, match="must have the same datatype, got FP32 and BF16"):
+        loaded(lab, [tensor("A")], [tensor("X", "TYPE_BF16")])

@@ -1,0 +1,128 @@
+"""A worker that the test plays: what it says to the kernel is said by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from backends.supervision.handle import WorkerHandle
+from backends.supervision.session import WorkerSession
+from backends.transport import wire
+from backends.transport.channel import BlockingChannel
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.errors import ServerStopping
+from kernel.loop.busy_poll import BusyPolling, LoopPoller
+from kernel.serving.model import Model
+from kernel.serving.request import InputTensor, Request
+from kernel.testing import FakeClock, RecordingSink, model_spec
+from schedulers.direct import direct
+from shm.arena import Arena
+from shm.region import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class FakeWorker:
+    """The worker's end of a session, played by the test. Launcher and process in one."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.channel = BlockingChannel(theirs)
+        self._theirs = theirs
+        self._on_lost: Callable[[str], None] | None = None
+
+    async def launch(self, title: str) -> FakeWorker:
+        return self
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        self._on_lost = callback
+
+    def kill(self) -> None:
+        self.die("killed by signal 9 (SIGKILL)")
+
+    def die(self, cause: str) -> None:
+        if self._on_lost is not None:
+            callback, self._on_lost = self._on_lost, None
+            self._theirs.close()
+            callback(cause)
+
+    async def stop(self, grace_s: float) -> None:
+        self.die("exit code 0")
+
+    def raw(self, data: bytes) -> None:
+        self._theirs.sendall(data)
+
+
+class Bench:
+    """A session with a loaded model, and a request that its worker executes."""
+
+    def __init__(self) -> None:
+        self.worker = FakeWorker()
+        self.session = WorkerSession("m_0")
+        self.lost: list[str] = []
+
+    async def start(self) -> None:
+        self.worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await self.session.start(self.worker)
+        self.worker.channel.send(wire.Loaded(5))
+        assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
+        self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
+        self.model.start()
+        self.polling = BusyPolling(50_000, processor_count=2)
+        self.handle = WorkerHandle("m_0", self.session, self.model, LoopPoller(self.polling))
+        self.session.on_lost = self._lost
+        self.model.instances.add(self.handle)
+
+    def _lost(self, cause: str) -> None:
+        self.lost.append(cause)
+        self.handle.lost(cause)
+
+    def submit(self) -> Request:
+        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        self.model.submit(request)
+        return request
+
+
+def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.start()
+        await scenario(bench)
+        bench.model.close(ServerStopping(""))
+        bench.worker.kill()
+        await asyncio.sleep(0)
+        assert bench.polling.in_flight == 0, "every request that was counted is over"
+
+    asyncio.run(main())
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+
+
+def responses(request: Request) -> list[str]:
+    assert isinstance(request.sink, RecordingSink)
+    return ["ok" if r.error is None else type(r.error).__name__ for r in request.sink.responses]
+
+
+def request_with_large_input(bench: Bench) -> Request:
+    """Submit a request whose input lies in the model's arena, all ones."""
+    if bench.model.input_arena is None:
+        bench.model.input_arena = Arena("inputs", 1 << 20)
+    block = bench.model.input_arena.take(8192)
+    assert block is not None
+    block.view()[:] = b"\1" * 8192
+    request = Request(
+        "m", [InputTensor("IN", "UINT8", [8192], span=Span(block, block.offset, 8192))], RecordingSink(), leased=True
+    )
+    bench.model.submit(request)
+    return request
+
+
+def input_part(request: Request, name: str, offset: int, byte_size: int) -> wire.TensorRef:
+    span = request.inputs[0].span
+    assert span is not None
+    return wire.TensorRef(name, "UINT8", [abs(byte_size)], None, span.region.number, span.offset + offset, byte_size)

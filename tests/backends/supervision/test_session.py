@@ -1,0 +1,195 @@
+"""A worker that misbehaves is dropped: what it sends is never trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from backends.supervision.session import WorkerSession
+from backends.transport import wire
+from backends.transport.framing import frame
+from kernel.errors import InternalError, WorkerLost
+from kernel.testing import RecordingSink
+from tests.backends.supervision.played_worker import Bench, FakeWorker, request_with_large_input, responses, run, settle
+
+
+def test_answers_that_were_sent_before_the_death_count() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await settle()
+        # The request was given number 1, and its batch number 2.
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        bench.worker.die("exit code 1")
+        assert bench.lost == ["exit code 1"]
+        assert responses(request) == ["ok"]
+
+    run(scenario)
+
+
+def test_a_worker_that_dies_fails_what_it_executes_and_nothing_else() -> None:
+    async def scenario(bench: Bench) -> None:
+        running, waiting = bench.submit(), bench.submit()
+        await settle()
+        bench.worker.die("killed by signal 11 (SIGSEGV)")
+        assert responses(running) == ["WorkerLost"]
+        assert responses(waiting) == []
+        assert isinstance(running.sink, RecordingSink)
+        error = running.sink.errors[0]
+        assert isinstance(error, WorkerLost)
+        assert "m_0" in error.message
+        assert "SIGSEGV" in error.message
+
+    run(scenario)
+
+
+def test_a_worker_that_is_to_end_has_answered_everything_before() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        bench.model.instances.set_apart(bench.handle)
+        drained = asyncio.ensure_future(bench.handle.drain())
+        await settle()
+        assert not drained.done()
+        bench.worker.channel.send(wire.Responded(1, True, wire.ResponseRef()))
+        await settle()
+        assert responses(request) == ["ok"]
+        assert not drained.done(), "the batch goes on"
+        bench.worker.channel.send(wire.Executed(2))
+        await drained
+        await bench.handle.drain()
+        bench.handle.stopped()
+
+    run(scenario)
+
+
+def test_nobody_waits_for_a_worker_that_is_lost() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        bench.model.instances.set_apart(bench.handle)
+        drained = asyncio.ensure_future(bench.handle.drain())
+        await settle()
+        bench.worker.die("exit code 1")
+        await drained
+        assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("others", "poll_ns"), [(0, 50_000), (1, 50_000), (2, 0)])
+def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.polling.in_flight = others
+        bench.submit()
+        await settle()
+        [_, execute] = map(wire.to_worker_decoder.decode, bench.worker.channel.receive() or ())
+        assert isinstance(execute, wire.Execute)
+        assert execute.poll_ns == poll_ns
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        await settle()
+        assert bench.polling.in_flight == others
+        bench.polling.in_flight = 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("said", "second"), [(wire.InputsHeld([5]), []), (wire.Responded(5, True, wire.ResponseRef()), ["ok"])]
+)
+def test_what_is_said_of_a_request_out_of_turn_harms_no_other(said: wire.ToKernel, second: list[str]) -> None:
+    async def scenario(bench: Bench) -> None:
+        first = bench.submit()
+        await settle()
+        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))  # so fast that two more are given at once
+        await settle()
+        requests = [request_with_large_input(bench) for _ in range(2)]  # numbers 3 and 5, batches 4 and 6
+        await settle()
+        bench.worker.channel.send(said)
+        await settle()
+        bench.worker.die("exit code 1")
+        assert [responses(request) for request in (first, *requests)] == [["ok"], ["WorkerLost"], second]
+        assert all(tensor.span is not None for tensor in requests[1].inputs), "it can be given to another worker"
+
+    run(scenario)
+
+
+HOSTILE = [
+    b"\xff\xff\xff\xff",
+    frame(b"\xc1 no msgpack"),
+    frame(wire.encoder.encode(["NoSuchMessage", 1])),
+    frame(wire.encoder.encode(wire.Executed(99))),
+    frame(wire.encoder.encode(wire.Responded(99, True))),
+    frame(wire.encoder.encode(wire.InputsHeld([99]))),
+    frame(wire.encoder.encode(wire.InputsHeld([1, 1]))),
+    frame(wire.encoder.encode(wire.InputsFreed([1]))),
+    frame(wire.encoder.encode(wire.Loaded(1))),
+    frame(wire.encoder.encode(wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)]))),
+    frame(wire.encoder.encode(wire.MetricsChanged([wire.MetricFamilyRef("nv_inference_count", "", "counter")]))),
+    frame(wire.encoder.encode(wire.Stop())),
+    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseRef(error_code="no such code")))),
+    frame(
+        wire.encoder.encode(
+            wire.Responded(
+                1, True, wire.ResponseRef([wire.TensorRef("OUT", "FP32", [1], None, wire.OUTPUT_ARENA, 0, 4)])
+            )
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("data", HOSTILE)
+def test_a_worker_that_sends_garbage_is_dropped_as_if_it_had_crashed(data: bytes) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await settle()
+        bench.worker.raw(data)
+        await settle()
+        assert len(bench.lost) == 1
+        assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_metrics_of_the_model_arrive_and_end_with_the_worker() -> None:
+    async def scenario(bench: Bench) -> None:
+        families = [wire.MetricFamilyRef("count", "", "counter"), wire.MetricFamilyRef("level", "", "gauge")]
+        created = [wire.MetricSeriesRef(1, "count"), wire.MetricSeriesRef(2, "level")]
+        changes = [wire.MetricChange(1, 2.0), wire.MetricChange(2, 3.0, True)]
+        bench.worker.channel.send(wire.MetricsChanged(families, created, changes))
+        await settle()
+        custom = bench.model.statistics.custom
+
+        def shown() -> dict[str, float]:
+            return {name: one.value for (name, _), family in custom.families.items() for one in family.series.values()}
+
+        assert shown() == {"count": 2.0, "level": 3.0}
+        bench.worker.die("exit code 1")
+        assert shown() == {"count": 2.0}
+
+    run(scenario)
+
+
+def test_a_worker_of_another_protocol_is_refused() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL + 1, 1))
+        with pytest.raises(InternalError, match="another protocol"):
+            await session.start(worker)
+
+    asyncio.run(main())
+
+
+def test_a_worker_lost_while_it_loads_is_the_loads_error() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        loading = asyncio.create_task(session.load(wire.Load("{}", "", 1, "m")))
+        await asyncio.sleep(0)
+        worker.die("exit code 3")
+        with pytest.raises(InternalError, match="exit code 3"):
+            await loading
+        with contextlib.suppress(OSError):
+            worker.channel.close()
+
+    asyncio.run(main())

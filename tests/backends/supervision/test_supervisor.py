@@ -1,0 +1,123 @@
+"""Instances over their workers: one that takes too long to load is ended, one that leaves is not replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.supervision.supervisor import InstanceSupervisor
+from backends.transport import wire
+from backends.transport.channel import BlockingChannel
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.errors import InternalError, ServerStopping
+from kernel.loop.busy_poll import BusyPolling, LoopPoller
+from kernel.repository.placement import InstancePlan
+from kernel.serving.model import Model
+from kernel.serving.request import InputTensor, Request
+from kernel.testing import FakeClock, RecordingSink, model_spec
+from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class SilentWorker:
+    """Says hello, and then nothing. Launcher and process in one."""
+
+    def __init__(self) -> None:
+        self.socket, self._theirs = socket.socketpair()
+        self.channel = BlockingChannel(self._theirs)
+        self.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        self.killed = False
+        self.launched = 0
+        self._on_lost: Callable[[str], None] | None = None
+
+    async def launch(self, title: str) -> SilentWorker:
+        self.launched += 1
+        return self
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        self._on_lost = callback
+
+    def kill(self) -> None:
+        if not self.killed and self._on_lost is not None:
+            self.killed = True
+            self._theirs.close()
+            self._on_lost("killed by signal 9 (SIGKILL)")
+
+    async def stop(self, grace_s: float) -> None:
+        self.kill()
+
+
+@pytest.mark.parametrize("step", ["loading", "completing its configuration"])
+def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None:
+    async def scenario() -> None:
+        worker = SilentWorker()
+        supervisor = InstanceSupervisor(
+            worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0, load_timeout_s=0.001
+        )
+        await supervisor.start("m")
+        if step == "loading":
+            work: Awaitable[object] = supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
+        else:
+            work = supervisor.complete("{}", "/m", 1, {})
+        with pytest.raises(InternalError) as caught:
+            await work
+        assert caught.value.message == f"the model was still {step} after 0.001 s, and its worker was killed"
+        assert worker.killed
+        await supervisor.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
+    async def scenario() -> None:
+        worker = SilentWorker()
+        supervisor = InstanceSupervisor(worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0)
+        await supervisor.start("m")
+        worker.channel.send(wire.Loaded(5))
+        plan = InstancePlan("m_0", "/m", 1, cpus=(2, 3), backend_config={"a": "b"})
+        load = asyncio.ensure_future(supervisor.load(plan, "{}"))
+        received: list[bytes] | None = []
+        while not received:
+            await asyncio.sleep(0)
+            received = worker.channel.receive(wait=False)
+        message = wire.to_worker_decoder.decode(received[0])
+        assert isinstance(message, wire.Load)
+        assert (message.cpus, message.backend_config) == ((2, 3), {"a": "b"})
+        assert await load == 5
+        await supervisor.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
+    async def scenario() -> None:
+        worker = SilentWorker()
+        supervisor = InstanceSupervisor(worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0)
+        await supervisor.start("m")
+        worker.channel.send(wire.Loaded(5))
+        await supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
+        model = Model(model_spec("m"), ModelConfig(), 1, direct, FakeClock())
+        model.start()
+        supervisor.join(model)
+        assert model.instances.count == 0
+        supervisor.serve()
+        assert model.instances.count == 1
+        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        model.submit(request)
+        leaving = asyncio.ensure_future(supervisor.leave())
+        await asyncio.sleep(0)
+        assert model.instances.count == 0
+        assert not leaving.done()
+        worker.kill()
+        await leaving
+        await supervisor.stop()
+        assert request.failed
+        assert worker.launched == 1
+        model.close(ServerStopping(""))
+
+    asyncio.run(scenario())

@@ -1,0 +1,28 @@
+"""Frames survive any splitting of the stream."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.transport.framing import MAX_FRAME, BadFrame, FrameReader, frame
+
+
+@given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 17)))
+def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(frame(message) for message in messages)
+    reader = FrameReader()
+    found: list[bytes] = []
+    position = 0
+    for length in [*cuts, len(stream)]:
+        found += reader.feed(stream[position : position + length])
+        position += length
+    assert found == messages
+
+
+def test_a_frame_longer_than_any_of_ours_is_refused() -> None:
+    with pytest.raises(BadFrame):
+        FrameReader().feed(struct.pack("<I", MAX_FRAME + 1))

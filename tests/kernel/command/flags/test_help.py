@@ -1,0 +1,48 @@
+"""The help of `run`: all flags in their groups, readable in a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kernel.command.flags.help import print_help
+from kernel.command.flags.read import FLAGS
+
+
+def help_text(width: int) -> str:
+    stream = io.StringIO()
+    print_help(Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_fit_into_the_terminal(width: int) -> None:
+    assert max(map(len, help_text(width).splitlines())) <= width
+
+
+def test_every_flag_is_shown_once() -> None:
+    words = [word for line in help_text(80).splitlines() if line.startswith("  ") for word in line.split()]
+    for name in FLAGS:
+        assert f"--{name}" in words, name
+
+
+def test_groups_come_in_order_and_what_has_no_effect_last() -> None:
+    text = help_text(80)
+    titles = ["Models", "HTTP", "gRPC", "Metrics", "Log", "Traces", "Server", "Accepted without effect"]
+    places = [text.index(f"\n{title}\n") for title in titles]
+    assert places == sorted(places)
+
+
+def test_defaults_are_shown_as_they_would_be_typed() -> None:
+    text = help_text(80)
+    assert "Port; 0 for any free one. [8000]" in text
+    assert "[local]" in text
+    assert "[half of the memory]" in text
+
+
+def test_flags_of_our_own_are_marked() -> None:
+    text = help_text(80)
+    assert "+ Log every HTTP request and gRPC call. [false]" in text
+    assert "--http-port PORT            Port" in text

@@ -1,0 +1,202 @@
+"""Words of a command line, and the options that they mean."""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kernel.command.flags.read import DEFAULTS, FLAGS, read_flags
+from kernel.options import BadOption, RepositoryOptions, ServerOptions, TlsOptions
+from kernel.settings import TraceValues
+
+#: Every flag of tritonserver 2.51 (`tritonserver --help`), and those that came later.
+TRITONSERVER = """
+id exit-timeout-secs log-verbose log-info log-warning log-error log-format log-file model-store model-repository
+exit-on-error disable-auto-complete-config strict-readiness model-control-mode repository-poll-secs load-model
+model-config-name model-load-thread-count model-load-retry-count model-namespacing enable-peer-access allow-http
+http-address http-port reuse-http-port http-header-forward-pattern http-thread-count http-restricted-api allow-grpc
+grpc-address grpc-port reuse-grpc-port grpc-header-forward-pattern grpc-infer-allocation-pool-size grpc-use-ssl
+grpc-use-ssl-mutual grpc-server-cert grpc-server-key grpc-root-cert grpc-infer-response-compression-level
+grpc-keepalive-time grpc-keepalive-timeout grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+grpc-max-connection-age-grace grpc-restricted-protocol allow-sagemaker sagemaker-port sagemaker-safe-port-range
+sagemaker-thread-count allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model allow-metrics
+allow-gpu-metrics allow-cpu-metrics metrics-address metrics-port metrics-interval-ms metrics-config trace-config
+backend-directory backend-config repoagent-directory cache-config cache-directory rate-limit rate-limit-resource
+pinned-memory-pool-byte-size cuda-memory-pool-byte-size cuda-virtual-address-size min-supported-compute-capability
+buffer-manager-thread-count host-policy model-load-gpu-limit strict-model-config response-cache-byte-size trace-file
+trace-level trace-rate trace-count trace-log-frequency
+http-max-input-size grpc-infer-thread-count grpc-max-response-pool-size allow-client-shm
+"""
+
+
+def read(*words: str) -> ServerOptions:
+    return read_flags(words, {})[0]
+
+
+def notes(*words: str) -> list[str]:
+    return read_flags(words, {})[1]
+
+
+def problem(*words: str) -> str:
+    with pytest.raises(BadOption) as caught:
+        read(*words)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", TRITONSERVER.split())
+def test_every_flag_of_tritonserver_is_known(name: str) -> None:
+    assert name in FLAGS or any(flag.alias == name for flag in FLAGS.values())
+
+
+def test_every_option_is_set_by_a_flag_and_every_flag_sets_one_or_says_why_not() -> None:
+    flags = {flag.option for flag in FLAGS.values() if flag.option}
+    # All trace settings are one flag's; servers that share a port still have metrics of their own.
+    elsewhere = {*leaves(TraceValues, "trace."), "metrics_listener.reuse_port"}
+    assert flags == set(leaves(ServerOptions)) - elsewhere | {"trace"}
+    assert all(flag.help for flag in FLAGS.values() if flag.option)
+    assert all(flag.note for flag in FLAGS.values() if not flag.option)
+
+
+def leaves(struct: type[msgspec.Struct], prefix: str = "") -> list[str]:
+    """Return the paths of all options in a struct; an optional struct is an option and has some."""
+    found = []
+    for name, kind in typing.get_type_hints(struct).items():
+        inner = [each for each in (kind, *typing.get_args(kind)) if isinstance(each, type)]
+        structs = [each for each in inner if issubclass(each, msgspec.Struct)]
+        if not structs or kind not in structs:
+            found.append(prefix + name)
+        for each in structs:
+            found += leaves(each, f"{prefix}{name}.")
+    return found
+
+
+def test_without_flags_the_demo_is_served_as_tritonserver_would() -> None:
+    options = read()
+    assert options == DEFAULTS
+    assert options.demo
+    assert notes() == []
+
+
+def test_a_value_follows_its_flag_or_an_equals_sign() -> None:
+    assert read("--http-port", "1").http_listener.port == read("--http-port=1").http_listener.port == 1
+    assert read("--id=a=b").server_id == "a=b"
+    assert read("--id", "--x").server_id == "--x"
+    assert read("--id=").server_id == ""
+
+
+def test_the_last_of_several_values_counts_and_repeatable_flags_collect_all() -> None:
+    assert read("--http-port=1", "--http-port=2").http_listener.port == 2
+    folders = read("--model-repository=a", "--model-store", "b", "--model-repository=a").repository.paths
+    assert folders == (Path("a"), Path("b"))
+    assert read("--metrics-config=a=1", "--metrics-config=a=1").metrics.config == ("a=1", "a=1")
+
+
+def test_the_unambiguous_begin_of_a_name_will_do() -> None:
+    assert read("--http-po=7").http_listener.port == 7
+    assert read("--model-r=a").repository.paths == (Path("a"),)
+    assert problem("--log-f=x") == "--log-f could be --log-format or --log-file"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["models"], "Unexpected argument: models"),
+        (["-h"], "Unexpected argument: -h"),
+        (["--no-such-flag"], "there is no flag --no-such-flag (python -m kernel run --help lists all)"),
+        (["--"], "there is no flag -- (python -m kernel run --help lists all)"),
+        (["--http-prot=1"], "there is no flag --http-prot; did you mean --http-port? "
+                            "(python -m kernel run --help lists all)"),
+        (["--http-port"], "--http-port needs a value: PORT"),
+        (["--http-port=x"], "--http-port: 'x' is not a whole number"),
+        (["--disable-auto-complete-config=true"], "--disable-auto-complete-config takes no value"),
+        (["--backend-config=x"], "--backend-config option format is '<backend name>,<setting>=<value>'. Got x"),
+        (["--log-format=iso8601"], "--log-format: 'iso8601' is none of default, ISO8601, json"),
+        (["--response-cache-byte-size=1", "--cache-config=local,size=1"],
+         "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+         "Please provide one or the other."),
+        (["--grpc-use-ssl=true"], "--grpc-use-ssl needs a certificate and its key: give --grpc-server-cert and "
+                                  "--grpc-server-key"),
+        (["--http-use-ssl-mutual=1", "--http-server-cert=c", "--http-server-key=k"],
+         "--http-use-ssl-mutual needs --http-root-cert: who signs the certificates of clients"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(words: list[str], said: str) -> None:
+    assert problem(*words) == said
+
+
+def test_metrics_are_served_at_the_address_of_http_unless_another_is_given() -> None:
+    assert read("--http-address=127.0.0.1").metrics_listener.address == "127.0.0.1"
+    assert read("--http-address=127.0.0.1", "--metrics-address=::1").metrics_listener.address == "::1"
+
+
+def test_auto_completion_is_switched_off_by_either_flag() -> None:
+    assert read().repository.auto_complete_config
+    assert not read("--disable-auto-complete-config").repository.auto_complete_config
+    assert not read("--strict-model-config=true").repository.auto_complete_config
+    assert read("--strict-model-config=false").repository.auto_complete_config
+    assert not read("--disable-auto-complete-config", "--strict-model-config=false").repository.auto_complete_config
+
+
+def test_tls_is_what_the_flags_of_a_door_say_together() -> None:
+    files = ["--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"]
+    assert read(*files).grpc.tls is None
+    assert read("--grpc-use-ssl=true", *files).grpc.tls == TlsOptions(Path("c"), Path("k"), Path("r"), False)
+    assert read("--grpc-use-ssl-mutual=true", *files).grpc.tls == TlsOptions(Path("c"), Path("k"), Path("r"), True)
+    assert read("--grpc-use-ssl-mutual=false", *files).grpc.tls is None
+    assert notes("--grpc-server-cert=c") == ["--grpc-server-cert has no effect without --grpc-use-ssl=true"]
+    assert notes("--grpc-use-ssl=true", *files) == []
+
+
+def test_numbers_that_tritonserver_raises_are_raised() -> None:
+    assert read("--exit-timeout-secs=-1").exit_timeout_s == 0
+    assert read("--model-load-thread-count=0").repository.load_thread_count == 1
+
+
+def test_a_flag_without_effect_is_named_once_with_the_reason() -> None:
+    said = notes("--http-thread-count=4", "--cache-config=local,size=1", "--cache-config=local,size=2")
+    assert said == [
+        "--http-thread-count has no effect: one event loop serves all connections, there is no pool of threads to size",
+        "--cache-config has no effect: there is no response cache yet",
+    ]
+
+
+def test_a_flag_that_asks_for_what_is_so_anyway_is_not_named() -> None:
+    assert notes("--allow-sagemaker=false", "--rate-limit=off", "--allow-gpu-metrics=false") == []
+    assert len(notes("--allow-sagemaker=true", "--rate-limit=execution_count")) == 2
+
+
+def test_old_flags_do_what_the_new_ones_do_and_say_which() -> None:
+    words = ["--trace-rate=5", "--trace-level=max", "--trace-file=/t"]
+    traces = read(*words).trace
+    assert (traces.trace_rate, traces.trace_level, traces.trace_file) == (5, ("TIMESTAMPS",), "/t")
+    assert all("--trace-config" in line for line in notes(*words))
+    assert notes("--strict-model-config=false") == [
+        "'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead."
+    ]
+
+
+def test_the_interval_of_polls_says_that_it_needs_the_mode() -> None:
+    assert notes("--repository-poll-secs=3") == [
+        "--repository-poll-secs has no effect without --model-control-mode=poll"
+    ]
+    assert notes("--repository-poll-secs=3", "--model-control-mode=poll") == []
+
+
+def test_options_of_the_repository_are_those_of_the_flags() -> None:
+    options = read(
+        "--model-repository=m", "--model-control-mode=EXPLICIT", "--load-model=a", "--load-model=a",
+        "--exit-on-error=off", "--model-config-name=fast", "--model-namespacing=true",
+        "--model-load-thread-count=2", "--model-load-retry-count=1", "--backend-config=a,b=c",
+        "--host-policy=p,cpu-cores=0-1", "--repository-poll-secs=3", "--model-load-timeout-secs=9",
+    ).repository  # fmt: skip
+    assert options == RepositoryOptions(
+        paths=(Path("m"),), control_mode="explicit", poll_s=3, load_models=("a",), exit_on_error=False,
+        config_name="fast", namespacing=True, load_thread_count=2, load_retry_count=1, load_timeout_s=9,
+        backend_config=("a,b=c",), host_policy=("p,cpu-cores=0-1",),
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Trace settings of the start."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.command.flags.traces import trace_values
+from kernel.options import BadOption
+from kernel.settings import TraceValues
+
+
+def values(*config: str, **old: list[str]) -> TraceValues:
+    return trace_values(config, old, {})[0]
+
+
+def test_without_flags_nothing_is_traced() -> None:
+    assert values() == TraceValues()
+
+
+def test_settings_are_those_of_the_flags() -> None:
+    found = values("level=tensors", "level=TIMESTAMPS", "rate=5", "count=7", "triton,file=/t", "triton,log-frequency=9")
+    assert found == TraceValues(("TIMESTAMPS", "TENSORS"), 5, 7, 9, "/t")
+
+
+def test_off_adds_nothing_to_other_levels() -> None:
+    assert values("level=OFF").trace_level == ("OFF",)
+    assert values("level=OFF", "level=TENSORS").trace_level == ("TENSORS",)
+
+
+def test_numbers_below_zero_are_kept_as_tritonserver_keeps_them() -> None:
+    found = values("rate=-7", "triton,log-frequency=-2", "count=-5")
+    assert (found.trace_rate, found.log_frequency, found.trace_count) == (4294967289, 4294967294, -5)
+
+
+def test_the_new_flag_wins_over_an_old_one() -> None:
+    found = trace_values(["rate=5"], {"rate": ["9"], "count": ["2"], "log-frequency": ["3"], "file": ["/t"]}, {})[0]
+    assert (found.trace_rate, found.trace_count, found.log_frequency, found.trace_file) == (5, 2, 3, "/t")
+
+
+def test_settings_of_opentelemetry_are_kept_in_their_order_with_those_of_the_batch_processor() -> None:
+    config = ["mode=OpenTelemetry", "opentelemetry,url=u", "opentelemetry,resource=a=b", "opentelemetry,resource=c=d"]
+    found, _ = trace_values([*config, "opentelemetry,bsp_max_queue_size=2"], {}, {"OTEL_BSP_SCHEDULE_DELAY": "77"})
+    assert found.trace_mode == "opentelemetry"
+    assert found.exporter == (
+        ("url", ("u",)),
+        ("resource", ("a=b", "c=d")),
+        ("bsp_max_queue_size", ("2",)),
+        ("bsp_max_export_batch_size", ("512",)),
+        ("bsp_schedule_delay", ("77",)),
+    )
+
+
+def test_settings_of_a_mode_that_is_not_on_are_not_kept() -> None:
+    assert values("opentelemetry,url=u").exporter == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("levle=OFF", "--trace-config has no setting 'levle': it is ignored"),
+        ("triton,url=x", "--trace-config has no setting 'triton,url': it is ignored"),
+    ],
+)
+def test_unknown_settings_are_ignored_and_named(setting: str, said: str) -> None:
+    assert trace_values([setting], {}, {}) == (TraceValues(), [said])
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("level=x", "--trace-config level: invalid value for trace level option: x; "
+                    "it is one of OFF, TIMESTAMPS, TENSORS"),
+        ("mode=x", "--trace-config mode: invalid value for trace mode option: x. "
+                   'Available options are "triton" and "opentelemetry"'),
+        ("x,level=OFF", "--trace-config: invalid value for trace mode option: x. "
+                        'Available options are "triton" and "opentelemetry"'),
+        ("rate=x", "--trace-config rate: 'x' is not a whole number"),
+        ("rate=2147483648", "--trace-config rate: Provided option value is out of bound. Got 2147483648"),
+        ("triton,log-frequency=x", "--trace-config triton,log-frequency: 'x' is not a whole number"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused(setting: str, said: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        values(setting)
+    assert str(caught.value) == said

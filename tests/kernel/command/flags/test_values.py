@@ -1,0 +1,111 @@
+"""What texts flags take, and what is said of others."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.command.flags import values
+from kernel.command.flags.values import BadValue, Kind, one_of, pair, whole
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "on", "1"])
+def test_words_that_switch_on(text: str) -> None:
+    assert values.SWITCH.parse(text) is True
+    assert values.INVERTED_SWITCH.parse(text) is False
+
+
+@pytest.mark.parametrize("text", ["false", "False", "off", "0"])
+def test_words_that_switch_off(text: str) -> None:
+    assert values.SWITCH.parse(text) is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (whole(), "-5", -5),
+        (whole(), "+5", 5),
+        (whole(raised_to=0), "-5", 0),
+        (values.BYTES, "9223372036854775807", 2**63 - 1),
+        (values.CAPACITY, "3000000", 2**21),
+        (values.VERBOSITY, "true", 1),
+        (values.VERBOSITY, "False", 0),
+        (values.VERBOSITY, "3", 3),
+        (values.VERBOSITY, "-1", 0),
+        (values.NUMBER, "7.5", 7.5),
+        (one_of("none", "poll", any_case=True), "POLL", "poll"),
+        (pair("A:B", ":", whole(), values.NUMBER), "0:0.5", "0:0.5"),
+        (values.RESOURCE, "R1:4:0", "R1:4:0"),
+        (values.BACKEND_SETTING, "onnxruntime,threads=4", "onnxruntime,threads=4"),
+        (values.BACKEND_SETTING, "shape=1,2", "shape=1,2"),
+        (values.METRICS_SETTING, "summary_quantiles=0.5:0.05,0.9:0.01", "summary_quantiles=0.5:0.05,0.9:0.01"),
+    ],
+)
+def test_a_text_becomes_a_value(kind: Kind, text: str, value: object) -> None:
+    assert kind.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (values.SWITCH, "perhaps", "'perhaps' is neither true nor false"),
+        (whole(), "many", "'many' is not a whole number"),
+        (whole(), "12abc", "'12abc' is not a whole number"),
+        (whole(), "", "'' is not a whole number"),
+        (whole(), "\uff11", "'\uff11' is not a whole number"),
+        (whole(), "1" * 10_000, f"Provided option value is out of bound. Got {'1' * 10_000}"),
+        (whole(), "2147483648", "Provided option value is out of bound. Got 2147483648; the highest is 2147483647"),
+        (whole(), "-2147483649", "Provided option value is out of bound. Got -2147483649; the highest is 2147483647"),
+        (values.PORT, "-1", "'-1' is too low: it must be at least 0"),
+        (values.PORT, "70000", "Provided option value is out of bound. Got 70000; the highest is 65535"),
+        (values.CAPACITY, "5", "'5' is too low: it must be at least 1048576"),
+        (values.NUMBER, "x", "'x' is not a number"),
+        (one_of("off", "on"), "OFF", "'OFF' is none of off, on"),
+        (pair("A:B", ":", whole(), whole()), "3", "'3' is not two values with ':' between"),
+        (pair("A:B", ":", whole(), whole()), "3:x", "'x' is not a whole number"),
+        (values.FILE, "", "the path is empty"),
+        (values.FILE, "a\0b", "the path has a NUL character in it"),
+        (values.NAME, "", "the name is empty"),
+        (
+            values.RESOURCE,
+            "x",
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            "'<resource_name>:<count>'. Got x",
+        ),
+        (
+            values.CACHE_SETTING,
+            "size=1",
+            "No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got size=1",
+        ),
+        (
+            values.CACHE_SETTING,
+            "local,size=",
+            "--cache-config option format is '<cache name>,<setting>=<value>'. Got local,size=",
+        ),
+        (
+            values.BACKEND_SETTING,
+            ",a=b",
+            "No backend specified. --backend-config option format is <backend name>,<setting>=<value> or "
+            "<setting>=<value>. Got ,a=b",
+        ),
+        (
+            values.BACKEND_SETTING,
+            "x",
+            "--backend-config option format is '<backend name>,<setting>=<value>'. Got x",
+        ),
+        (values.METRICS_SETTING, "a,b=c", "--metrics-config option format is <setting>=<value>. Got a,b=c"),
+        (
+            values.HOST_POLICY,
+            "b=c",
+            "--host-policy option format is '<policy name>,<setting>=<value>'. Got b=c",
+        ),
+        (
+            values.TRACE_SETTING,
+            "x",
+            "--trace-config option format is '<trace mode>,<setting>=<value>'. Got x",
+        ),
+    ],
+)
+def test_what_is_no_value_is_answered_with_what_was_expected(kind: Kind, text: str, said: str) -> None:
+    with pytest.raises(BadValue) as caught:
+        kind.parse(text)
+    assert str(caught.value) == said

@@ -1,0 +1,243 @@
+"""Requests of a program go to the kernel and their responses come back, here without a thread between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from kernel.embedding.requests import Call, Outputs, ResponseStream, make_call, read_options
+from kernel.errors import InternalError, InvalidArgument, ModelNotFound, ServingError, Unavailable
+from kernel.serving.response import OutputTensor, Response
+from kernel.testing import model_spec
+from protocols.testing import FrontDoorLab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.request import Request
+
+
+class AtOnce:
+    """A server whose loop runs in the caller's thread."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.ended = False
+
+    def post(self, callback: Callable[[], object]) -> None:
+        if self.ended:
+            raise Unavailable("the server is not running")
+        callback()
+
+
+class Bench:
+    """A model that answers by a function. `asked` are its requests, `released` counts memory given back."""
+
+    def __init__(self, answer: Callable[[Request], None], *, decoupled: bool = False) -> None:
+        self.lab = FrontDoorLab()
+        self.spec = model_spec("m", dims=(-1,), decoupled=decoupled)
+        self.asked: list[Request] = []
+        self.server = AtOnce(self.lab.kernel)
+
+        def note(request: Request) -> None:
+            self.asked.append(request)
+            answer(request)
+
+        self.instance = self.lab.add_model(self.spec, note)
+
+    def call(self, name: str = "m", *, streaming: bool = False, **options: Any) -> Call:
+        made = make_call(self.server, self.spec, name, {"IN": [1, 2]}, options, streaming=streaming)  # type: ignore[arg-type]  # options of tests may be wrong
+        made.begin()
+        return made
+
+    def stream(self, **options: Any) -> ResponseStream:
+        return ResponseStream(self.call(streaming=True, **options))
+
+
+def response(request: Request, value: float = 0, *, final: bool = True, on_release: Any = None) -> Response:
+    data = np.full(2, value, np.float32).tobytes()
+    outputs = [OutputTensor("OUT", "FP32", [2], data)]
+    return Response("m", "1", request.id, outputs, {"seen": True}, None, final, on_release)
+
+
+def end(request: Request) -> Response:
+    return Response("m", "1", request.id)
+
+
+def forever(request: Request) -> None:
+    """A model that does not answer."""
+
+
+def test_a_response_is_outputs_by_name_with_what_else_it_says() -> None:
+    bench = Bench(lambda request: request.respond(response(request, 3)))
+    outputs = bench.call(request_id="7").only_outputs()
+    assert isinstance(outputs, Outputs)
+    assert {name: array.tolist() for name, array in outputs.items()} == {"OUT": [3, 3]}
+    assert (outputs.model_name, outputs.model_version, outputs.request_id) == ("m", "1", "7")
+    assert outputs.parameters == {"seen": True}
+
+
+def test_options_reach_the_model() -> None:
+    bench = Bench(lambda request: request.respond(response(request)))
+    bench.call(
+        model_version=1,
+        outputs={"OUT": 3},
+        request_id="a",
+        parameters={"k": 1.5},
+        correlation_id="sequence",
+        sequence_start=True,
+        sequence_end=True,
+        priority=2,
+        timeout_us=3,
+    )
+    request = bench.asked[0]
+    assert (request.model_version, request.id, request.parameters) == ("1", "a", {"k": 1.5})
+    assert [(output.name, output.classification) for output in request.outputs] == [("OUT", 3)]
+    assert (request.correlation_id, request.sequence_start, request.sequence_end) == ("sequence", True, True)
+    assert (request.priority, request.timeout_us) == (2, 3)
+    assert request.inputs[0].data == np.array([1, 2], np.float32).tobytes()
+
+
+def test_outputs_can_be_asked_for_by_their_names() -> None:
+    bench = Bench(lambda request: request.respond(response(request)))
+    bench.call(outputs=("OUT",))
+    assert [(output.name, output.classification) for output in bench.asked[0].outputs] == [("OUT", 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"priority": "high"}, "invalid option of a request: Expected `int`, got `str` - at `$.priority`"),
+        ({"outputs": "OUT"}, "invalid option of a request: Expected `object | array`, got `str` - at `$.outputs`"),
+        ({"parameters": {"k": b""}}, "invalid option of a request: Expected `"),
+        ({"request_id": "\ud800"}, "invalid option of a request: 'utf-8' codec can't encode"),
+        ({"priority": -1}, "priority must be an unsigned integer of 64 bits, got -1"),
+        ({"correlation_id": -1}, "correlation_id must be an unsigned integer of 64 bits, got -1"),
+        ({"timeout_us": 2**64}, "timeout_us must be an unsigned integer of 64 bits, got 18446744073709551616"),
+        ({"parameters": {"k": 2**63}}, "parameter 'k' must be an integer of 64 bits, got 9223372036854775808"),
+        ({"parameters": {"triton_x": 1}}, "parameter keys starting with 'triton_' are reserved for Triton usage"),
+    ],
+)
+def test_what_no_worker_can_be_told_is_refused(options: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        read_options(options)
+    assert caught.value.message.startswith(said)
+
+
+def test_an_option_that_does_not_exist_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="a request has no option 'sequence_id', only model_version, outputs,"):
+        read_options({"sequence_id": 1})  # type: ignore[typeddict-unknown-key]
+
+
+def test_a_request_that_the_kernel_refuses_raises_where_it_is_waited_for() -> None:
+    bench = Bench(forever)
+    with pytest.raises(ModelNotFound, match="Request for unknown model: 'x' is not found"):
+        bench.call("x").only_outputs()
+    with pytest.raises(InvalidArgument, match="unexpected inference output 'X' for model 'm'"):
+        bench.call(outputs=["X"]).only_outputs()
+
+
+def test_a_decoupled_model_is_for_streams_only() -> None:
+    bench = Bench(forever, decoupled=True)
+    with pytest.raises(ServingError, match="^infer doesn't support models with decoupled transaction policy"):
+        bench.call().only_outputs()
+    assert bench.asked == []
+
+
+def test_exactly_one_response_is_expected() -> None:
+    def two(request: Request) -> None:
+        request.respond(response(request, final=False))
+        request.respond(response(request))
+
+    with pytest.raises(InternalError, match="^expected a single response, got 2$"):
+        Bench(two).call().only_outputs()
+    with pytest.raises(InternalError, match="^expected a single response, got 0$"):
+        Bench(lambda request: request.respond(end(request))).call().only_outputs()
+
+
+def test_a_response_may_end_with_a_flag_of_its_own() -> None:
+    def then_end(request: Request) -> None:
+        request.respond(response(request, 1, final=False))
+        request.respond(end(request))
+
+    assert Bench(then_end).call().only_outputs()["OUT"].tolist() == [1, 1]
+
+
+def test_memory_is_given_back_when_the_response_was_read() -> None:
+    given_back: list[str] = []
+    bench = Bench(lambda request: request.respond(response(request, 5, on_release=lambda: given_back.append("it"))))
+    call = bench.call()
+    assert given_back == []
+    assert call.only_outputs()["OUT"].tolist() == [5, 5]
+    assert given_back == ["it"]
+
+
+def test_a_stream_gives_responses_and_credit_as_they_are_taken() -> None:
+    bench = Bench(forever, decoupled=True)
+    stream = bench.stream()
+    request = bench.asked[0]
+    for value in range(3):
+        request.respond(response(request, value, final=False))
+    assert next(stream)["OUT"].tolist() == [0, 0]
+    assert bench.instance.credit == {request: 1}
+    request.respond(end(request))
+    assert [outputs["OUT"].tolist() for outputs in stream] == [[1, 1], [2, 2]]
+    assert list(stream) == []
+    assert bench.instance.cancelled == []
+
+
+def test_a_stream_goes_on_after_an_error_among_its_responses() -> None:
+    bench = Bench(forever, decoupled=True)
+    stream = bench.stream()
+    request = bench.asked[0]
+    request.respond(Response("m", "1", "", error=InvalidArgument("not this one"), final=False))
+    request.respond(response(request, 1))
+    with pytest.raises(InvalidArgument, match="not this one"):
+        next(stream)
+    assert next(stream)["OUT"].tolist() == [1, 1]
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+@pytest.mark.parametrize("leave", ["close", "with", "forget"])
+def test_leaving_a_stream_cancels_its_request(leave: str) -> None:
+    bench = Bench(forever, decoupled=True)
+    given_back: list[str] = []
+    stream: ResponseStream | None = bench.stream()
+    assert stream is not None
+    request = bench.asked[0]
+    request.respond(response(request, 1, final=False, on_release=lambda: given_back.append("it")))
+    if leave == "with":
+        with stream:
+            pass
+    elif leave == "close":
+        stream.close()
+        assert list(stream) == []
+    stream = None
+    assert bench.instance.cancelled == [request]
+    assert given_back == ["it"]
+
+
+def test_who_waits_too_long_is_told_and_the_request_is_cancelled() -> None:
+    bench = Bench(forever)
+    call = bench.call(client_timeout=0)
+    with pytest.raises(TimeoutError, match="^model 'm' did not respond within 0 s$"):
+        call.only_outputs()
+    call.abandon()
+    assert bench.instance.cancelled == bench.asked
+    stream = bench.stream(client_timeout=0)
+    with pytest.raises(TimeoutError):
+        next(stream)
+    assert bench.instance.cancelled == bench.asked
+
+
+def test_a_server_that_has_ended_takes_nothing() -> None:
+    bench = Bench(forever, decoupled=True)
+    stream = bench.stream()
+    bench.server.ended = True
+    stream.close()
+    with pytest.raises(Unavailable, match="the server is not running"):
+        bench.call()

@@ -1,0 +1,54 @@
+"""How many processors there are for this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.loop import cpu_quota
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree of control groups, of which this process is in a/b, on a machine with eight processors."""
+    (tmp_path / "fs/a/b").mkdir(parents=True)
+    (tmp_path / "own").write_text("12:cpu:/elsewhere\n0::/a/b\n")
+    monkeypatch.setattr(cpu_quota, "_GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(cpu_quota, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    return tmp_path / "fs"
+
+
+def test_without_a_quota_they_are_those_that_it_may_run_on(groups: Path) -> None:
+    assert cpu_quota.processor_count() == 8
+    (groups / "a/b/cpu.max").write_text("max 100000\n")
+    assert cpu_quota.processor_count() == 8
+
+
+def test_the_smallest_quota_on_the_way_counts(groups: Path) -> None:
+    (groups / "a/b/cpu.max").write_text("600000 100000\n")
+    assert cpu_quota.processor_count() == 6
+    (groups / "a/cpu.max").write_text("250000 100000\n")
+    assert cpu_quota.processor_count() == 2
+    (groups / "cpu.max").write_text("900000 100000\n")
+    assert cpu_quota.processor_count() == 2
+
+
+def test_there_is_always_one(groups: Path) -> None:
+    (groups / "a/b/cpu.max").write_text("20000 100000\n")
+    assert cpu_quota.processor_count() == 1
+
+
+@pytest.mark.parametrize("text", ["", "max", "no numbers", "1 0"])
+def test_what_cannot_be_read_is_no_quota(groups: Path, text: str) -> None:
+    (groups / "a/b/cpu.max").write_text(text)
+    assert cpu_quota.processor_count() == 8
+
+
+def test_a_machine_without_control_groups_has_no_quota(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_quota, "_OWN_GROUPS", groups / "none")
+    assert cpu_quota.processor_count() == 8

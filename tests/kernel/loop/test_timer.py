@@ -1,0 +1,97 @@
+"""A timer calls once, not before its time, and not when it was set anew or closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+
+import pytest
+import uvloop
+
+from kernel.loop.timer import Timer
+from tests.kernel.loop.rings import Rings
+
+Run = Callable[[Coroutine[None, None, None]], None]
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+MS = 10**6
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs a scenario on one of the loops that the server may run on."""
+
+    def run_on(scenario: Coroutine[None, None, None]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(scenario)
+
+    return run_on
+
+
+class TimerRings(Rings):
+    """A timer of the running loop, and when it called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timer = Timer(asyncio.get_running_loop(), self.ring)
+
+
+@pytest.mark.parametrize("ahead_ns", [0, -(10**9), 300_000, 3 * MS])
+def test_it_calls_once_when_its_time_has_come(run: Run, ahead_ns: int) -> None:
+    async def scenario() -> None:
+        rings = TimerRings()
+        at_ns = time.monotonic_ns() + ahead_ns
+        rings.timer.set(at_ns)
+        assert await rings.one_more() >= at_ns
+        other = TimerRings()
+        other.timer.set(time.monotonic_ns() + MS)
+        await other.one_more()
+        assert len(rings.times_ns) == 1
+
+    run(scenario())
+
+
+def test_it_may_be_set_to_an_earlier_and_to_a_later_time(run: Run) -> None:
+    async def scenario() -> None:
+        rings = TimerRings()
+        rings.timer.set(time.monotonic_ns() + 3600 * 10**9)
+        at_ns = time.monotonic_ns() + MS
+        rings.timer.set(at_ns)
+        assert at_ns <= await rings.one_more() < at_ns + 3600 * 10**9
+        rings.timer.set(time.monotonic_ns() + MS)
+        at_ns = time.monotonic_ns() + 3 * MS
+        rings.timer.set(at_ns)
+        assert await rings.one_more() >= at_ns
+
+    run(scenario())
+
+
+def test_what_expired_before_it_was_set_anew_is_not_told(run: Run) -> None:
+    async def scenario() -> None:
+        rings = TimerRings()
+        rings.timer.set(time.monotonic_ns())
+        at_ns = time.monotonic_ns() + 2 * MS
+        rings.timer.set(at_ns)
+        rings.timer._expired()  # as by a loop that had seen the first before
+        assert rings.times_ns == []
+        assert await rings.one_more() >= at_ns
+        rings.timer.close()
+
+    run(scenario())
+
+
+def test_a_closed_timer_is_silent_and_leaves_nothing_open(run: Run) -> None:
+    async def scenario() -> None:
+        before = os.listdir("/proc/self/fd")
+        rings = TimerRings()
+        rings.timer.set(time.monotonic_ns())
+        rings.timer.close()
+        other = TimerRings()
+        other.timer.set(time.monotonic_ns() + MS)
+        await other.one_more()
+        assert rings.times_ns == []
+        other.timer.close()
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
+    run(scenario())

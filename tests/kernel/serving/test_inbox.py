@@ -1,0 +1,124 @@
+"""The inbox steps its scheduler in the call that posts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from kernel.serving.events import DeadlineReached, Event, InstanceIdle
+from kernel.serving.inbox import BadScheduler, Inbox
+from kernel.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Coroutine
+
+
+class Recorder:
+    """A scheduler that notes what it gets and waits until the times it is told."""
+
+    def __init__(self, *until_ns: int | None) -> None:
+        self.seen: list[Event] = []
+        self._until = list(until_ns)
+
+    async def run(self, inbox: Inbox) -> None:
+        while True:
+            self.seen.append(await inbox.next(self._until.pop(0) if self._until else None))
+
+
+@pytest.fixture
+def crashes() -> list[Exception]:
+    return []
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def inbox(clock: FakeClock, crashes: list[Exception]) -> Inbox:
+    return Inbox(clock, crashes.append)
+
+
+def test_an_event_is_handled_before_post_returns(inbox: Inbox) -> None:
+    scheduler = Recorder()
+    inbox.start(scheduler.run(inbox))
+    inbox.post(InstanceIdle())
+    assert scheduler.seen == [InstanceIdle()]
+    inbox.close()
+
+
+def test_events_raised_during_a_step_wait_their_turn(inbox: Inbox) -> None:
+    seen: list[str] = []
+
+    async def scheduler() -> None:
+        while True:
+            event = await inbox.next()
+            seen.append(f"start {type(event).__name__}")
+            if isinstance(event, InstanceIdle):
+                inbox.post(DeadlineReached())
+            seen.append(f"end {type(event).__name__}")
+
+    inbox.start(scheduler())
+    inbox.post(InstanceIdle())
+    assert seen == ["start InstanceIdle", "end InstanceIdle", "start DeadlineReached", "end DeadlineReached"]
+    inbox.close()
+
+
+def test_the_deadline_comes_at_its_time(inbox: Inbox, clock: FakeClock) -> None:
+    scheduler = Recorder(clock.now_ns() + 100)
+    inbox.start(scheduler.run(inbox))
+    clock.advance(99)
+    assert scheduler.seen == []
+    clock.advance(1)
+    assert scheduler.seen == [DeadlineReached()]
+    inbox.close()
+
+
+def test_a_scheduler_that_raises_is_ended_and_reported(inbox: Inbox, crashes: list[Exception]) -> None:
+    async def scheduler() -> None:
+        await inbox.next()
+        raise RuntimeError("no")
+
+    inbox.start(scheduler())
+    inbox.post(InstanceIdle())
+    assert [str(error) for error in crashes] == ["no"]
+    inbox.post(InstanceIdle())  # nobody is there: nothing happens
+
+
+def test_a_scheduler_may_await_only_its_inbox(inbox: Inbox, crashes: list[Exception]) -> None:
+    class Other:
+        def __await__(self) -> Any:
+            yield "something else"
+
+    async def scheduler() -> None:
+        await cast("Awaitable[None]", Other())
+
+    with pytest.raises(BadScheduler, match="something else"):
+        inbox.start(cast("Coroutine[int | None, Event, None]", scheduler()))
+    assert not crashes
+
+
+def test_a_scheduler_that_fails_before_its_first_wait_fails_its_start(inbox: Inbox, crashes: list[Exception]) -> None:
+    async def broken() -> None:
+        raise RuntimeError("no")
+
+    async def sound() -> None:
+        while True:
+            await inbox.next()
+
+    with pytest.raises(RuntimeError, match="no"):
+        inbox.start(broken())
+    inbox.start(sound())
+    inbox.post(InstanceIdle())
+    assert not crashes
+
+
+def test_a_scheduler_that_returns_is_reported(inbox: Inbox, crashes: list[Exception]) -> None:
+    async def scheduler() -> None:
+        await inbox.next()
+
+    inbox.start(scheduler())
+    inbox.post(InstanceIdle())
+    assert isinstance(crashes[0], BadScheduler)

@@ -1,0 +1,200 @@
+"""The kernel: requests are resolved, checked, placed and queued, and answered exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel import errors
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.input_placement import InputPlacer
+from kernel.serving.catalog import Catalog, ModelState
+from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.model import Model
+from kernel.serving.request import InputTensor, Request, SharedMemoryRef
+from kernel.serving.response import Response
+from kernel.settings import LogSettings, TraceSettings
+from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
+from schedulers.direct import direct
+from shm.region import RegionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Bench:
+    """A kernel with one model `m` of one fake instance."""
+
+    def __init__(self, **settings: object) -> None:
+        self.catalog, self.regions = Catalog(), RegionRegistry()
+        self.kernel = Kernel(
+            self.catalog, self.regions, InputPlacer(self.regions, 1 << 20), FakeClock(),
+            KernelSettings(TraceSettings(), LogSettings(), **settings),  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
+        self.model.start()
+        self.instance = FakeInstance("m_0")
+        self.model.instances.add(self.instance)
+        self.catalog.set_state("m", 1, ModelState.READY, "", self.model)
+
+    def close(self) -> None:
+        self.model.close(errors.ServerStopping(""))
+        self.regions.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.close()
+
+
+def request(count: int = 1, **more: object) -> Request:
+    tensor = InputTensor("IN", "FP32", [count], bytes(4 * count))
+    return Request("m", [tensor], RecordingSink(), **more)  # type: ignore[arg-type]
+
+
+def responses(of: Request) -> list[Response]:
+    assert isinstance(of.sink, RecordingSink)
+    return of.sink.responses
+
+
+def test_a_good_request_reaches_an_instance_and_is_answered_once(bench: Bench) -> None:
+    sent = request()
+    bench.kernel.submit(sent)
+    assert len(bench.instance.batches) == 1
+    assert bench.kernel.in_flight == 1
+    sent.respond(Response("m", "1", "", outputs=[]))
+    assert bench.kernel.in_flight == 0
+    with pytest.raises(AssertionError):
+        sent.respond(Response("m", "1", "", outputs=[]))
+    assert len(responses(sent)) == 1
+
+
+def test_a_refused_request_is_not_answered_and_holds_nothing(bench: Bench) -> None:
+    bad = request()
+    bad.inputs[0].datatype = "INT32"
+    with pytest.raises(errors.InvalidArgument):
+        bench.kernel.submit(bad)
+    assert responses(bad) == []
+    assert bench.kernel.in_flight == 0
+
+
+def test_large_inputs_are_copied_to_the_models_arena_and_freed_with_the_answer(bench: Bench) -> None:
+    sent = request(5000)
+    bench.kernel.submit(sent)
+    span = sent.inputs[0].span
+    assert span is not None
+    assert span.region.kind is RegionKind.ARENA
+    assert sent.inputs[0].data is None
+    assert bench.model.input_arena is not None
+    assert bench.model.input_arena.allocator.block_count == 1
+    sent.fail(errors.InternalError("no"))
+    assert bench.model.input_arena.allocator.block_count == 0
+
+
+def test_a_request_that_does_not_fit_into_the_arena_is_refused_at_once(bench: Bench) -> None:
+    with pytest.raises(errors.ArenaFull):
+        bench.kernel.submit(request(1 << 19))
+
+
+def test_regions_are_leased_until_the_answer_and_an_unknown_one_wins_over_other_faults(bench: Bench) -> None:
+    path = Path("/dev/shm", f"naiad_test_{uuid.uuid4().hex}")
+    path.write_bytes(bytes(64))
+    try:
+        bench.regions.register_system("r", f"/{path.name}", 0, 64)
+    finally:
+        path.unlink()
+    tensor = InputTensor("IN", "FP32", [16], shared_memory=SharedMemoryRef("r", 64))
+    sent = Request("m", [tensor], RecordingSink())
+    bench.kernel.submit(sent)
+    assert tensor.span is not None
+    assert tensor.span.region.leases == 1
+    sent.fail(errors.InternalError("no"))
+    assert tensor.span.region.leases == 0
+    both_wrong = Request(
+        "m", [InputTensor("IN", "INT8", [16], shared_memory=SharedMemoryRef("s", 64))], RecordingSink()
+    )
+    with pytest.raises(errors.RegionNotFound):
+        bench.kernel.submit(both_wrong)
+
+
+def test_a_cancelled_request_is_taken_from_the_queue_or_told_to_its_instance(bench: Bench) -> None:
+    running, waiting = request(), request()
+    bench.kernel.submit(running)
+    bench.kernel.submit(waiting)
+    bench.kernel.cancel(running)
+    bench.kernel.cancel(waiting)
+    assert bench.instance.cancelled == [running]
+    assert [type(r.error) for r in responses(waiting)] == [errors.Cancelled]
+    assert responses(running) == []
+    assert bench.model.statistics.pending == 0
+
+
+def test_a_stopping_kernel_refuses_and_waits_for_what_it_accepted(bench: Bench) -> None:
+    async def main() -> None:
+        sent = request()
+        bench.kernel.submit(sent)
+        draining = asyncio.create_task(bench.kernel.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(errors.ServerStopping):
+            bench.kernel.submit(request())
+        with pytest.raises(errors.Unavailable, match="^Server exiting$"):
+            bench.kernel.live()
+        assert not draining.done()
+        sent.respond(Response("m", "1", "", outputs=[]))
+        await draining
+
+    asyncio.run(main())
+
+
+def test_a_scheduler_that_fails_answers_its_queue_and_is_replaced() -> None:
+    async def fragile(*arguments: object) -> None:
+        inbox = arguments[1]
+        await inbox.next()  # type: ignore[attr-defined]
+        await inbox.next()  # type: ignore[attr-defined]
+        raise RuntimeError("no")
+
+    bench = Bench()
+    model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, fragile, FakeClock())  # type: ignore[arg-type]
+    model.start()
+    bench.catalog.set_state("m", 1, ModelState.READY, "", model)
+    first, second = request(), request()
+    bench.kernel.submit(first)
+    bench.kernel.submit(second)
+    for sent in (first, second):
+        assert "the scheduler of model 'm' failed" in str(responses(sent)[0].error)
+    bench.kernel.submit(request())  # the new scheduler has it
+    assert model.in_flight == 1
+    model.close(errors.ServerStopping(""))
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "local", "refused"),
+    [("local", True, False), ("local", False, True), ("true", False, False), ("false", True, True)],
+)
+def test_who_may_register_shared_memory(allowed: str, local: bool, refused: bool) -> None:
+    bench = Bench(allow_client_shm=allowed)
+    if refused:
+        with pytest.raises(errors.ClientSharedMemoryDisabled):
+            bench.kernel.check_client_shm(local_peer=local)
+    else:
+        bench.kernel.check_client_shm(local_peer=local)
+    bench.close()
+
+
+def test_strict_readiness_wants_living_instances(bench: Bench) -> None:
+    assert bench.kernel.ready()
+    bench.model.instances.lost(bench.instance, [])
+    assert not bench.kernel.ready()
+    assert not bench.kernel.model_ready("m")
+    lenient = Bench(strict_readiness=False)
+    lenient.model.instances.lost(lenient.instance, [])
+    assert lenient.kernel.ready()
+    lenient.close()

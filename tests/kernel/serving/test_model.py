@@ -1,0 +1,73 @@
+"""A model whose scheduler fails: every request is answered, and nothing waits for a scheduler that is not there."""
+
+import pytest
+
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.spec import ModelSpec
+from kernel.errors import InternalError
+from kernel.serving.events import Submitted
+from kernel.serving.inbox import Inbox
+from kernel.serving.instances import InstanceSet
+from kernel.serving.model import Model
+from kernel.serving.request import Request
+from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
+
+
+def request() -> tuple[Request, RecordingSink]:
+    sink = RecordingSink()
+    return Request("model", [], sink), sink
+
+
+def errors(sink: RecordingSink) -> list[str]:
+    return [error.message for error in sink.errors]
+
+
+class Failing:
+    """Schedulers that fail at their first request, the later ones perhaps at their start."""
+
+    def __init__(self, *, starts: int) -> None:
+        self.starts = starts
+        self.started = 0
+
+    async def __call__(self, spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: object) -> None:
+        self.started += 1
+        if self.started > self.starts:
+            raise RuntimeError("cannot start")
+        while True:
+            if isinstance(await inbox.next(), Submitted):
+                raise RuntimeError("cannot run")
+
+
+def model_with(schedule: Failing) -> Model:
+    clock = FakeClock()
+    model = Model(model_spec(), ModelConfig(), 1, schedule, clock)
+    model.start()
+    model.instances.add(FakeInstance("model_0"))
+    return model
+
+
+def test_a_scheduler_that_fails_is_replaced() -> None:
+    model = model_with(Failing(starts=10))
+    for _ in range(3):
+        submitted, sink = request()
+        model.submit(submitted)
+        assert errors(sink) == ["the scheduler of model 'model' failed: cannot run"]
+    assert model.ready
+
+
+def test_a_scheduler_that_cannot_be_started_again_leaves_a_model_that_is_not_ready() -> None:
+    model = model_with(Failing(starts=1))
+    submitted, sink = request()
+    model.submit(submitted)
+    assert errors(sink) == ["the scheduler of model 'model' failed: cannot run"]
+    assert not model.ready
+    again, sink = request()
+    with pytest.raises(InternalError, match="the scheduler of model 'model' failed: cannot run"):
+        model.submit(again)
+    assert not sink.responses
+    assert model.in_flight == 0
+
+
+def test_a_scheduler_that_cannot_be_started_is_told_to_who_loads_the_model() -> None:
+    with pytest.raises(RuntimeError, match="cannot start"):
+        model_with(Failing(starts=0))

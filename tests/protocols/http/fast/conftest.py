@@ -1,0 +1,119 @@
+"""A connection of the lane on a transport that only remembers, and models that answer when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from protocols.http.fast.connection import LaneConnection
+from protocols.http.fast.fast_path import Lane
+from protocols.http.listener import AiohttpServer
+from protocols.http.responses import empty_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from aiohttp import web
+
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.request import Request
+
+
+class RecordingTransport(asyncio.Transport):
+    """Remembers what is written and how it is asked to read and close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.unsent = 0
+        self.reading = True
+        self.closed = False
+        self.aborted = False
+        self.protocol: asyncio.BaseProtocol | None = None
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(self.writes)
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self.writes.append(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
+        self.writes.append(b"".join(list_of_data))
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    def is_closing(self) -> bool:
+        return self.closed or self.aborted
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+
+class LaneLab:
+    """One connection of a lane; `now` is its clock."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.lane = Lane(kernel, 1 << 20)
+        self.lane.aiohttp_server = AiohttpServer(self._aiohttp_answer)
+        #: Requests of the model `stuck`, which a test answers.
+        self.waiting: list[Request] = []
+        model = kernel.resolve("stuck")
+        submit = model.submit
+
+        def submit_and_note(request: Request) -> None:
+            self.waiting.append(request)
+            submit(request)
+
+        model.submit = submit_and_note  # type: ignore[method-assign]
+        self.transport = RecordingTransport()
+        self.connection = LaneConnection(self.lane)
+        self.connection.connection_made(self.transport)
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass, and the lane look at it."""
+        self.lane.expire(self.lane.now + seconds)
+
+    async def _aiohttp_answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        return empty_reply()
+
+
+@pytest.fixture
+def with_lane(
+    with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
+) -> Callable[[Callable[[LaneLab], Awaitable[None]]], None]:
+    """Return a function that runs a coroutine function with a `LaneLab`."""
+
+    def run(test: Callable[[LaneLab], Awaitable[None]]) -> None:
+        async def inner(kernel: Kernel) -> None:
+            lab = LaneLab(kernel)
+            try:
+                await test(lab)
+            finally:
+                lab.connection.connection_lost(None)
+
+        with_kernel(inner)
+
+    return run

@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kernel.errors import InvalidArgument
+from kernel.serving.response import OutputTensor, Response
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kernel.serving.request import Request
+
+    WithLane = Callable[[Callable[[Any], Awaitable[None]]], None]
+
+HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}
+    body = json.dumps({"id": id, "inputs": [tensor]}).encode()
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def answer(request: Request, release: Callable[[], None] | None = None) -> None:
+    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+    request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
+
+
+def statuses(written: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+) ", written)]
+
+
+def test_a_request_is_answered_in_the_call_that_brings_its_last_byte(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        for place, byte in enumerate(infer(1)):
+            assert lab.transport.written == b"", place
+            lab.connection.data_received(bytes([byte]))
+        assert statuses(lab.transport.written) == [200]
+        lab.transport.writes.clear()
+        lab.connection.data_received(infer(1) + infer(2, 3))
+        assert statuses(lab.transport.written) == [200, 200]
+
+    with_lane(test)
+
+
+@pytest.mark.parametrize("byte_size", [4 << 10, 1 << 20, (20 << 20) + 4])
+def test_a_large_body_arrives_whole_in_whatever_parts_it_comes(with_lane: WithLane, byte_size: int) -> None:
+    async def test(lab: Any) -> None:
+        data = bytes(range(256)) * (byte_size // 256) + bytes(byte_size % 256)
+        parameters = {"binary_data_size": byte_size}
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [byte_size // 4], "parameters": parameters}
+        header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        sent = (
+            b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\n"
+            b"Content-Length: %d\r\n\r\n" % (len(header), len(header) + byte_size)
+        )
+        sent += header + data + infer(1, id="next")
+        for place in range(0, len(sent), 100_000):
+            lab.connection.data_received(sent[place : place + 100_000])
+        assert statuses(lab.transport.written) == [200, 200]
+        assert b"}" + data + b"HTTP/1.1 200" in lab.transport.written
+
+    with_lane(test)
+
+
+def test_an_announced_size_alone_takes_no_memory(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        tracemalloc.start()
+        try:
+            lab.connection.data_received(
+                b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: 10\r\n"
+                b"Content-Length: 2000000000\r\n\r\n{"
+            )
+            assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        finally:
+            tracemalloc.stop()
+
+    with_lane(test)
+
+
+def test_answers_are_in_the_order_of_the_requests(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(b"".join(infer(1, model="stuck", id=f"number {place}") for place in range(3)))
+        answer(lab.waiting[2])
+        answer(lab.waiting[1])
+        assert lab.transport.written == b""
+        answer(lab.waiting[0])
+        assert len(lab.transport.writes) == 1
+        assert re.findall(rb"number \d", lab.transport.written) == [b"number 0", b"number 1", b"number 2"]
+
+    with_lane(test)
+
+
+def test_no_more_than_32_requests_wait_for_their_answers(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck") * 40)
+        await asyncio.sleep(0)
+        assert len(lab.waiting) == 32
+        assert not lab.transport.reading
+        for request in lab.waiting[:32]:
+            answer(request)
+        await asyncio.sleep(0)
+        assert len(lab.waiting) == 40
+        assert lab.transport.reading
+
+    with_lane(test)
+
+
+def test_many_small_requests_leave_others_their_turn(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1) * 100)
+        assert len(statuses(lab.transport.written)) == 32
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(statuses(lab.transport.written)) == 100
+
+    with_lane(test)
+
+
+def test_a_client_that_goes_away_cancels_what_it_asked_for(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck") * 2)
+        lab.connection.connection_lost(None)
+        assert [request.cancelled for request in lab.waiting] == [True, True]
+        await lab.kernel.resolve("stuck").drain()
+        assert lab.transport.written == b""
+
+    with_lane(test)
+
+
+def test_responses_are_released_when_they_are_written_and_when_nobody_takes_them(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        released: list[int] = []
+        lab.connection.data_received(infer(1, model="stuck") * 2)
+        answer(lab.waiting[0], lambda: released.append(0))
+        assert released == [0]
+        lab.lane.kernel.cancel = lambda request: None
+        lab.connection.connection_lost(None)
+        answer(lab.waiting[1], lambda: released.append(1))
+        assert released == [0, 1]
+
+    with_lane(test)
+
+
+def test_more_than_one_response_is_an_error(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck") * 2)
+        released: list[int] = []
+        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+        for number in range(2):
+            lab.waiting[0].respond(
+                Response("stuck", "1", "", outputs=[output], final=number == 1, on_release=lambda: released.append(1))
+            )
+        lab.waiting[1].respond(Response("stuck", "1", ""))
+        assert released == [1, 1]
+        assert re.findall(rb"expected a single response, got \d", lab.transport.written) == [
+            b"expected a single response, got 2",
+            b"expected a single response, got 0",
+        ]
+        assert statuses(lab.transport.written) == [500, 500]
+
+    with_lane(test)
+
+
+def test_an_exception_nobody_expected_is_told_by_a_number(
+    with_lane: WithLane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*given: object) -> None:
+        raise ZeroDivisionError("the secret of the server")
+
+    async def test(lab: Any) -> None:
+        monkeypatch.setattr(lab.kernel, "start", broken)
+        lab.connection.data_received(infer(1))
+        monkeypatch.setattr("protocols.http.fast.call.encode_infer", broken)
+        monkeypatch.undo()
+        assert statuses(lab.transport.written) == [500]
+        assert b"internal error (see " in lab.transport.written
+        assert b"secret" not in lab.transport.written
+        assert "POST /v2/models/echo/infer" in caplog.text
+
+    with_lane(test)
+
+
+# ---- times ----------------------------------------------------------------------------------
+
+
+def test_an_idle_connection_is_closed(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.pass_s(74)
+        lab.connection.data_received(infer(1))
+        lab.pass_s(74)
+        assert not lab.transport.closed
+        lab.pass_s(1)
+        assert lab.transport.closed
+
+    with_lane(test)
+
+
+def test_a_request_that_runs_may_take_its_time(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck"))
+        lab.pass_s(1000)
+        assert not lab.transport.closed
+
+    with_lane(test)
+
+
+def test_a_head_must_be_there_in_time_whatever_trickles(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        for byte in infer(1)[:10]:
+            lab.connection.data_received(bytes([byte]))
+            assert not lab.transport.closed
+            lab.pass_s(1)
+        assert lab.transport.closed
+
+    with_lane(test)
+
+
+def test_a_body_that_does_not_go_on_is_given_up(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1)[:-5])
+        lab.pass_s(29)
+        assert lab.transport.written == b""
+        lab.pass_s(1)
+        assert statuses(lab.transport.written) == [408]
+        assert b"\r\nConnection: close\r\n" in lab.transport.written
+        assert b'{"error":"Request Timeout"}' in lab.transport.written
+        assert lab.transport.closed
+
+    with_lane(test)
+
+
+def test_a_body_that_comes_too_slowly_is_given_up(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n")
+        for _ in range(30):
+            assert lab.transport.written == b""
+            lab.connection.data_received(b"x" * 10)
+            lab.pass_s(1)
+        lab.pass_s(1)
+        assert statuses(lab.transport.written) == [408]
+
+    with_lane(test)
+
+
+def test_a_client_that_does_not_read_is_dropped(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.transport.unsent = 1000
+        lab.connection.pause_writing()
+        lab.pass_s(59)
+        lab.transport.unsent = 999
+        lab.pass_s(59)  # it has read something
+        lab.pass_s(59)
+        assert not lab.transport.aborted
+        lab.pass_s(1)
+        assert lab.transport.aborted
+
+    with_lane(test)
+
+
+def test_nothing_is_begun_for_a_client_that_does_not_read(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.pause_writing()
+        lab.connection.data_received(infer(1))
+        assert lab.transport.written == b""
+        assert not lab.transport.reading
+        lab.connection.resume_writing()
+        assert statuses(lab.transport.written) == [200]
+        assert lab.transport.reading
+
+    with_lane(test)
+
+
+# ---- aiohttp as a guest -----------------------------------------------------------------------
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # aiohttp has no event for it
+            await asyncio.sleep(0)
+
+
+def test_other_requests_have_their_turn_among_those_of_inference(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck", id="first") + HEALTH + HEALTH + infer(2, id="last"))
+        await asyncio.sleep(0)
+        assert lab.transport.written == b""
+        assert not lab.transport.reading
+        answer(lab.waiting[0])
+        await until(lambda: b"last" in lab.transport.written)
+        first, *empty, last = lab.transport.written.split(b"HTTP/1.1 200 OK\r\n")[1:]
+        assert b'"id":"first"' in first
+        assert [part.endswith(b"\r\n\r\n") for part in empty] == [True, True]
+        assert b'"id":"last"' in last
+        assert lab.transport.reading
+
+    with_lane(test)
+
+
+def test_a_connection_that_aiohttp_has_used_is_not_closed_by_it(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(HEALTH)
+        await until(lambda: statuses(lab.transport.written) == [200])
+        await asyncio.sleep(0)
+        lab.pass_s(74)
+        assert not lab.transport.closed
+        lab.pass_s(1)
+        assert lab.transport.closed
+
+    with_lane(test)
+
+
+@pytest.mark.parametrize("before", [b"", HEALTH])
+def test_what_is_not_plain_makes_the_connection_aiohttps(with_lane: WithLane, before: bytes) -> None:
+    async def test(lab: Any) -> None:
+        if before:
+            lab.connection.data_received(before)
+            await until(lambda: statuses(lab.transport.written) == [200])
+            lab.transport.writes.clear()
+        lab.connection.data_received(infer(1, model="stuck") + b"GET /v2 HTTP/1.0\r\n\r\n")
+        assert lab.transport.protocol is None
+        answer(lab.waiting[0])
+        guest = lab.transport.protocol
+        assert guest is not None
+        assert not lab.transport.closed
+        await until(lambda: lab.transport.written.count(b"\r\n\r\n") == 2)
+        guest.connection_lost(None)
+
+    with_lane(test)
+
+
+# ---- stopping -------------------------------------------------------------------------------
+
+
+def test_a_stop_closes_what_is_idle(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.close_when_idle()
+        assert lab.transport.closed
+
+    with_lane(test)
+
+
+def test_a_stop_lets_requests_be_received_and_answered_but_begins_no_more(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        sent = infer(1, model="stuck") + infer(2)
+        lab.connection.data_received(sent[:-5])
+        lab.connection.close_when_idle()
+        answer(lab.waiting[0])
+        assert not lab.transport.closed
+        assert b"Connection: close" not in lab.transport.written
+        lab.connection.data_received(sent[-5:] + infer(3))
+        assert statuses(lab.transport.written) == [200, 200]
+        assert lab.transport.written.count(b"\r\nConnection: close\r\n\r\n") == 1
+        assert lab.transport.closed
+
+    with_lane(test)
+
+
+def test_the_lane_aborts_what_does_not_end_in_time(with_lane: WithLane) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck"))
+        await lab.lane.close(0.001)
+        assert lab.transport.aborted
+        lab.waiting[0].fail(InvalidArgument("late"))
+
+    with_lane(test)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel.errors import InternalError, ServingError
+from protocols.http.json.document import ABSENT, TooDeep, as_unsigned, member, parse, required
+from protocols.http.json.syntax import JsonSyntaxError
+
+
+def test_special_numbers_are_read_in_all_of_tritons_spellings() -> None:
+    values = parse(b'[NaN, -NaN, Inf, -Inf, Infinity, -Infinity, "Inf NaN \\" -Inf"]')
+    assert math.isnan(values[0])
+    assert math.isnan(values[1])
+    assert values[2:6] == [math.inf, -math.inf, math.inf, -math.inf]
+    assert values[6] == 'Inf NaN " -Inf'
+
+
+def test_a_text_is_read_up_to_a_nul() -> None:
+    assert parse(b'{"a": 1}\x00\xff\xff') == {"a": 1}
+
+
+def test_strings_that_are_not_utf_8_are_refused() -> None:
+    with pytest.raises(JsonSyntaxError, match="Invalid encoding in string. at 2"):
+        parse(b'["\xff"]')
+
+
+def test_a_document_nested_beyond_reason_is_refused() -> None:
+    with pytest.raises(TooDeep):
+        parse(b"[" * 100_000 + b"]" * 100_000)
+
+
+def test_a_large_text_with_an_error_at_its_end_is_refused_without_a_search() -> None:
+    with pytest.raises(JsonSyntaxError):
+        parse(b"[" + b"[]," * 500_000)
+
+
+def test_members_are_absent_from_what_is_no_object() -> None:
+    assert member([], "a") is ABSENT
+    assert member({"a": None}, "a") is None
+    with pytest.raises(InternalError, match="attempt to access non-existing object member 'b64'"):
+        required(5, "b64")
+
+
+@pytest.mark.parametrize("value", [True, -1, 1.0, 2**64, "1", None])
+def test_only_64_bit_unsigned_integers_are_unsigned(value: Any) -> None:
+    with pytest.raises(InternalError, match="non-unsigned-integer as unsigned-integer"):
+        as_unsigned(value)
+
+
+@given(st.binary() | st.text(alphabet='{}[]",:\\u0123eE+-.NaInftrls \n').map(str.encode))
+def test_any_bytes_are_parsed_or_refused(text: bytes) -> None:
+    try:
+        value = parse(text)
+    except ServingError:
+        return
+    json.dumps(value)

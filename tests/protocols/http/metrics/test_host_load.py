@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocols.http.metrics import host_load
+from protocols.http.metrics.host_load import CpuTimes, HostLoad, Memory, busy_share, parse_cpu_times, parse_memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_idle_and_waiting_time_is_not_busy() -> None:
+    times = parse_cpu_times("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\n")
+    assert times == CpuTimes(total=531, idle=450)
+
+
+def test_the_busy_share_is_that_of_the_time_between() -> None:
+    assert busy_share(CpuTimes(100, 50), CpuTimes(200, 125)) == 0.25
+    assert busy_share(CpuTimes(100, 50), CpuTimes(100, 50)) == 0.0
+
+
+def test_a_share_stays_a_share_when_the_system_corrects_its_counters() -> None:
+    assert busy_share(CpuTimes(100, 50), CpuTimes(200, 49)) == 1.0
+    assert busy_share(CpuTimes(100, 50), CpuTimes(200, 151)) == 0.0
+
+
+def test_memory_is_counted_in_bytes() -> None:
+    assert parse_memory("MemTotal:  8 kB\nMemFree: 1 kB\nMemAvailable:  2 kB\n") == Memory(8192, 2048)
+
+
+def test_this_machine_can_be_asked() -> None:
+    load = HostLoad(interval_ms=0, now_ns=0)
+    assert 0.0 <= load.utilization(now_ns=1) <= 1.0
+    memory = load.memory()
+    assert 0 < memory.available <= memory.total
+
+
+def test_within_an_interval_the_figure_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(host_load, "_STAT", stat)
+
+    def ticks(busy: int, idle: int) -> None:
+        stat.write_text(f"cpu {busy} 0 0 {idle} 0 0 0 0\n")
+
+    ticks(0, 0)
+    load = HostLoad(interval_ms=2, now_ns=0)
+    ticks(50, 50)
+    assert load.utilization(1_999_999) == 0.0
+    assert load.utilization(2_000_000) == 0.5
+    ticks(150, 50)
+    assert load.utilization(3_999_999) == 0.5
+    assert load.utilization(4_000_000) == 1.0

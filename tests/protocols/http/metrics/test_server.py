@@ -1,0 +1,168 @@
+"""The metrics port from outside, and what its options do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kernel.observe.metric_rules import MetricKind
+from kernel.options import BadOption, MetricsOptions
+from protocols.http.metrics.server import MetricsServer
+from protocols.http.server import HttpServer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kernel.serving.kernel import Kernel
+
+    WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
+
+CPU = {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"}
+
+
+def bound_socket() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+def page(kernel: Kernel, options: MetricsOptions = MetricsOptions()) -> str:  # noqa: B008 - it is frozen
+    with bound_socket() as sock:
+        return MetricsServer(kernel, sock, options).render().decode()
+
+
+def test_the_page_is_one_that_prometheus_reads(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        kernel.connections["grpc"] = lambda: 3
+        families = {family.name: family for family in text_string_to_metric_families(page(kernel))}
+        successes = families["nv_inference_request_success"].samples
+        assert {sample.labels["model"] for sample in successes} == {m.name for m in kernel.catalog.ready_models()}
+        assert set(families) >= CPU
+        (connections,) = families["nv_server_open_connections"].samples
+        assert (connections.labels, connections.value) == ({"protocol": "grpc"}, 3)
+        total, used = (families[f"nv_cpu_memory_{part}_bytes"].samples[0].value for part in ("total", "used"))
+        assert 0 < used < total
+
+    with_kernel(test)
+
+
+def test_every_line_ends_and_every_family_is_there_once(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        text = page(kernel)
+        assert text.endswith("\n")
+        lines = text.split("\n")[:-1]
+        assert all(line.startswith(("# HELP nv_", "# TYPE nv_", "nv_")) for line in lines)
+        heads = [line for line in lines if line.startswith("#")]
+        assert len(heads) == len({" ".join(line.split(" ")[:3]) for line in heads})
+
+    with_kernel(test)
+
+
+def test_figures_of_the_machine_can_be_left_out(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        assert "nv_cpu_" not in page(kernel, MetricsOptions(allow_cpu_metrics=False))
+
+    with_kernel(test)
+
+
+def test_families_that_models_define_follow_and_one_that_clashes_is_told_once(
+    with_kernel: WithKernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        for model, kind in zip(kernel.catalog.ready_models(), (MetricKind.COUNTER, MetricKind.GAUGE), strict=False):
+            custom = model.statistics.custom
+            custom.hold(custom.define("app_requests", "requests of the app", kind), (("user", "a"),), ()).value += 3
+        with bound_socket() as sock, caplog.at_level(logging.ERROR):
+            server = MetricsServer(kernel, sock)
+            pages = [server.render().decode() for _ in range(2)]
+        assert pages[0].count('# TYPE app_requests counter\napp_requests{user="a"} 3\n') == 1
+        assert "# TYPE app_requests gauge" not in pages[0]
+        assert [message for message in caplog.messages if "'app_requests'" in message] == caplog.messages
+        assert len(caplog.messages) == 1
+
+    with_kernel(test)
+
+
+def test_kinds_of_latencies_are_switched_by_the_configuration(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        options = MetricsOptions(config=("counter_latencies=false", "summary_latencies=true"))
+        text = page(kernel, options)
+        assert "nv_inference_request_duration_us" not in text
+        assert "# TYPE nv_inference_request_summary_us summary" in text
+
+    with_kernel(test)
+
+
+def test_a_configuration_that_is_none_is_refused_before_anything_starts(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        with pytest.raises(BadOption, match="--metrics-config option format is <setting>=<value>. Got foo"):
+            page(kernel, MetricsOptions(config=("foo",)))
+
+    with_kernel(test)
+
+
+def test_what_has_no_effect_is_logged(with_kernel: WithKernel, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(kernel: Kernel) -> None:
+        page(kernel, MetricsOptions(config=("summary_quantiles=0.9",)))
+        assert [record.getMessage() for record in caplog.records] == [
+            "Invalid option: [0.9]. No ':' delimiter found. Expected format is <quantile>:<error>"
+        ]
+
+    with_kernel(test)
+
+
+def test_the_metrics_port_answers_only_get(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        sock = bound_socket()
+        server = MetricsServer(kernel, sock)
+        assert server.title == f"Metrics Service at 127.0.0.1:{sock.getsockname()[1]}"
+        await server.start()
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:
+            for path in ("/metrics", "/metrics/", "/metrics?x=1"):
+                async with session.get(path) as reply:
+                    assert reply.headers["Content-Type"] == "text/plain; charset=utf-8"
+                    assert "nv_inference_count" in await reply.text()
+            async with session.get("/other") as reply:
+                assert (reply.status, await reply.read()) == (200, b"")
+            async with session.post("/metrics") as reply:
+                assert (reply.status, await reply.read()) == (405, b'{"error":"Method Not Allowed"}')
+        await server.stop(1.0)
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("lane", [True, False])
+def test_connections_are_counted_once_whoever_serves_them(with_kernel: WithKernel, lane: bool) -> None:
+    async def test(kernel: Kernel) -> None:
+        sock = bound_socket()
+        server = HttpServer(kernel, sock, lane=lane)
+        await server.start()
+        count = kernel.connections["http"]
+        assert count() == 0
+        clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
+        for head in ("GET /v2 HTTP/1.1", "POST /v2/models/echo/infer HTTP/1.1"):
+            for reader, writer in clients:
+                writer.write(f"{head}\r\nHost: h\r\nContent-Length: 0\r\n\r\n".encode())
+                assert b"\r\n\r\n" in await reader.readuntil(b"}")
+            assert count() == 2
+        for _, writer in clients:
+            writer.close()
+            await writer.wait_closed()
+        await server.stop(1.0)
+        assert count() == 0
+
+    with_kernel(test)
+
+
+def test_a_server_that_was_not_started_can_be_stopped(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        with bound_socket() as sock:
+            await MetricsServer(kernel, sock).stop(1.0)
+
+    with_kernel(test)
