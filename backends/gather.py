@@ -15,7 +15,7 @@ from kernel.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.reshape import TensorSpec
+    from backends.reshape import TensorShapes
     from backends.worker.request import InputView, WorkerRequest
     from shm.arrays import Array
 
@@ -32,7 +32,7 @@ def batch_sizes(requests: Sequence[WorkerRequest], max_batch_size: int) -> list[
     return sizes
 
 
-def gather(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
+def gather(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes]) -> dict[str, Array]:
     """Return the inputs that the requests have, by name, with the rows of all requests in order.
 
     Arrays of a lone request are views of its memory and read-only where a client owns that. An optional
@@ -51,7 +51,7 @@ def gather(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorSpec]) -
     return {name: _joined(requests, name, specs) for name in names}
 
 
-def _joined(requests: Sequence[WorkerRequest], name: str, specs: Mapping[str, TensorSpec]) -> Array:
+def _joined(requests: Sequence[WorkerRequest], name: str, specs: Mapping[str, TensorShapes]) -> Array:
     spec = specs.get(name)
     parts: list[Array] = []
     for request in requests:
@@ -65,6 +65,6 @@ def _joined(requests: Sequence[WorkerRequest], name: str, specs: Mapping[str, Te
     return np.concatenate(parts)
 
 
-def _model_input(view: InputView, spec: TensorSpec | None) -> Array:
+def _model_input(view: InputView, spec: TensorShapes | None) -> Array:
     array = input_array(view, spec)
     return array.reshape(-1) if spec is not None and spec.ragged else array

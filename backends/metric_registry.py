@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
-class Series(abc.ABC):
+class ModelSeries(abc.ABC):
     """One series. What its kind does not know is refused with Triton's text."""
 
     kind: ClassVar[MetricKind]
@@ -65,7 +65,7 @@ class Series(abc.ABC):
         return Unsupported(f"TRITONSERVER_METRIC_KIND_{self.kind.name} does not support {operation}")
 
 
-class Counter(Series):
+class Counter(ModelSeries):
     kind = MetricKind.COUNTER
 
     def __init__(self, number: int, registry: MetricRegistry) -> None:
@@ -91,7 +91,7 @@ class Counter(Series):
         return wire.MetricChange(self.number, added)
 
 
-class Gauge(Series):
+class Gauge(ModelSeries):
     kind = MetricKind.GAUGE
 
     def __init__(self, number: int, registry: MetricRegistry) -> None:
@@ -122,7 +122,7 @@ class Gauge(Series):
         return change
 
 
-class Histogram(Series):
+class ModelHistogram(ModelSeries):
     kind = MetricKind.HISTOGRAM
 
     def __init__(self, number: int, registry: MetricRegistry, bounds: Sequence[float]) -> None:
@@ -145,7 +145,7 @@ class Histogram(Series):
         return change
 
 
-class Family(msgspec.Struct, frozen=True):
+class ModelFamily(msgspec.Struct, frozen=True):
     """A family that the model has defined. It stays, as in Triton, also when its last series is gone."""
 
     name: str
@@ -163,17 +163,17 @@ class MetricRegistry:
         self.lock = threading.RLock()
         self._announce = announce
         self._wake = wake
-        self._families: dict[str, Family] = {}
-        self._series: dict[tuple[str, Labels], Series] = {}
+        self._families: dict[str, ModelFamily] = {}
+        self._series: dict[tuple[str, Labels], ModelSeries] = {}
         self._next_number = 1
-        self._new_families: list[Family] = []
-        self._created: list[tuple[Series, wire.MetricSeriesRef]] = []
-        self._changed: list[Series] = []
-        self._removed: list[Series] = []
+        self._new_families: list[ModelFamily] = []
+        self._created: list[tuple[ModelSeries, wire.MetricSeriesRef]] = []
+        self._changed: list[ModelSeries] = []
+        self._removed: list[ModelSeries] = []
         #: What finalizers have given back, as (family's name, labels).
         self._released: deque[tuple[str, Labels]] = deque()
 
-    def define(self, name: str, description: str, kind: MetricKind) -> Family:
+    def define(self, name: str, description: str, kind: MetricKind) -> ModelFamily:
         """Return the family called `name`; a new one unless there is one. Raises `InvalidArgument`."""
         check_family_name(name)
         with self.lock:
@@ -183,12 +183,14 @@ class MetricRegistry:
                     raise InvalidArgument("Family name already exists with different type")
                 return family
             self._check_room()
-            family = self._families[name] = Family(name, description.encode(errors="replace").decode(), kind)
+            family = self._families[name] = ModelFamily(name, description.encode(errors="replace").decode(), kind)
             self._new_families.append(family)
         self._announce()
         return family
 
-    def hold(self, family: Family, labels: Mapping[str, str], bounds: Sequence[float] = ()) -> tuple[Series, Labels]:
+    def hold(
+        self, family: ModelFamily, labels: Mapping[str, str], bounds: Sequence[float] = ()
+    ) -> tuple[ModelSeries, Labels]:
         """Return the series of `family` with `labels`, and its labels, by which it is to be released once.
 
         `bounds` are those of a new histogram. Raises `InvalidArgument`.
@@ -216,7 +218,7 @@ class MetricRegistry:
         self._released.append((family_name, labels))
         self._wake()
 
-    def note(self, series: Series) -> None:
+    def note(self, series: ModelSeries) -> None:
         """`series` has changed, for the first time since it was taken. Under the lock."""
         self._changed.append(series)
         if len(self._changed) == 1:
@@ -242,11 +244,11 @@ class MetricRegistry:
                 series.announced = True
         return [message for message in (known, new) if message != wire.MetricsChanged()]
 
-    def _new_series(self, family: Family, bounds: Sequence[float]) -> Series:
+    def _new_series(self, family: ModelFamily, bounds: Sequence[float]) -> ModelSeries:
         number = self._next_number
         self._next_number += 1
         if family.kind is MetricKind.HISTOGRAM:
-            return Histogram(number, self, bounds)
+            return ModelHistogram(number, self, bounds)
         return Counter(number, self) if family.kind is MetricKind.COUNTER else Gauge(number, self)
 
     def _check_room(self) -> None:

@@ -1,7 +1,7 @@
 """What a configuration says about each tensor, and the two shapes that it may have.
 
 With `reshape` the client sees `dims` and the model sees `reshape.shape`. The kernel leaves tensors as
-the client shaped them, so each backend asks here, with a `TensorSpec` that it made once when it loaded.
+the client shaped them, so each backend asks here, with a `TensorShapes` that it made once when it loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+class TensorShapes(msgspec.Struct, frozen=True):
     """One input or output of a model's configuration. Dimensions are without the batch's, -1 is variable."""
 
     name: str
@@ -67,7 +67,7 @@ def _carry_over(shape: Sequence[int], source: Sequence[int], target: Sequence[in
     return [*batch, *(next(variable) if dim == -1 else dim for dim in target)]
 
 
-def tensor_specs(config: Mapping[str, Any], key: str) -> dict[str, TensorSpec]:
+def tensor_specs(config: Mapping[str, Any], key: str) -> dict[str, TensorShapes]:
     """Return the tensors under `key` of a model's configuration, `input` or `output`, in their order."""
     batched = int(config.get("max_batch_size", 0)) > 0
     sources = {
@@ -81,9 +81,9 @@ def tensor_specs(config: Mapping[str, Any], key: str) -> dict[str, TensorSpec]:
     }
 
 
-def _spec_of(entry: Mapping[str, Any], batched: bool, shaped_like: str | None) -> TensorSpec:
+def _spec_of(entry: Mapping[str, Any], batched: bool, shaped_like: str | None) -> TensorShapes:
     reshape = entry.get("reshape")
-    return TensorSpec(
+    return TensorShapes(
         name=entry["name"],
         datatype=BY_CONFIG_NAME[entry["data_type"]].name,
         dims=_integers(entry.get("dims", [])),
@@ -100,7 +100,7 @@ def _integers(values: Iterable[int | str]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
-def input_array(view: InputView, spec: TensorSpec | None) -> Array:
+def input_array(view: InputView, spec: TensorShapes | None) -> Array:
     """Return an input as the model sees it: a view in place, except for BYTES and misaligned memory.
 
     BF16, that numpy lacks, becomes uint16. Inputs that the configuration does not list among its inputs,
@@ -116,7 +116,7 @@ def input_array(view: InputView, spec: TensorSpec | None) -> Array:
     return array if array.flags.aligned else array.copy()
 
 
-def output_array(array: Array, spec: TensorSpec) -> Array:
+def output_array(array: Array, spec: TensorShapes) -> Array:
     """Return an output as clients see it, a view of the model's `array`."""
     if spec.reshape is None:
         return array

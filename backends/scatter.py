@@ -12,12 +12,12 @@ from shm.datatypes import element_count
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.reshape import TensorSpec
+    from backends.reshape import TensorShapes
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
 
-def wanted_outputs(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorSpec]) -> list[str]:
+def wanted_outputs(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes]) -> list[str]:
     """Return the names of the outputs that at least one of the requests asked for."""
     for request in requests:
         if not request.ref.outputs:  # most clients want all: so without a call for each output
@@ -29,7 +29,7 @@ def scatter(
     requests: Sequence[WorkerRequest],
     sizes: Sequence[int],
     arrays: Mapping[str, Array],
-    specs: Mapping[str, TensorSpec],
+    specs: Mapping[str, TensorShapes],
 ) -> None:
     """Answer each request with its rows of `arrays`, shaped as its client sees them.
 
@@ -59,7 +59,7 @@ def scatter(
             request.fail(failure)
 
 
-def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: TensorSpec) -> Array:
+def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: TensorShapes) -> Array:
     """Return the request's part of an output, as its client sees it."""
     if not spec.batched and spec.shaped_like is None:
         return output_array(array, spec)
@@ -77,7 +77,7 @@ def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: T
     return output_array(rows, spec)
 
 
-def _source_shape(request: WorkerRequest, spec: TensorSpec) -> list[int]:
+def _source_shape(request: WorkerRequest, spec: TensorShapes) -> list[int]:
     assert spec.shaped_like is not None
     source = request.input(spec.shaped_like)
     if source is None:

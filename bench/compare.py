@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from bench.contenders import Server, contenders
-from bench.machine import PERF_ANALYZER, TRITON, CpuTimes, cpu_times, this_machine
+from bench.contenders import Contender, contenders
+from bench.machine import PERF_ANALYZER, TRITON, ProcessTimes, cpu_times, this_machine
 from bench.models import write_onnx_model, write_python_models
 from bench.progress import progress
 from bench.rows import Analyzer, Figures, Row, all_rows
@@ -31,7 +31,7 @@ class Measured(msgspec.Struct):
 
     figures: list[Figures] = []
     #: Of the server and its workers, for all requests of a round.
-    cpu: list[CpuTimes] = []
+    cpu: list[ProcessTimes] = []
     failure: str = ""
 
     @property
@@ -82,7 +82,7 @@ def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_tr
 
 
 def _measure_all(
-    analyzer: Analyzer, rows: list[Row], servers: list[Server], rounds: int
+    analyzer: Analyzer, rows: list[Row], servers: list[Contender], rounds: int
 ) -> dict[str, dict[str, Measured]]:
     found: dict[str, dict[str, Measured]] = {}
     with progress() as shown:
@@ -97,7 +97,7 @@ def _measure_all(
     return found
 
 
-def _measure(analyzer: Analyzer, row: Row, server: Server, measured: Measured) -> None:
+def _measure(analyzer: Analyzer, row: Row, server: Contender, measured: Measured) -> None:
     model = row.triton_model if server.name == "triton" and row.triton_model else row.model
     before = cpu_times(server.pid)
     figures = analyzer.measure(row, model, server.ports[row.protocol])

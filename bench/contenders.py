@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OURS, TRITON = "ours", "triton"
 
 
-class Server(msgspec.Struct, frozen=True):
+class Contender(msgspec.Struct, frozen=True):
     """A server under load: its ports by protocol, and its process."""
 
     name: str
@@ -27,19 +27,21 @@ class Server(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def contenders(ours: Path, theirs: Path | None, *flags: str, our_flags: Sequence[str] = ()) -> Iterator[list[Server]]:
+def contenders(
+    ours: Path, theirs: Path | None, *flags: str, our_flags: Sequence[str] = ()
+) -> Iterator[list[Contender]]:
     """Start our server over the repository `ours` and a Triton over `theirs`, with the same flags and some for ours.
 
     Gives ours first, and ours alone where `theirs` is None or Triton cannot be had (standard error says why).
     """
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ServerProcess(ours, *flags, *our_flags))
-        found = [Server(OURS, {"http": server.http_port, "grpc": server.grpc_port}, server.pid)]
+        found = [Contender(OURS, {"http": server.http_port, "grpc": server.grpc_port}, server.pid)]
         if theirs is not None:
             http_port, grpc_port, metrics_port = free_ports(3)
             try:
                 pid = stack.enter_context(triton(theirs, http_port, grpc_port, metrics_port, *flags))
-                found.append(Server(TRITON, {"http": http_port, "grpc": grpc_port}, pid))
+                found.append(Contender(TRITON, {"http": http_port, "grpc": grpc_port}, pid))
             except NotAvailable as error:
                 print(f"no Triton to compare with: {error}", file=sys.stderr)
         yield found

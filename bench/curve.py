@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.contenders import OURS, TRITON, Server, contenders
+from bench.contenders import OURS, TRITON, Contender, contenders
 from bench.machine import PERF_ANALYZER, Machine, this_machine
 from bench.machine import TRITON as TRITON_VERSION
 from bench.models import write_python_models
@@ -63,7 +63,7 @@ _LONGEST_WINDOW_S = 1.0
 _SLOWNESS = {JSON: 12, SHARED_MEMORY: 1 / 16}
 
 
-class Load(msgspec.Struct, frozen=True):
+class CurveLoad(msgspec.Struct, frozen=True):
     """One point of the picture before it is measured."""
 
     transport: Transport
@@ -102,7 +102,7 @@ def _numbers(folder: Path, count: int) -> Path:
     return path
 
 
-class Point(msgspec.Struct, frozen=True):
+class CurvePoint(msgspec.Struct, frozen=True):
     """One measured point: medians of the rounds, and every round. Rates are in requests a second."""
 
     transport: str
@@ -127,14 +127,14 @@ class Curve(msgspec.Struct, frozen=True):
     client: str
     rounds: int
     triton: str
-    points: list[Point]
+    points: list[CurvePoint]
     failures: list[str] = []
 
 
-def loads(sizes: Sequence[int]) -> list[Load]:
+def loads(sizes: Sequence[int]) -> list[CurveLoad]:
     """Return every load of one round, in the order of measuring."""
     return [
-        Load(transport, size, clients)
+        CurveLoad(transport, size, clients)
         for clients in (LATENCY_CLIENTS, THROUGHPUT_CLIENTS)
         for transport in TRANSPORTS
         for size in sizes
@@ -166,9 +166,9 @@ def measure(*, quick: bool, with_triton: bool) -> Curve:
 
 
 def _measure_all(
-    analyzer: Analyzer, rows: list[tuple[Load, Row]], servers: list[Server], rounds: int
-) -> tuple[list[Point], list[str]]:
-    found: dict[tuple[Load, str], list[Figures]] = {(load, each.name): [] for load, _ in rows for each in servers}
+    analyzer: Analyzer, rows: list[tuple[CurveLoad, Row]], servers: list[Contender], rounds: int
+) -> tuple[list[CurvePoint], list[str]]:
+    found: dict[tuple[CurveLoad, str], list[Figures]] = {(load, each.name): [] for load, _ in rows for each in servers}
     failures: list[str] = []
     with progress() as shown:
         bar = shown.add_task("starting", total=len(found) * rounds)
@@ -185,7 +185,7 @@ def _measure_all(
     return [_point(load, server, each) for (load, server), each in found.items() if each], failures
 
 
-def _figures(analyzer: Analyzer, load: Load, row: Row, server: Server) -> Figures | str:
+def _figures(analyzer: Analyzer, load: CurveLoad, row: Row, server: Contender) -> Figures | str:
     """Measure once, and where no request ended within a window once more with longer ones."""
     figures: Figures | str = ""
     for window_s in (load.window_s, load.window_s * 3):
@@ -196,8 +196,8 @@ def _figures(analyzer: Analyzer, load: Load, row: Row, server: Server) -> Figure
     return figures
 
 
-def _point(load: Load, server: str, rounds: list[Figures]) -> Point:
-    return Point(
+def _point(load: CurveLoad, server: str, rounds: list[Figures]) -> CurvePoint:
+    return CurvePoint(
         transport=load.transport.name,
         server=server,
         byte_size=load.byte_size,
@@ -236,9 +236,9 @@ def print_table(curve: Curve) -> None:
         print(f"failed: {failure}")
 
 
-def _latency(point: Point) -> float:
+def _latency(point: CurvePoint) -> float:
     return point.p50_us
 
 
-def _megabytes(point: Point) -> float:
+def _megabytes(point: CurvePoint) -> float:
     return point.bytes_per_s / 1e6

@@ -17,8 +17,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.contenders import OURS, TRITON, Server, contenders
-from bench.load import LoadFailed, Sample, Spec, run_apart
+from bench.contenders import OURS, TRITON, Contender, contenders
+from bench.load import LoadNotRun, Sample, Spec, run_apart
 from bench.machine import TRITON as TRITON_VERSION
 from bench.machine import Machine, this_machine
 from bench.models import copy_name, instances_name, write_growing_models
@@ -62,7 +62,7 @@ AXES = [
 ]
 
 
-class Point(msgspec.Struct, frozen=True):
+class GrowthPoint(msgspec.Struct, frozen=True):
     """One measured point: medians of the rounds, and every round."""
 
     axis: str
@@ -100,14 +100,14 @@ class Growth(msgspec.Struct, frozen=True):
     rounds: int
     seconds: float
     triton: str
-    points: list[Point]
+    points: list[GrowthPoint]
     verdicts: list[Verdict]
     failures: list[str] = []
 
 
-def verdicts(points: Sequence[Point]) -> list[Verdict]:
+def verdicts(points: Sequence[GrowthPoint]) -> list[Verdict]:
     """Judge the growth of our server along each axis and protocol."""
-    lines: dict[tuple[str, str], list[Point]] = {}
+    lines: dict[tuple[str, str], list[GrowthPoint]] = {}
     for point in points:
         if point.server == OURS:
             lines.setdefault((point.axis, point.protocol), []).append(point)
@@ -152,8 +152,10 @@ def measure(*, quick: bool, with_triton: bool) -> Growth:
     )
 
 
-def _measure_all(axes: list[Axis], servers: list[Server], rounds: int, seconds: float) -> tuple[list[Point], list[str]]:
-    points: list[Point] = []
+def _measure_all(
+    axes: list[Axis], servers: list[Contender], rounds: int, seconds: float
+) -> tuple[list[GrowthPoint], list[str]]:
+    points: list[GrowthPoint] = []
     failures: list[str] = []
     loaded: dict[str, set[str]] = {server.name: set() for server in servers}
     steps = [(axis, count) for axis in axes for count in axis.counts]
@@ -170,28 +172,28 @@ def _measure_all(axes: list[Axis], servers: list[Server], rounds: int, seconds: 
                     shown.update(bar, description=name)
                     try:
                         samples[server.name].append(run_apart(_spec(axis, count, protocol, server, seconds)))
-                    except LoadFailed as error:
+                    except LoadNotRun as error:
                         failures.append(f"{name}: {error}")
                     shown.advance(bar)
                 points += [_point((axis.name, count, protocol, name), each) for name, each in samples.items() if each]
     return points, failures
 
 
-def _spec(axis: Axis, count: int, protocol: str, server: Server, seconds: float) -> Spec:
+def _spec(axis: Axis, count: int, protocol: str, server: Contender, seconds: float) -> Spec:
     models, connections = axis.models(count), axis.connections(count)
     return Spec(protocol, server.ports[protocol], connections, models, seconds, server.pid)
 
 
-def _point(key: tuple[str, int, str, str], samples: list[Sample]) -> Point:
+def _point(key: tuple[str, int, str, str], samples: list[Sample]) -> GrowthPoint:
     axis, count, protocol, server = key
     medians = {
         name: statistics.median(getattr(sample, name) for sample in samples)
         for name in ("rate", "p50_us", "p99_us", "server_cpu_us", "worker_cpu_us")
     }
-    return Point(axis=axis, count=count, protocol=protocol, server=server, rounds=samples, **medians)
+    return GrowthPoint(axis=axis, count=count, protocol=protocol, server=server, rounds=samples, **medians)
 
 
-def _have_loaded(server: Server, loaded: set[str], wanted: list[str]) -> None:
+def _have_loaded(server: Contender, loaded: set[str], wanted: list[str]) -> None:
     """Load what is wanted and unload the rest, so that nothing else is in the way."""
     for model in sorted(loaded.difference(wanted)):
         _repository(server, model, "unload")
@@ -202,7 +204,7 @@ def _have_loaded(server: Server, loaded: set[str], wanted: list[str]) -> None:
     loaded.update(wanted)
 
 
-def _repository(server: Server, model: str, verb: str) -> None:
+def _repository(server: Contender, model: str, verb: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.ports["http"], timeout=LOAD_TIMEOUT_S)
     with contextlib.closing(connection):
         connection.request("POST", f"/v2/repository/models/{model}/{verb}", body="{}")

@@ -32,8 +32,8 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall, Inference
-from protocols.http.fast.connection import LaneConnection
-from protocols.http.fast.fast_path import Lane
+from protocols.http.fast.connection import FastConnection
+from protocols.http.fast.fast_path import FastPath
 from schedulers.direct import direct
 
 if TYPE_CHECKING:
@@ -151,9 +151,9 @@ class _HttpDoor:
     """Eight connections, one request on each."""
 
     def __init__(self, kernel: Kernel) -> None:
-        lane = Lane(kernel, 1 << 26)
+        lane = FastPath(kernel, 1 << 26)
         self._transports = [_Transport() for _ in range(TOGETHER)]
-        self._connections = [LaneConnection(lane) for _ in range(TOGETHER)]
+        self._connections = [FastConnection(lane) for _ in range(TOGETHER)]
         for connection, transport in zip(self._connections, self._transports, strict=True):
             connection.connection_made(transport)  # type: ignore[arg-type]  # what it uses of a transport
         header = _json_header()

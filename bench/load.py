@@ -52,11 +52,11 @@ class Sample(msgspec.Struct, frozen=True):
     worker_cpu_us: float
 
 
-class LoadFailed(Exception):
+class LoadNotRun(Exception):
     """The load could not be carried out; the message says why."""
 
 
-class Connection:
+class LoadConnection:
     """A socket, its protocol state, and when its request left."""
 
     def __init__(self, spec: Spec, number: int) -> None:
@@ -92,10 +92,10 @@ def run(spec: Spec) -> Sample:
     """Carry a load out, in this thread. Raises `BadAnswer`, `OSError`."""
     gc.disable()  # a collection in the client would look like a slow server
     poll = select.epoll()
-    connections: dict[int, Connection] = {}
+    connections: dict[int, LoadConnection] = {}
     try:
         for number in range(spec.connections):
-            connection = Connection(spec, number)
+            connection = LoadConnection(spec, number)
             connections[connection.socket.fileno()] = connection
             poll.register(connection.socket, select.EPOLLIN)
         for connection in connections.values():
@@ -124,7 +124,7 @@ def run(spec: Spec) -> Sample:
 
 
 def _drive(
-    poll: select.epoll, connections: dict[int, Connection], seconds: float, requests: int = 0
+    poll: select.epoll, connections: dict[int, LoadConnection], seconds: float, requests: int = 0
 ) -> tuple[array[float], float]:
     """Keep every connection busy for so long, and until so many requests have ended.
 
@@ -155,15 +155,15 @@ def _cpu(pid: int) -> dict[int, float]:
 
 
 def run_apart(spec: Spec) -> Sample:
-    """Carry a load out in a process of its own, away from progress bars. Raises `LoadFailed`."""
+    """Carry a load out in a process of its own, away from progress bars. Raises `LoadNotRun`."""
     command = [sys.executable, "-m", "bench.load", msgspec.json.encode(spec).decode()]
     timeout_s = spec.seconds + WARM_UP_S + WARM_UP_LIMIT_S + 2 * PATIENCE_S + 10
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        raise LoadFailed("the load did not end") from None
+        raise LoadNotRun("the load did not end") from None
     if done.returncode:
-        raise LoadFailed(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+        raise LoadNotRun(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
     return msgspec.json.decode(done.stdout, type=Sample)
 
 

@@ -111,7 +111,7 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-class CpuTimes(msgspec.Struct, frozen=True):
+class ProcessTimes(msgspec.Struct, frozen=True):
     """CPU seconds that processes have used so far, in steps of 10 ms: their own, and the system's for them."""
 
     user_s: float = 0.0
@@ -121,22 +121,22 @@ class CpuTimes(msgspec.Struct, frozen=True):
     def total_s(self) -> float:
         return self.user_s + self.system_s
 
-    def __add__(self, other: CpuTimes) -> CpuTimes:
-        return CpuTimes(self.user_s + other.user_s, self.system_s + other.system_s)
+    def __add__(self, other: ProcessTimes) -> ProcessTimes:
+        return ProcessTimes(self.user_s + other.user_s, self.system_s + other.system_s)
 
-    def __sub__(self, other: CpuTimes) -> CpuTimes:
-        return CpuTimes(self.user_s - other.user_s, self.system_s - other.system_s)
+    def __sub__(self, other: ProcessTimes) -> ProcessTimes:
+        return ProcessTimes(self.user_s - other.user_s, self.system_s - other.system_s)
 
 
-def cpu_times_of(pid: int) -> CpuTimes:
+def cpu_times_of(pid: int) -> ProcessTimes:
     """Return what one process has used; nothing for one that is gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks_per_s = os.sysconf("SC_CLK_TCK")
-        return CpuTimes(int(fields[11]) / ticks_per_s, int(fields[12]) / ticks_per_s)
-    return CpuTimes()
+        return ProcessTimes(int(fields[11]) / ticks_per_s, int(fields[12]) / ticks_per_s)
+    return ProcessTimes()
 
 
-def cpu_times(pid: int) -> CpuTimes:
+def cpu_times(pid: int) -> ProcessTimes:
     """Return what a process and its living descendants have used."""
-    return sum(map(cpu_times_of, [pid, *children_of(pid)]), CpuTimes())
+    return sum(map(cpu_times_of, [pid, *children_of(pid)]), ProcessTimes())

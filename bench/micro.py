@@ -88,7 +88,7 @@ def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:
 
     def once() -> None:
         lab.inbox.post(Submitted(lab.request("")))
-        lab.clock.end_turn()
+        lab.clock.end_iteration()
         lab.finish()
 
     return once

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine, Sequence
 
-    from kernel.command.terminal import Owner
+    from kernel.command.terminal import ServerOperator
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.options import ServerOptions
@@ -90,7 +90,7 @@ def choose_scheduler(
 class Server:
     """The whole server, on one event loop."""
 
-    def __init__(self, options: ServerOptions, owner: Owner) -> None:
+    def __init__(self, options: ServerOptions, owner: ServerOperator) -> None:
         self._options = options
         self._owner = owner
         self._log = LogSettings(

@@ -79,7 +79,7 @@ class AlreadyExists(ServingError):
     code = ErrorCode.ALREADY_EXISTS
 
 
-class Cancelled(ServingError):
+class RequestCancelled(ServingError):
     code = ErrorCode.CANCELLED
 
     def __init__(self, message: str = "") -> None:  # Triton sends an empty text
@@ -96,7 +96,7 @@ _BY_CODE: dict[ErrorCode, type[ServingError]] = {
         Unavailable,
         Unsupported,
         AlreadyExists,
-        Cancelled,
+        RequestCancelled,
     )
 }
 
@@ -131,7 +131,7 @@ class ModelNotReady(Unavailable):
         super().__init__(f"Request for unknown model: '{name}' version {version} is not at ready state")
 
 
-class LoadFailed(InvalidArgument):
+class ModelLoadFailed(InvalidArgument):
     """A load call failed; the reason is that of the version or the repository."""
 
 

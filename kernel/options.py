@@ -20,7 +20,7 @@ class BadOption(Exception):
     """The server cannot start as it was told to; the message is one line for the person who started it."""
 
 
-class Listener(msgspec.Struct, frozen=True):
+class ListenAddress(msgspec.Struct, frozen=True):
     """One front door: whether it is there, and where it listens."""
 
     allow: bool
@@ -130,9 +130,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
     """Everything that the command line decides. Names and defaults are tritonserver's."""
 
     repository: RepositoryOptions
-    http_listener: Listener = Listener(True, "0.0.0.0", 8000)
-    grpc_listener: Listener = Listener(True, "0.0.0.0", 8001)
-    metrics_listener: Listener = Listener(True, "0.0.0.0", 8002)
+    http_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8000)
+    grpc_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8001)
+    metrics_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8002)
     http: HttpOptions = HttpOptions()
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()

@@ -7,14 +7,14 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernel.options import Listener
+    from kernel.options import ListenAddress
 
 
 class CannotListen(Exception):
     """An address cannot be listened at; the message is one line."""
 
 
-def bind(title: str, listener: Listener) -> socket.socket:
+def bind(title: str, listener: ListenAddress) -> socket.socket:
     """Return a bound socket that does not listen yet, the caller's to close. Raises `CannotListen`.
 
     `title` is what the front door is called in messages, and its flags in lower case.

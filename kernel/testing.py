@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
-from kernel.loop.clock import TURN_END
+from kernel.loop.clock import ITERATION_END
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
@@ -64,27 +64,27 @@ class FakeClock:
         self._alarms.append(alarm)
         return alarm
 
-    def end_turn(self) -> None:
+    def end_iteration(self) -> None:
         """Let the loop have looked at all that has come: ring the alarms that wait for that."""
         for alarm in self._alarms:
-            if alarm.at_ns == TURN_END:
+            if alarm.at_ns == ITERATION_END:
                 alarm.ring()
 
     def advance(self, ns: int) -> None:
         """End the turn and let `ns` nanoseconds pass, ringing every alarm that comes due, at its time."""
-        self.end_turn()
+        self.end_iteration()
         end_ns = self.time_ns + ns
-        while due := [a for a in self._alarms if a.at_ns is not None and TURN_END < a.at_ns <= end_ns]:
+        while due := [a for a in self._alarms if a.at_ns is not None and ITERATION_END < a.at_ns <= end_ns]:
             alarm = min(due, key=lambda a: a.at_ns or 0)
             assert alarm.at_ns is not None
             self.time_ns = alarm.at_ns
             alarm.ring()
-            self.end_turn()
+            self.end_iteration()
         self.time_ns = end_ns
 
 
 class FakeAlarm:
-    """Refuses a time that is neither in the future nor `TURN_END`: with it a real loop would spin."""
+    """Refuses a time that is neither in the future nor `ITERATION_END`: with it a real loop would spin."""
 
     def __init__(self, clock: FakeClock, callback: Callable[[], None]) -> None:
         self._clock = clock
@@ -92,7 +92,9 @@ class FakeAlarm:
         self.at_ns: int | None = None
 
     def set(self, at_ns: int | None) -> None:
-        assert at_ns is None or at_ns == TURN_END or at_ns > self._clock.now_ns(), "an alarm must be set in the future"
+        assert at_ns is None or at_ns == ITERATION_END or at_ns > self._clock.now_ns(), (
+            "an alarm must be set in the future"
+        )
         self.at_ns = at_ns
 
     def close(self) -> None:

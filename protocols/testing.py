@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.errors import Cancelled as CancelledError
+from kernel.errors import RequestCancelled as CancelledError
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.statistics import ExecutionTimes

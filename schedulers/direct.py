@@ -25,7 +25,7 @@ async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: C
                 queue.append(request)
             case Cancelled(request=request) if request in queue:
                 queue.remove(request)
-                request.fail(errors.Cancelled())
+                request.fail(errors.RequestCancelled())
             case Returned(requests=requests):
                 queue.extendleft(reversed(requests))
             case NoInstanceLeft(error=error):

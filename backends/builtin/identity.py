@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.base import Backend
-from backends.reshape import TensorSpec, input_array, tensor_specs
+from backends.reshape import TensorShapes, input_array, tensor_specs
 from backends.worker.request import OutputValue
 from kernel.errors import BadConfig
 
@@ -25,7 +25,7 @@ class IdentityBackend(Backend):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._pairs: list[tuple[TensorSpec, TensorSpec]] = []
+        self._pairs: list[tuple[TensorShapes, TensorShapes]] = []
 
     def load(self, arguments: ModelArguments) -> None:
         inputs = list(tensor_specs(arguments.config, "input").values())

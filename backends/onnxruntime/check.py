@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from backends.base import Config
     from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor
-    from backends.reshape import TensorSpec
+    from backends.reshape import TensorShapes
 
 
 def check_agreement(config: Config, signature: OnnxSignature) -> None:
@@ -44,7 +44,7 @@ def check_agreement(config: Config, signature: OnnxSignature) -> None:
 # ---- inputs and outputs ---------------------------------------------------------------------
 
 
-def _check_input(model: str, spec: TensorSpec, allowed: dict[str, OnnxTensor]) -> None:
+def _check_input(model: str, spec: TensorShapes, allowed: dict[str, OnnxTensor]) -> None:
     if spec.optional and spec.batched:
         raise InvalidArgument(
             f"unable to load model '{model}', optional input '{spec.name}' is not supported for models "
@@ -61,7 +61,7 @@ def _check_input(model: str, spec: TensorSpec, allowed: dict[str, OnnxTensor]) -
         )
 
 
-def _check_output(model: str, spec: TensorSpec, allowed: dict[str, OnnxTensor]) -> None:
+def _check_output(model: str, spec: TensorShapes, allowed: dict[str, OnnxTensor]) -> None:
     found = _find(spec.name, allowed, "output")
     _check_datatype(model, found, DATATYPES[spec.datatype].config_name, "output")
     if spec.shaped_like is None:
@@ -85,7 +85,7 @@ def _check_datatype(model: str, found: OnnxTensor, config_name: str, what: str) 
         )
 
 
-def _check_dims(model: str, found: OnnxTensor, spec: TensorSpec, *, exact: bool) -> None:
+def _check_dims(model: str, found: OnnxTensor, spec: TensorShapes, *, exact: bool) -> None:
     """Compare dimensions: an output's must be the same, an input's may be narrower than the model's."""
     if not found.dims and not spec.batched:
         _check_scalar(model, spec)
@@ -119,7 +119,7 @@ def _compatible(model_dims: Sequence[int], configured: Sequence[int], *, exact: 
     )
 
 
-def _check_scalar(model: str, spec: TensorSpec) -> None:
+def _check_scalar(model: str, spec: TensorShapes) -> None:
     if any(dim != 1 for dim in spec.model_dims):
         raise InvalidArgument(
             f"unable to load model '{model}', scalar tensor '{spec.name}', should only provide 1 in the "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backends.base import Timings
     from backends.onnxruntime.binding import BoundSession
     from backends.onnxruntime.tensors import OnnxSignature
-    from backends.reshape import TensorSpec
+    from backends.reshape import TensorShapes
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
@@ -55,7 +55,11 @@ class SmallBatches:
     """Runs small batches that want all outputs. Owns the memory of their inputs and outputs."""
 
     def __init__(
-        self, session: BoundSession, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec], max_batch_size: int
+        self,
+        session: BoundSession,
+        inputs: Iterable[TensorShapes],
+        outputs: Iterable[TensorShapes],
+        max_batch_size: int,
     ) -> None:
         """`inputs` and `outputs` are tensors for which `can_be_small` is true."""
         self._session = session
@@ -154,7 +158,7 @@ class SmallBatches:
         return bound
 
 
-def can_be_small(spec: TensorSpec, signature: OnnxSignature) -> bool:
+def can_be_small(spec: TensorShapes, signature: OnnxSignature) -> bool:
     """Whether a tensor of the model has the same one shape in all batches, but for their size, and is not large."""
     declared = signature.inputs.get(spec.name) or signature.outputs.get(spec.name)
     return (
@@ -165,16 +169,16 @@ def can_be_small(spec: TensorSpec, signature: OnnxSignature) -> bool:
     )
 
 
-def has_known_shape(spec: TensorSpec) -> bool:
+def has_known_shape(spec: TensorShapes) -> bool:
     """Whether clients and model see the same tensor, whose dimensions are known but for the batch's."""
     return spec.reshape is None and spec.shaped_like is None and not spec.ragged and -1 not in spec.dims
 
 
-def _row_byte_size(spec: TensorSpec) -> int:
+def _row_byte_size(spec: TensorShapes) -> int:
     return element_count(spec.dims) * DATATYPES[spec.datatype].byte_size
 
 
-def _place(spec: TensorSpec, row_count: int) -> _Place:
+def _place(spec: TensorShapes, row_count: int) -> _Place:
     dtype = NUMPY_TYPES["UINT16" if spec.datatype == "BF16" else spec.datatype]
     array = np.zeros((row_count, *spec.dims) if spec.batched else spec.dims, dtype)
     memory = array.reshape(-1).view(np.uint8).data

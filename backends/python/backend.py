@@ -12,7 +12,7 @@ from backends.python import triton_python_backend_utils
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
 from backends.python.failures import reported
-from backends.python.instance import Instance, set_current
+from backends.python.instance import PythonInstance, set_current
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
 from backends.python.requests import InferenceRequest
@@ -36,7 +36,7 @@ class PythonBackend(Backend):
         self._model_class: type[Any] | None = None
         self._model: Any = None
         self._model_path = ""
-        self._instance: Instance
+        self._instance: PythonInstance
         self._dropped: DroppedRequests | None = None
         self._loop: EventLoop | None = None
 
@@ -64,7 +64,7 @@ class PythonBackend(Backend):
                 f"model '{arguments.model_name}': EXECUTION_ENV_PATH is not supported yet, the model runs in "
                 "the server's own Python environment",
             )
-        self._instance = Instance(arguments, self.host)
+        self._instance = PythonInstance(arguments, self.host)
         set_current(self._instance)
         self._model_path = str(arguments.model_file(DEFAULT_NAME))
         with reported():
@@ -123,7 +123,7 @@ class PythonBackend(Backend):
         """Return the model's class; the file is imported once for `complete` and `load`."""
         if self._model_class is None:
             triton_python_backend_utils.install()
-            set_current(Instance(arguments, self.host))
+            set_current(PythonInstance(arguments, self.host))
             self._model_class = import_model_class(arguments)
         return self._model_class
 

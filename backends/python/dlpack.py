@@ -21,7 +21,7 @@ CPU_DEVICE = (1, 0)  # kDLCPU
 _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 
-class _Header(ctypes.Structure):
+class CapsuleHeader(ctypes.Structure):
     """The start of DLTensor, which is the start of DLManagedTensor (dlpack.h)."""
 
     _fields_ = (
@@ -97,12 +97,12 @@ def from_capsule(source: Any) -> tuple[Array, bool]:
     return _in_order(array), bfloat
 
 
-def _header(capsule: object) -> _Header:
+def _header(capsule: object) -> CapsuleHeader:
     try:
         address = _get_pointer(capsule, b"dltensor")
     except ValueError as error:
         raise TritonModelException("DLPack capsule is not a tensor, or it was used before.") from error
-    return _Header.from_address(address)
+    return CapsuleHeader.from_address(address)
 
 
 def _check_device(device_type: int) -> None:

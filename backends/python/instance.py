@@ -13,11 +13,11 @@ from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
     from backends.base import Host, ModelArguments
-    from backends.reshape import TensorSpec
+    from backends.reshape import TensorShapes
     from backends.worker.request import OutputValue, WorkerRequest
 
 
-class Instance:
+class PythonInstance:
     """The facts about a model instance that are needed for every request."""
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Instance:
         return f"Failed to process the request(s) for model '{self.name}', message: "
 
 
-def _reshaped(arguments: ModelArguments, key: str) -> dict[str, TensorSpec]:
+def _reshaped(arguments: ModelArguments, key: str) -> dict[str, TensorShapes]:
     # An incomplete configuration may lack what other tensors' specs are made of.
     entries = [entry for entry in arguments.config.get(key, ()) if entry.get("reshape") is not None]
     return tensor_specs({**arguments.config, key: entries}, key)
@@ -87,15 +87,15 @@ def _flag(arguments: ModelArguments, key: str, *, default: bool) -> bool:
     return value == "yes"
 
 
-_current: Instance | None = None
+_current: PythonInstance | None = None
 
 
-def set_current(instance: Instance) -> None:
+def set_current(instance: PythonInstance) -> None:
     global _current
     _current = instance
 
 
-def current() -> Instance:
+def current() -> PythonInstance:
     """Return the process's instance; RuntimeError outside of a worker with a model."""
     if _current is None:
         raise RuntimeError("triton_python_backend_utils works only inside a model that a server has loaded")

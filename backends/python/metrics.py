@@ -18,7 +18,7 @@ from kernel.observe import metric_rules
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.metric_registry import Series
+    from backends.metric_registry import ModelSeries
 
 _FAMILY_GONE = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
@@ -26,7 +26,7 @@ _FAMILY_GONE = (
 )
 
 
-class MetricKind(enum.IntEnum):
+class TritonMetricKind(enum.IntEnum):
     COUNTER = 0
     GAUGE = 1
     HISTOGRAM = 2
@@ -37,8 +37,8 @@ class Metric:
 
     __slots__ = ("_series",)
 
-    def __init__(self, series: Series) -> None:
-        self._series: Series | None = series
+    def __init__(self, series: ModelSeries) -> None:
+        self._series: ModelSeries | None = series
 
     def increment(self, value: float, /) -> None:
         """Add `value` to a counter or a gauge; a counter takes no negative one."""
@@ -90,14 +90,14 @@ class Metric:
 class MetricFamily:
     """A family of metrics: one name, help text and kind. A second one with the same name is the same family."""
 
-    COUNTER = MetricKind.COUNTER
-    GAUGE = MetricKind.GAUGE
-    HISTOGRAM = MetricKind.HISTOGRAM
+    COUNTER = TritonMetricKind.COUNTER
+    GAUGE = TritonMetricKind.GAUGE
+    HISTOGRAM = TritonMetricKind.HISTOGRAM
 
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+    def __init__(self, name: str, description: str, kind: TritonMetricKind) -> None:
         #: By labels: a model may ask for the same metric at every request.
         self._metrics: dict[metric_rules.Labels, Metric] = {}
-        if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, MetricKind):
+        if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, TritonMetricKind):
             signature = "MetricFamily(name: str, description: str, kind: MetricKind)"
             raise incompatible("__init__", signature, name, description, kind)
         self._registry = current().host.metrics
@@ -128,12 +128,12 @@ class MetricFamily:
 
     def _bounds(self, buckets: object) -> list[float]:
         if buckets is None:
-            if self._kind is MetricKind.HISTOGRAM:
+            if self._kind is TritonMetricKind.HISTOGRAM:
                 raise TritonModelException("Failed to create metric. Missing required buckets.")
             return []
         if not isinstance(buckets, list):
             raise TritonModelException("Failed to create metric. Buckets must be a list.")
-        if self._kind is not MetricKind.HISTOGRAM:
+        if self._kind is not TritonMetricKind.HISTOGRAM:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
         if not all(_is_number(bound) for bound in buckets):
             raise RuntimeError("Unable to cast Python instance to C++ type")

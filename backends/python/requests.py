@@ -15,7 +15,7 @@ from backends.python.tensors import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
-    from backends.python.instance import Instance
+    from backends.python.instance import PythonInstance
     from backends.python.responses import InferenceResponse
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
@@ -97,7 +97,7 @@ class InferenceRequest:
     #: None for a request that the model made.
     _request: WorkerRequest | None
     #: The two below are set where there is a `_request`, and are what senders need.
-    _instance: Instance
+    _instance: PythonInstance
     _on_dropped: Callable[[WorkerRequest, bool], None]
     #: None until the model asks for it, or `execute` has returned without an answer: most requests need none.
     _sender: ResponseSender | None
@@ -139,7 +139,7 @@ class InferenceRequest:
 
     @staticmethod
     def received(
-        requests: Sequence[WorkerRequest], instance: Instance, on_dropped: Callable[[WorkerRequest, bool], None]
+        requests: Sequence[WorkerRequest], instance: PythonInstance, on_dropped: Callable[[WorkerRequest, bool], None]
     ) -> list[InferenceRequest]:
         """Return the model's views of the requests of a batch. `on_dropped`: see `ResponseSender`."""
         views: list[InferenceRequest] = []

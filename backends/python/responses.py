@@ -18,7 +18,7 @@ from kernel.errors import ErrorCode, InternalError, ServingError, error_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from backends.python.instance import Instance
+    from backends.python.instance import PythonInstance
     from backends.worker.request import WorkerRequest
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
@@ -108,7 +108,7 @@ class InferenceResponse:
         """Return the parameters as JSON."""
         return json.dumps(self._parameters)
 
-    def send_to(self, request: WorkerRequest, instance: Instance, final: bool) -> None:
+    def send_to(self, request: WorkerRequest, instance: PythonInstance, final: bool) -> None:
         """Answer `request` with this response; outputs that the client did not ask for are left out."""
         if self._error is not None:
             request.fail(self._error.as_serving_error(), final=final)
@@ -134,7 +134,7 @@ class ResponseSender:
     def __init__(
         self,
         request: WorkerRequest,
-        instance: Instance,
+        instance: PythonInstance,
         on_dropped: Callable[[WorkerRequest, bool], None],
         *,
         closed: bool,

@@ -16,7 +16,7 @@ from kernel.observe.metric_rules import MetricKind, check_buckets, check_family_
 
 if TYPE_CHECKING:
     from backends.transport import wire
-    from kernel.observe.custom_metrics import CustomMetrics, Family, Series
+    from kernel.observe.custom_metrics import CustomFamily, CustomMetrics, CustomSeries
     from kernel.observe.metric_rules import Labels
 
 logger = logging.getLogger(__name__)
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 class _Held(msgspec.Struct, frozen=True):
     """A series that the worker has. Without `series` the model version has no room for it."""
 
-    family: Family
+    family: CustomFamily
     labels: Labels
     bounds: list[float]
-    series: Series | None
+    series: CustomSeries | None
 
 
 class ReportedMetrics:
@@ -38,7 +38,7 @@ class ReportedMetrics:
         """`title` names the worker's instance in the log."""
         self._title = title
         self._metrics = metrics
-        self._families: dict[str, Family] = {}
+        self._families: dict[str, CustomFamily] = {}
         self._held: dict[int, _Held] = {}
         self._complained = False
 

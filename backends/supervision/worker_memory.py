@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from kernel.loop.iteration_end import TurnEnd
+from kernel.loop.iteration_end import IterationEnd
 from kernel.serving.response import OutputTensor
 from shm.region import RegionKind
 
@@ -136,7 +136,7 @@ class WorkerMemory:
         if self._closed:
             return
         if not self._freed:
-            TurnEnd.here().decide(self._send_freed)
+            IterationEnd.here().decide(self._send_freed)
         self._freed += offsets
 
     def _send_freed(self) -> None:

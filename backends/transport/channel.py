@@ -19,7 +19,7 @@ import msgspec
 from backends.transport.framing import LENGTH, LENGTH_PLACE, FrameReader, frame
 from backends.transport.outbox import Outbox, OutboxReader
 from backends.transport.wire import OutboxCreated, encoder
-from kernel.loop.iteration_end import TurnEnd
+from kernel.loop.iteration_end import IterationEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class LoopChannel:
         self._on_messages = on_messages
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._turn_end = TurnEnd.here()
+        self._turn_end = IterationEnd.here()
         self._reader = FrameReader()
         #: The messages of this loop turn, framed.
         self._outbox = bytearray()

@@ -24,7 +24,7 @@ from backends.worker.mailbox import KernelGone, Mailbox
 from backends.worker.memory import AttachedRegions
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.outputs import OutputWriter
-from backends.worker.respond import Answers
+from backends.worker.respond import BatchResponder
 from kernel.errors import ErrorCode, InternalError, ServingError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Worker:
         self._outputs = OutputWriter(self._regions, self._arena_created)
         self._mailbox = Mailbox(channel, self._urgent)
         self._reporter = MetricReporter(self._send)
-        self._answers = Answers(self._outputs, self._held, self._send, lambda: self._mailbox)
+        self._answers = BatchResponder(self._outputs, self._held, self._send, lambda: self._mailbox)
         self._backend: Backend | None = None
         self._verbose = 0
         self._handlers: dict[type, Callable[..., None]] = {

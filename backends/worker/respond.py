@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from backends.worker.request import WorkerRequest
-from kernel.errors import Cancelled, InternalError, ServingError
+from kernel.errors import InternalError, RequestCancelled, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-class Answers:
+class BatchResponder:
     """The `Responder` of a worker's requests. Callable from any thread."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Answers:
         wanted: list[WorkerRequest] = []
         for request in requests:
             if request.ref.number in self._cancelled:
-                request.fail(Cancelled())
+                request.fail(RequestCancelled())
             else:
                 wanted.append(request)
         return wanted

@@ -30,7 +30,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _OWN_KEY = f"{KEY}_{os.getpid()}"
 
 
-class Server:
+class AskedServer:
     """One server under comparison; close it with `with`."""
 
     def __init__(self, http_port: int, grpc_port: int) -> None:
@@ -38,7 +38,7 @@ class Server:
         self._channel = grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=_UNLIMITED)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> AskedServer:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.oracle.answers import Answer
-from bench.oracle.ask import Server
+from bench.oracle.ask import AskedServer
 from bench.server import ServerProcess, free_ports, wait_for
 from bench.triton import triton
 
@@ -49,7 +49,7 @@ class Ours:
     def __init__(self, models: Path) -> None:
         self._models = models
         self._running = contextlib.ExitStack()
-        self._server: Server
+        self._server: AskedServer
         self.process: ServerProcess
         #: The path of its copy of the models.
         self.repository = ""
@@ -59,7 +59,7 @@ class Ours:
             folder = started.enter_context(tempfile.TemporaryDirectory())
             copy = shutil.copytree(self._models, Path(folder, "models"))
             self.process = started.enter_context(ServerProcess(copy, *flags(copy)))
-            self._server = started.enter_context(Server(self.process.http_port, self.process.grpc_port))
+            self._server = started.enter_context(AskedServer(self.process.http_port, self.process.grpc_port))
             self.repository = str(copy)
             self._running = started.pop_all()
         return self
@@ -77,7 +77,7 @@ class Triton:
     def __init__(self, models: Path) -> None:
         self._models = models
         self._running = contextlib.ExitStack()
-        self._server: Server
+        self._server: AskedServer
         self._pid = 0
         #: The path of its copy of the models.
         self.repository = ""
@@ -94,7 +94,7 @@ class Triton:
         copy = shutil.copytree(self._models, Path(folder, "models"))
         http_port, grpc_port, metrics_port = free_ports(3)
         self._pid = self._running.enter_context(triton(copy, http_port, grpc_port, metrics_port, *flags(copy)))
-        self._server = self._running.enter_context(Server(http_port, grpc_port))
+        self._server = self._running.enter_context(AskedServer(http_port, grpc_port))
         self.repository = str(copy)
 
     def ask(self, step: Step) -> Answer:

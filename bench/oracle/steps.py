@@ -36,7 +36,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Step:
-    """One request: a kind that `bench.oracle.ask.Server` can send, and what it says."""
+    """One request: a kind that `bench.oracle.ask.AskedServer` can send, and what it says."""
 
     kind: str
     args: Document

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from bench.contenders import OURS
-from bench.curve import KIB, LATENCY_CLIENTS, MIB, SIZES, THROUGHPUT_CLIENTS, Curve, Point, size_name
+from bench.curve import KIB, LATENCY_CLIENTS, MIB, SIZES, THROUGHPUT_CLIENTS, Curve, CurvePoint, size_name
 from bench.pictures.labels import End, label_ends
 from bench.pictures.style import (
     BLUE,
@@ -58,7 +58,7 @@ def draw_curve(curve: Curve) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, curve: Curve, clients: int, value: Callable[[Point], tuple[float, float | None]]) -> None:
+def _panel(axes: Axes, curve: Curve, clients: int, value: Callable[[CurvePoint], tuple[float, float | None]]) -> None:
     ends: list[End] = []
     for name, colour in COLOURS.items():
         for server in sorted({point.server for point in curve.points}, reverse=True):  # ours on top of Triton's

@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from bench.contenders import OURS
-from bench.growth import CONNECTIONS, NOT_POLLING, Growth, Point
+from bench.growth import CONNECTIONS, NOT_POLLING, Growth, GrowthPoint
 from bench.pictures.labels import End, label_ends
 from bench.pictures.style import BLUE, GREEN, RC, footnote, headline, paper, plain
 
@@ -50,7 +50,7 @@ def draw_growth(growth: Growth) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, points: list[Point], name: str) -> None:
+def _panel(axes: Axes, points: list[GrowthPoint], name: str) -> None:
     for protocol, (_, colour) in COLOURS.items():
         for server in sorted({point.server for point in points}, reverse=True):  # ours on top of Triton's
             line = _line(points, protocol, server)
@@ -64,11 +64,11 @@ def _panel(axes: Axes, points: list[Point], name: str) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
 
 
-def _line(points: list[Point], protocol: str, server: str) -> list[Point]:
+def _line(points: list[GrowthPoint], protocol: str, server: str) -> list[GrowthPoint]:
     return sorted((p for p in points if (p.protocol, p.server) == (protocol, server)), key=lambda p: p.count)
 
 
-def _ends(points: list[Point], name: str) -> list[End]:
+def _ends(points: list[GrowthPoint], name: str) -> list[End]:
     last = [point for point in points if point.axis == list(TITLES)[-1]]
     lines = [(text, colour, _line(last, protocol, OURS)) for protocol, (text, colour) in COLOURS.items()]
     return [End(line[-1].count, getattr(line[-1], name), text, colour) for text, colour, line in lines if line]

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _SAME_SIGNAL_S = 1.0
 
 
-class Owner(Protocol):
+class ServerOperator(Protocol):
     """Whoever started a server. Called from the server's loop, in the order of the methods."""
 
     def begin(self, log: LogSettings) -> None:

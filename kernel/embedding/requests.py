@@ -78,7 +78,7 @@ class Outputs(dict[str, "Array"]):
         self.parameters: dict[str, ParameterValue] = response.parameters or {}
 
 
-class Call:
+class EmbeddedCall:
     """One request on its way. The sink of its responses, which a thread of the program takes.
 
     Its `request` is set before `begin`. A thread that gives up calls `abandon`.
@@ -187,7 +187,7 @@ class ResponseStream:
     An error among the responses is raised, and iteration may go on after it. For one thread at a time.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: EmbeddedCall) -> None:
         self._call = call
 
     def __iter__(self) -> ResponseStream:
@@ -229,7 +229,7 @@ def make_call(
     options: RequestOptions,
     *,
     streaming: bool,
-) -> Call:
+) -> EmbeddedCall:
     """Return a call whose request has these inputs. Raises `InvalidArgument`, and `TypeError` for unknown options.
 
     `spec` says which datatypes plain values become.
@@ -239,7 +239,7 @@ def make_call(
     given = read_options(options)
     expected = {name: tensor.datatype for name, tensor in spec.inputs.items()}
     tensors = [arrays.input_tensor(name, value, expected.get(name)) for name, value in inputs.items()]
-    call = Call(server, given.get("client_timeout"))
+    call = EmbeddedCall(server, given.get("client_timeout"))
     call.request = Request(
         model_name,
         tensors,

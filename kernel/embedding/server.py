@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kernel.command.flags.keywords import Keyword
     from kernel.config.spec import ModelSpec
-    from kernel.options import Listener, ServerOptions
+    from kernel.options import ListenAddress, ServerOptions
     from kernel.serving.catalog import IndexItem
     from kernel.serving.kernel import Kernel
     from kernel.serving.model_metadata import ModelMetadata
@@ -153,7 +153,7 @@ class EmbeddedServer:
         """Where to find the metrics, such as `http://127.0.0.1:8002/metrics`. Raises KeyError where they are not."""
         return f"http://{self._place('metrics', self._options.metrics_listener)}/metrics"
 
-    def _place(self, door: str, listener: Listener) -> str:
+    def _place(self, door: str, listener: ListenAddress) -> str:
         address = _CALLED.get(listener.address, listener.address)
         return f"{f'[{address}]' if ':' in address else address}:{self.ports[door]}"
 

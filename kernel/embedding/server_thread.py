@@ -37,7 +37,7 @@ class NotRunning(Unavailable):
 
 
 class ServerThread:
-    """One server from its start to its end. Implements `kernel.command.terminal.Owner` for a program.
+    """One server from its start to its end. Implements `kernel.command.terminal.ServerOperator` for a program.
 
     `kernel` and `ports` are there once `start` has returned; the kernel is only touched on the loop.
     """

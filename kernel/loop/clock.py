@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.loop.busy_poll import GivingWay, give_way
-from kernel.loop.iteration_end import TurnEnd
+from kernel.loop.iteration_end import IterationEnd
 from kernel.loop.timer import Timer
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 #: A time for alarms: the end of this turn of the loop, see `kernel.loop.iteration_end`.
-TURN_END = 0
+ITERATION_END = 0
 
 
 class Clock(Protocol):
@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 class Alarm(Protocol):
     def set(self, at_ns: int | None) -> None:
-        """Ring once at `at_ns`, not earlier, or at `TURN_END`; replaces what was set before, None only clears it."""
+        """Ring once, not before `at_ns`, or at `ITERATION_END`. Replaces an earlier setting; None only clears it."""
 
     def close(self) -> None:
         """Clear it, and give back what it holds until it is set again."""
@@ -68,7 +68,7 @@ class LoopAlarm:
         self._callback = callback
         self._poll_ns = poll_ns
         self._giving_way = giving_way
-        self._turn_end = TurnEnd.here()
+        self._turn_end = IterationEnd.here()
         self._timer: Timer | None = None
         self._at_ns: int | None = None
         #: When the timer expires; None for never.
@@ -79,7 +79,7 @@ class LoopAlarm:
 
     def set(self, at_ns: int | None) -> None:
         self._at_ns = at_ns
-        if at_ns == TURN_END:
+        if at_ns == ITERATION_END:
             if not self._turn_ends:
                 self._turn_ends = True
                 self._turn_end.decide(self._turn_ended)
@@ -109,7 +109,7 @@ class LoopAlarm:
 
     def _turn_ended(self) -> None:
         self._turn_ends = False
-        if self._at_ns == TURN_END:
+        if self._at_ns == ITERATION_END:
             self._at_ns = None
             self._callback()
 
@@ -129,7 +129,7 @@ class LoopAlarm:
 
     def _ring_or_wait(self) -> None:
         at_ns = self._at_ns
-        if at_ns is None or at_ns == TURN_END:
+        if at_ns is None or at_ns == ITERATION_END:
             return
         if at_ns > time.monotonic_ns():
             self.set(at_ns)

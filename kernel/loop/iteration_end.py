@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class TurnEnd:
+class IterationEnd:
     """The ends of the turns of one event loop. Of the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -24,11 +24,11 @@ class TurnEnd:
         self._expected = False
 
     @staticmethod
-    def here() -> TurnEnd:
+    def here() -> IterationEnd:
         """Return that of the running loop: the same for all who ask while it runs."""
         loop = asyncio.get_running_loop()
         if _thread.turn_end is None or _thread.turn_end.loop is not loop:
-            _thread.turn_end = TurnEnd(loop)
+            _thread.turn_end = IterationEnd(loop)
         return _thread.turn_end
 
     def decide(self, callback: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ class TurnEnd:
 
 
 class _Thread(threading.local):
-    turn_end: TurnEnd | None = None
+    turn_end: IterationEnd | None = None
 
 
 _thread = _Thread()

@@ -21,7 +21,7 @@ class TooManySeries(Exception):
     """A model version has as many series as it may have."""
 
 
-class Series(msgspec.Struct):
+class CustomSeries(msgspec.Struct):
     """The values of one family under one set of labels."""
 
     #: Of a counter or a gauge.
@@ -38,25 +38,25 @@ class Series(msgspec.Struct):
         assert self.histogram is not None
         self.histogram.add(bounds, counts, total)
 
-    def joined(self, other: Series, kind: MetricKind) -> Series:
+    def joined(self, other: CustomSeries, kind: MetricKind) -> CustomSeries:
         """Return what the page shows where two models have the same series: a new one."""
         if kind is MetricKind.GAUGE:
             return self if self.changed_ns > other.changed_ns else other
         if self.histogram is None or other.histogram is None:
-            return Series(self.value + other.value)
+            return CustomSeries(self.value + other.value)
         both = Histogram(self.histogram.bounds)
         for each in (self.histogram, other.histogram):
             both.add(each.bounds, each.counts, each.sum)
-        return Series(histogram=both)
+        return CustomSeries(histogram=both)
 
 
-class Family(msgspec.Struct):
+class CustomFamily(msgspec.Struct):
     """Series with one name, kind and help text: that of who defined the family first (Triton)."""
 
     name: str
     help: str
     kind: MetricKind
-    series: dict[Labels, Series]
+    series: dict[Labels, CustomSeries]
 
 
 class CustomMetrics:
@@ -64,17 +64,17 @@ class CustomMetrics:
 
     def __init__(self) -> None:
         #: Instances might define one name with different kinds, of which the page shows the first.
-        self.families: dict[tuple[str, MetricKind], Family] = {}
+        self.families: dict[tuple[str, MetricKind], CustomFamily] = {}
         self._series_count = 0
 
-    def define(self, name: str, help_text: str, kind: MetricKind) -> Family:
+    def define(self, name: str, help_text: str, kind: MetricKind) -> CustomFamily:
         """Return the family with this name and kind, which is new unless a worker defined it before."""
         family = self.families.get((name, kind))
         if family is None:
-            family = self.families[name, kind] = Family(name, help_text, kind, {})
+            family = self.families[name, kind] = CustomFamily(name, help_text, kind, {})
         return family
 
-    def hold(self, family: Family, labels: Labels, bounds: Sequence[float]) -> Series:
+    def hold(self, family: CustomFamily, labels: Labels, bounds: Sequence[float]) -> CustomSeries:
         """Return the series of `family` for a worker that has it now. Raises `TooManySeries`.
 
         `bounds` are those of a histogram; the first worker's stay.
@@ -85,18 +85,18 @@ class CustomMetrics:
                 raise TooManySeries
             self._series_count += 1
             histogram = Histogram(bounds) if family.kind is MetricKind.HISTOGRAM else None
-            series = family.series[labels] = Series(histogram=histogram)
+            series = family.series[labels] = CustomSeries(histogram=histogram)
         series.holders += 1
         return series
 
-    def release(self, family: Family, labels: Labels) -> None:
+    def release(self, family: CustomFamily, labels: Labels) -> None:
         """A worker's model has dropped a series, which goes with the last one that has it."""
         series = family.series[labels]
         series.holders -= 1
         if not series.holders:
             self._drop(family, labels)
 
-    def leave(self, family: Family, labels: Labels) -> None:
+    def leave(self, family: CustomFamily, labels: Labels) -> None:
         """A worker that had the series has ended. What it counted stays, so that counters never go down; a gauge
         that no worker is left for would tell what is so no more."""
         series = family.series[labels]
@@ -104,7 +104,7 @@ class CustomMetrics:
         if not series.holders and family.kind is MetricKind.GAUGE:
             self._drop(family, labels)
 
-    def _drop(self, family: Family, labels: Labels) -> None:
+    def _drop(self, family: CustomFamily, labels: Labels) -> None:
         del family.series[labels]
         self._series_count -= 1
 
@@ -114,13 +114,13 @@ class CustomMetrics:
         assert self._series_count == counted, (self._series_count, counted)
 
 
-def joined(models: Iterable[tuple[str, CustomMetrics]]) -> tuple[list[Family], list[str]]:
+def joined(models: Iterable[tuple[str, CustomMetrics]]) -> tuple[list[CustomFamily], list[str]]:
     """Return the families of all models that have series, each name once, and a line about each that is left out.
 
     `models` are names of models and their metrics. Where two use the same name with different kinds, or one that a
     histogram of the other gives its samples, the first one's is shown.
     """
-    shown: dict[str, Family] = {}
+    shown: dict[str, CustomFamily] = {}
     #: Which family has which names on the page, and whose it is.
     taken: dict[str, tuple[str, str]] = {}
     left_out: list[str] = []
@@ -140,12 +140,12 @@ def joined(models: Iterable[tuple[str, CustomMetrics]]) -> tuple[list[Family], l
                     f"'{owners[0][1]}' has the same name with another kind, or samples of that name"
                 )
                 continue
-            shown[family.name] = Family(family.name, family.help, family.kind, dict(family.series))
+            shown[family.name] = CustomFamily(family.name, family.help, family.kind, dict(family.series))
             taken.update(dict.fromkeys(names, (family.name, model)))
     return list(shown.values()), left_out
 
 
-def _join(known: Family, other: Family) -> None:
+def _join(known: CustomFamily, other: CustomFamily) -> None:
     for labels, series in other.series.items():
         mine = known.series.get(labels)
         known.series[labels] = series if mine is None else mine.joined(series, known.kind)

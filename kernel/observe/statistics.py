@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import Cancelled, QueueFull, QueueTimeout
+from kernel.errors import QueueFull, QueueTimeout, RequestCancelled
 from kernel.observe.custom_metrics import CustomMetrics
 from kernel.observe.histogram import Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
@@ -204,6 +204,6 @@ def _summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: Ex
 def _reason(request: Request, error: ServingError) -> str:
     if isinstance(error, QueueTimeout):
         return "REJECTED"
-    if isinstance(error, Cancelled):
+    if isinstance(error, RequestCancelled):
         return "CANCELED"
     return "BACKEND" if request.dispatched else "OTHER"

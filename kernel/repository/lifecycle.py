@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernel.errors import InternalError, LoadFailed, ServerStopping, ServingError, Unavailable
+from kernel.errors import InternalError, ModelLoadFailed, ServerStopping, ServingError, Unavailable
 from kernel.repository.layout import RepositoryContents, check_model_name, known_names, overriding_folder
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_names, list_repository
@@ -182,9 +182,9 @@ class Lifecycle:
         """Load models of one name, which are several only with namespacing. Raises `ServingError`."""
         results = await asyncio.gather(*(self._load(folder, config) for folder in folders), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
-        texts = [error.message for error in errors if isinstance(error, LoadFailed)]
+        texts = [error.message for error in errors if isinstance(error, ModelLoadFailed)]
         if len(errors) > 1 and len(texts) == len(errors):
-            raise LoadFailed("".join(texts))
+            raise ModelLoadFailed("".join(texts))
         if errors:
             raise errors[0]
 
@@ -203,7 +203,7 @@ class Lifecycle:
     async def _load(
         self, folder: ModelFolder, config_override: str | None = None, files: OverrideFolder | None = None
     ) -> None:
-        """Load every version that the policy chooses. Raises `LoadFailed` or `InternalError`."""
+        """Load every version that the policy chooses. Raises `ModelLoadFailed` or `InternalError`."""
         identifier = folder.identifier
         self._identifiers.setdefault(folder.name, set()).add(identifier)
         async with self._lock(identifier):
@@ -223,7 +223,7 @@ class Lifecycle:
                 versions = source.versions(config)
             except ServingError as error:
                 self._broken(folder, error, config_override)
-                raise LoadFailed(f"load failed for model '{identifier}': {error.message}\n") from error
+                raise ModelLoadFailed(f"load failed for model '{identifier}': {error.message}\n") from error
             for line in source.warnings(config):
                 logger.warning("model '%s': %s", identifier, line)
             self._catalog.set_broken(identifier, None)
@@ -303,7 +303,7 @@ class Lifecycle:
         for version in others:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.UNAVAILABLE, UNLOADED)
-        raise LoadFailed(f"load failed for model '{identifier}': {text}\n")
+        raise ModelLoadFailed(f"load failed for model '{identifier}': {text}\n")
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions serve that are ready now, and retire those that did before and are not among them."""

@@ -28,7 +28,7 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class RequestForm(msgspec.Struct, frozen=True):
+class PreparedRequest(msgspec.Struct, frozen=True):
     """What requests of one form have in common."""
 
     #: Never submitted; its inputs have no data.
@@ -51,7 +51,7 @@ class RequestForm(msgspec.Struct, frozen=True):
         return request
 
 
-def form_of(request: Request, model: Model) -> RequestForm:
+def form_of(request: Request, model: Model) -> PreparedRequest:
     """Return the form of a request that was checked for `model` and not started."""
     leases = any(tensor.shared_memory is not None for tensor in request.inputs) or any(
         output.shared_memory is not None for output in request.outputs
@@ -61,4 +61,4 @@ def form_of(request: Request, model: Model) -> RequestForm:
     like.sink = _NOBODY
     like.inputs = [InputTensor(t.name, t.datatype, t.shape, None, t.shared_memory) for t in request.inputs]
     like.parameters = dict(request.parameters)
-    return RequestForm(like, model, leases, small)
+    return PreparedRequest(like, model, leases, small)

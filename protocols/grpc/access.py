@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kernel.serving.request import Buffer
-    from protocols.grpc.h2.frames import ErrorCode
-    from protocols.grpc.h2.streams import Call, Stream
-    from protocols.grpc.h2.transport import Owner, ServerConnection
+    from protocols.grpc.h2.frames import H2ErrorCode
+    from protocols.grpc.h2.streams import Stream, StreamCallbacks
+    from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
 
 #: Fields of a ModelInferRequest that clients send first (grpc_service.proto), with their wire tags.
 _NAME, _VERSION, _ID = 0x0A, 0x12, 0x1A
 
 
 class WatchingOwner:
-    """A `protocols.grpc.h2.transport.Owner` that has `owner` answer, and logs each call when it has ended."""
+    """A `protocols.grpc.h2.transport.CallAcceptor` that has `owner` answer, and logs each call when it has ended."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: CallAcceptor) -> None:
         self._owner = owner
 
     def opened(self, connection: ServerConnection) -> None:
@@ -43,7 +43,7 @@ class WatchingOwner:
     def quiet(self) -> None:
         self._owner.quiet()
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         watch = _Watch(connection, stream)
         call = self._owner.answer(cast("ServerConnection", _WatchedConnection(connection, watch)), stream)
         return None if call is None else _WatchedCall(call, watch)
@@ -100,7 +100,7 @@ class _WatchedConnection:
 
 
 class _WatchedMachine:
-    """The sending half of a connection, as `protocols.grpc.h2.answers.Answers`, for the answer of one call."""
+    """The sending half of a connection, as `protocols.grpc.h2.answers.SendingHalf`, for the answer of one call."""
 
     def __init__(self, machine: Any, watch: _Watch) -> None:
         self._machine = machine
@@ -127,15 +127,15 @@ class _WatchedMachine:
         self._machine.send_trailers(stream, block)
         self._watch.ended(status_of(block))
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
+    def reset(self, stream: Stream, code: H2ErrorCode) -> None:
         self._machine.reset(stream, code)
         self._watch.ended(f"RESET({code.name})")
 
 
 class _WatchedCall:
-    """A `protocols.grpc.h2.streams.Call` that hands on what it is told."""
+    """A `protocols.grpc.h2.streams.StreamCallbacks` that hands on what it is told."""
 
-    def __init__(self, call: Call, watch: _Watch) -> None:
+    def __init__(self, call: StreamCallbacks, watch: _Watch) -> None:
         self._call = call
         self._watch = watch
 

@@ -19,7 +19,7 @@ from h2.exceptions import StreamClosedError
 
 from protocols.grpc.compression import compress
 from protocols.grpc.framing import PREFIX
-from protocols.grpc.h2.frames import ErrorCode
+from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import encode_block
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class HandlerCall:
         self._on_readable: Callable[[], None] | None = None
         self._on_sent: Callable[[], None] | None = None
 
-    # ---- protocols.grpc.h2.streams.Call -------------------------------------------------------
+    # ---- protocols.grpc.h2.streams.StreamCallbacks -------------------------------------------------------
 
     def readable(self) -> None:
         if self._on_readable is not None:
@@ -238,7 +238,7 @@ class HandlerCall:
 
     def reset_nowait(self) -> None:
         if self._stream.open:
-            self._wire.machine.reset(self._stream, ErrorCode.NO_ERROR)
+            self._wire.machine.reset(self._stream, H2ErrorCode.NO_ERROR)
             self._wire.wake()
 
     @property
@@ -248,7 +248,7 @@ class HandlerCall:
     def release(self) -> Any:
         """The handler has ended. Where it did not even send a status, the client is not left waiting."""
         if self._stream.open:
-            self._wire.machine.reset(self._stream, ErrorCode.INTERNAL_ERROR)
+            self._wire.machine.reset(self._stream, H2ErrorCode.INTERNAL_ERROR)
         self._wire.wake()
 
     def _check_open(self) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from protocols.grpc.admission import Admission
     from protocols.grpc.h2.keepalive import KeepaliveRules
-    from protocols.grpc.h2.streams import Call, Stream
+    from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.handlers import Handlers
     from protocols.grpc.rpcs.infer import Inference
 
@@ -50,7 +50,7 @@ class Terms(msgspec.Struct, frozen=True):
     log_access: bool = False
 
 
-class Listener:
+class GrpcListener:
     """Ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
 
     def __init__(self, sock: socket.socket, terms: Terms, inference: Inference, handlers: Handlers) -> None:
@@ -84,7 +84,7 @@ class Listener:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    # ---- protocols.grpc.h2.transport.Owner ----------------------------------------------------
+    # ---- protocols.grpc.h2.transport.CallAcceptor ----------------------------------------------------
 
     def opened(self, connection: ServerConnection) -> None:
         self._connections.add(connection)
@@ -93,7 +93,7 @@ class Listener:
         self._connections.discard(connection)
         self.quiet()
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         head = stream.head
         if self._admission is not None and (text := self._admission.refusal(head)) is not None:
             connection.machine.send_trailers(stream, status_block(Status.UNAVAILABLE.value, text))

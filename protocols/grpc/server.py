@@ -12,7 +12,7 @@ from protocols.grpc.calls import OpenCalls
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
 from protocols.grpc.handlers import Handlers
-from protocols.grpc.listener import Listener, Terms
+from protocols.grpc.listener import GrpcListener, Terms
 from protocols.grpc.metadata import make_metadata_forwarder
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
@@ -46,7 +46,7 @@ class GrpcServer:
         self._max_response_pool_size = options.max_response_pool_size
         self._title = f"GRPCInferenceService at {_address_text(sock)}"
         self._calls = OpenCalls()
-        self._listener: Listener | None = None
+        self._listener: GrpcListener | None = None
 
     @property
     def title(self) -> str:
@@ -61,7 +61,7 @@ class GrpcServer:
             ReflectionService(),
         )
         mapping = {path: handler for service in services for path, handler in service.__mapping__().items()}
-        self._listener = Listener(
+        self._listener = GrpcListener(
             self._sock,
             self._terms,
             Inference(kernel, calls, self._forwarder, self._compression),

@@ -8,7 +8,7 @@ from grpclib.const import Cardinality, Handler
 
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from protocols.grpc.messages.prepared import RequestForms
+from protocols.grpc.messages.prepared import PreparedMessages
 from protocols.grpc.rpc import translated_errors, unary
 from protocols.grpc.rpcs.admin import ModelRpcs, RepositoryRpcs, ServerRpcs
 from protocols.grpc.rpcs.health import Health, WatchCall
@@ -46,7 +46,7 @@ class InferenceService:
         self._calls = calls
         self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
-        self._forms = RequestForms()
+        self._forms = PreparedMessages()
 
     def __mapping__(self) -> dict[str, Handler]:
         handlers = {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.errors import ServingError
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 #: A body must go on within this time, and after it come at this rate on average.
 INACTIVITY_S = 30.0
@@ -101,12 +101,12 @@ def _is_chunked(http: web.BaseRequest) -> bool:
     return "Transfer-Encoding" in http.headers
 
 
-async def read_json_text(call: Call) -> bytes:
+async def read_json_text(call: HttpCall) -> bytes:
     """Return a body that is JSON altogether. Raises as `read_body`."""
     return await read_body(call.http, call.max_input_size, lambda byte_size: json_too_large(call, byte_size))
 
 
-def json_too_large(call: Call, byte_size: int) -> ServingError:
+def json_too_large(call: HttpCall, byte_size: int) -> ServingError:
     return InvalidArgument(
         f"request JSON size of {byte_size} bytes exceeds the maximum allowed input size of "
         f"{call.max_input_size} bytes. Use --http-max-input-size to increase the limit."

@@ -30,7 +30,7 @@ class CallSettings(msgspec.Struct, frozen=True):
     forwarder: HeaderForwarder | None = None
 
 
-class Call:
+class HttpCall:
     """Handlers get one and return a response. `names` are the parts of the path that the route names."""
 
     __slots__ = (

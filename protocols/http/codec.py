@@ -55,14 +55,14 @@ class _Input(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw()
 
 
-class _Header(msgspec.Struct):
+class JsonHeader(msgspec.Struct):
     id: Any = ABSENT
     parameters: Any = ABSENT
     inputs: list[_Input] | msgspec.UnsetType = ABSENT
     outputs: Any = ABSENT
 
 
-_header_decoder = msgspec.json.Decoder(_Header)
+_header_decoder = msgspec.json.Decoder(JsonHeader)
 
 
 class OutputForm:
@@ -94,7 +94,7 @@ def decode_infer(header: bytes, binary: memoryview, request: Request, max_input_
         raise
 
 
-def _decode_header(text: bytes) -> _Header:
+def _decode_header(text: bytes) -> JsonHeader:
     try:
         return _header_decoder.decode(text)
     except UNDECODABLE:
@@ -103,7 +103,7 @@ def _decode_header(text: bytes) -> _Header:
     inputs = member(document, "inputs")
     if isinstance(inputs, list):
         inputs = [_plain_input(each) for each in inputs]
-    return _Header(
+    return JsonHeader(
         id=member(document, "id"),
         parameters=member(document, "parameters"),
         inputs=inputs,
@@ -122,7 +122,7 @@ def _plain_input(document: Any) -> _Input:
     )
 
 
-def _fill(header: _Header, binary: memoryview, request: Request, max_input_size: int) -> OutputForm:
+def _fill(header: JsonHeader, binary: memoryview, request: Request, max_input_size: int) -> OutputForm:
     if header.id is not ABSENT:
         request.id = _read("id", header.id, as_string)
     form = OutputForm()

@@ -47,7 +47,7 @@ _NEVER_S = 365 * 24 * 3600.0
 BACKLOG = 1024
 
 
-class Connection(web.RequestHandler):
+class AiohttpConnection(web.RequestHandler):
     """A connection that answers what is no HTTP with our errors, and logs it where nobody is alarmed."""
 
     __slots__ = ("answered", "chunks", "patience")
@@ -132,7 +132,7 @@ class AiohttpServer(web.Server):
     #: Goes while there are connections.
     _timer: asyncio.TimerHandle | None = None
 
-    def __call__(self) -> Connection:
+    def __call__(self) -> AiohttpConnection:
         return self._connection(KEEPALIVE_S)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
@@ -143,7 +143,7 @@ class AiohttpServer(web.Server):
     def expire(self, now: float) -> None:
         """Let all connections look at the time `now`."""
         for connection in list(self.connections):
-            if isinstance(connection, Connection):
+            if isinstance(connection, AiohttpConnection):
                 connection.expire(now)
 
     def _tick(self) -> None:
@@ -156,14 +156,14 @@ class AiohttpServer(web.Server):
             self._timer.cancel()
             self._timer = None
 
-    def guest(self, answered: Callable[[bool], None]) -> Connection:
-        """Return a connection for single requests on a transport that is the lane's. See `Connection.answered`."""
+    def guest(self, answered: Callable[[bool], None]) -> AiohttpConnection:
+        """Return a connection for single requests on the fast path's transport. See `AiohttpConnection.answered`."""
         connection = self._connection(_NEVER_S)
         connection.answered = answered
         return connection
 
-    def _connection(self, keepalive_timeout: float) -> Connection:
-        connection = Connection(
+    def _connection(self, keepalive_timeout: float) -> AiohttpConnection:
+        connection = AiohttpConnection(
             self,
             loop=self._loop,
             keepalive_timeout=keepalive_timeout,
@@ -194,7 +194,7 @@ class FirstServer(Protocol):
         """Finish what runs within `grace_s` seconds, and close its connections."""
 
 
-class Listener:
+class HttpListener:
     """Serves one bound socket with one handler of all requests."""
 
     def __init__(
@@ -273,7 +273,7 @@ class Listener:
 
     def _close_idle(self, server: AiohttpServer) -> bool:
         """Close connections without a request; whether there are others."""
-        connections = [each for each in server.connections if isinstance(each, Connection)]
+        connections = [each for each in server.connections if isinstance(each, AiohttpConnection)]
         for connection in connections:
             if connection.idle:
                 connection.close()

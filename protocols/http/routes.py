@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from protocols.http.call import Call
+from protocols.http.call import HttpCall
 from protocols.http.endpoints import generate, health, infer, models, repository, settings, shared_memory
 from protocols.restricted import Category
 
-Handler = Callable[[Call], Awaitable[web.StreamResponse]]
+Handler = Callable[[HttpCall], Awaitable[web.StreamResponse]]
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -11,11 +11,11 @@ from kernel.options import HttpOptions
 from protocols.forwarding import make_forwarder
 from protocols.http.access import AccessLogger, WatchedAnswer
 from protocols.http.body import BodyTooSlow, TooManyChunks
-from protocols.http.call import Call, CallSettings
+from protocols.http.call import CallSettings, HttpCall
 from protocols.http.cors import CorsPolicy
-from protocols.http.fast.fast_path import Lane
+from protocols.http.fast.fast_path import FastPath
 from protocols.http.internal_errors import log_bug
-from protocols.http.listener import Listener
+from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.responses import SERVER_HEADER, error_reply
 from protocols.http.routes import find_endpoint, request_path
@@ -60,11 +60,11 @@ class HttpServer:
             and self._cors is None
             and not log_access
         )
-        self._listener = Listener(
+        self._listener = HttpListener(
             sock,
             "HTTPService",
             WatchedAnswer(self._answer) if log_access else self._answer,
-            Lane(kernel, options.max_input_size) if lane and plain else None,
+            FastPath(kernel, options.max_input_size) if lane and plain else None,
             server_context(options.tls, ["http/1.1"]) if options.tls is not None else None,
             AccessLogger if log_access else None,
         )
@@ -104,7 +104,7 @@ class HttpServer:
         if handler is None:
             allowed = {"Allow": ", ".join(endpoint.handlers)}
             return error_reply(405, "Method Not Allowed", plain=endpoint.plain_errors, headers=allowed)
-        call = Call(http, self._kernel, names, self._settings, plain_errors=endpoint.plain_errors)
+        call = HttpCall(http, self._kernel, names, self._settings, plain_errors=endpoint.plain_errors)
         call.reply_headers = reply_headers
         try:
             return await handler(call)

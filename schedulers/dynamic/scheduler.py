@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel import errors
-from kernel.loop.clock import TURN_END
+from kernel.loop.clock import ITERATION_END
 from kernel.serving.events import Cancelled, DeadlineReached, NoInstanceLeft, Returned, Submitted
 from schedulers.dynamic.batcher import DynamicBatcher
 
@@ -27,7 +27,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
     until_ns: int | None = None
     while True:
         event = await inbox.next(until_ns)
-        until_ns = TURN_END
+        until_ns = ITERATION_END
         match event:
             case Submitted(request=request):
                 if not batcher.add(request):
@@ -38,7 +38,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
                 _start(batcher, instances, clock)
                 until_ns = _wake_ns(batcher, instances)
             case Cancelled(request=request) if batcher.queue.cancel(request):
-                request.fail(errors.Cancelled())
+                request.fail(errors.RequestCancelled())
             case Returned(requests=requests):
                 batcher.put_back(requests)
             case NoInstanceLeft(error=error):

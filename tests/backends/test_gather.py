@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.gather import batch_sizes, gather
-from backends.reshape import TensorSpec
+from backends.reshape import TensorShapes
 from backends.scatter import scatter
 from kernel.errors import InternalError
 
@@ -33,7 +33,7 @@ def test_the_inputs_of_a_lone_request_are_used_in_place(lab: Lab) -> None:
 
 def test_rows_of_several_requests_follow_each_other_in_one_contiguous_array(lab: Lab) -> None:
     requests = [lab.request({"A": floats(1, 2)}), lab.request({"A": floats(2, 2) + 10})]
-    array = gather(requests, {"A": TensorSpec("A", "FP32", (2,), batched=True)})["A"]
+    array = gather(requests, {"A": TensorShapes("A", "FP32", (2,), batched=True)})["A"]
     assert array.flags.c_contiguous
     assert array.tolist() == [[0, 1], [10, 11], [12, 13]]
 
@@ -46,19 +46,19 @@ def test_requests_may_list_their_inputs_in_any_order(lab: Lab) -> None:
 
 
 def test_an_optional_input_that_no_request_has_is_left_out(lab: Lab) -> None:
-    specs = {"A": TensorSpec("A", "FP32", (1,)), "B": TensorSpec("B", "FP32", (1,), optional=True)}
+    specs = {"A": TensorShapes("A", "FP32", (1,)), "B": TensorShapes("B", "FP32", (1,), optional=True)}
     assert list(gather([lab.request({"A": floats(1)})], specs)) == ["A"]
 
 
 def test_the_model_sees_the_reshaped_shape(lab: Lab) -> None:
-    specs = {"A": TensorSpec("A", "FP32", (6,), (2, 3), batched=True)}
+    specs = {"A": TensorShapes("A", "FP32", (6,), (2, 3), batched=True)}
     requests = [lab.request({"A": floats(1, 6)}), lab.request({"A": floats(2, 6)})]
     assert gather(requests, specs)["A"].shape == (3, 2, 3)
     assert gather(requests[:1], specs)["A"].shape == (1, 2, 3)
 
 
 def test_ragged_inputs_become_one_row_of_elements(lab: Lab) -> None:
-    specs = {"A": TensorSpec("A", "FP32", (-1,), batched=True, ragged=True)}
+    specs = {"A": TensorShapes("A", "FP32", (-1,), batched=True, ragged=True)}
     requests = [lab.request({"A": floats(1, 2)}), lab.request({"A": floats(1, 3)})]
     assert gather(requests, specs)["A"].tolist() == [0, 1, 0, 1, 2]
 
@@ -103,7 +103,7 @@ def test_batched_answers_are_those_of_each_request_alone(
 ) -> None:
     datatype, given_arrays = batch
     lab = new_lab()
-    spec = TensorSpec("T", datatype, (6,), (2, 3) if reshaped else None, batched=True)
+    spec = TensorShapes("T", datatype, (6,), (2, 3) if reshaped else None, batched=True)
     bf16 = ["T"] if datatype == "BF16" else []
 
     together = [lab.request({"T": array}, bf16=bf16) for array in given_arrays]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.reshape import TensorSpec, input_array, output_array, tensor_specs
+from backends.reshape import TensorShapes, input_array, output_array, tensor_specs
 from backends.worker.request import InputView
 from kernel.errors import InternalError, InvalidArgument
 
@@ -17,8 +17,8 @@ def test_specs_are_read_from_a_configuration_with_integers_as_numbers_or_strings
         ],
     }
     assert tensor_specs(config, "input") == {
-        "A": TensorSpec("A", "BYTES", (6, -1), (2, 3, -1), batched=True),
-        "B": TensorSpec("B", "BF16", (1,), (), batched=True, optional=True),
+        "A": TensorShapes("A", "BYTES", (6, -1), (2, 3, -1), batched=True),
+        "B": TensorShapes("B", "BF16", (1,), (), batched=True, optional=True),
     }
 
 
@@ -36,14 +36,14 @@ def test_only_outputs_follow_the_shape_of_a_source_input() -> None:
 @pytest.mark.parametrize(
     ("spec", "client", "model"),
     [
-        (TensorSpec("T", "FP32", (6,), (2, 3)), [6], [2, 3]),
-        (TensorSpec("T", "FP32", (6,), (2, 3), batched=True), [5, 6], [5, 2, 3]),
-        (TensorSpec("T", "FP32", (-1, 4, -1), (-1, 2, 2, -1), batched=True), [5, 7, 4, 9], [5, 7, 2, 2, 9]),
-        (TensorSpec("T", "FP32", (1,), (), batched=True), [5, 1], [5]),
-        (TensorSpec("T", "FP32", (6,)), [6], [6]),
+        (TensorShapes("T", "FP32", (6,), (2, 3)), [6], [2, 3]),
+        (TensorShapes("T", "FP32", (6,), (2, 3), batched=True), [5, 6], [5, 2, 3]),
+        (TensorShapes("T", "FP32", (-1, 4, -1), (-1, 2, 2, -1), batched=True), [5, 7, 4, 9], [5, 7, 2, 2, 9]),
+        (TensorShapes("T", "FP32", (1,), (), batched=True), [5, 1], [5]),
+        (TensorShapes("T", "FP32", (6,)), [6], [6]),
     ],
 )
-def test_both_shapes_of_a_tensor_lead_to_each_other(spec: TensorSpec, client: list[int], model: list[int]) -> None:
+def test_both_shapes_of_a_tensor_lead_to_each_other(spec: TensorShapes, client: list[int], model: list[int]) -> None:
     assert spec.model_shape(client) == model
     assert spec.client_shape(model) == client
 
@@ -51,7 +51,7 @@ def test_both_shapes_of_a_tensor_lead_to_each_other(spec: TensorSpec, client: li
 def test_an_input_is_a_view_in_place() -> None:
     memory = bytearray(np.arange(6, dtype=np.float32).tobytes())
     view = InputView("A", "FP32", [6], memoryview(memory))
-    array = input_array(view, TensorSpec("A", "FP32", (6,), (2, 3)))
+    array = input_array(view, TensorShapes("A", "FP32", (6,), (2, 3)))
     array[1, 2] = 50
     assert array.shape == (2, 3)
     assert np.frombuffer(memory, np.float32)[5] == 50
@@ -86,6 +86,6 @@ def test_an_input_of_the_wrong_size_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3, 1), ()])
 def test_an_output_of_an_unexpected_shape_cannot_be_reshaped(shape: tuple[int, ...]) -> None:
-    spec = TensorSpec("OUT", "FP32", (6,), (2, 3))
+    spec = TensorShapes("OUT", "FP32", (6,), (2, 3))
     with pytest.raises(InternalError, match=r"output 'OUT' of shape \[.*\] cannot be reshaped to \[6\]"):
         output_array(np.zeros(shape, np.float32), spec)

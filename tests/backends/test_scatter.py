@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.reshape import TensorSpec
+from backends.reshape import TensorShapes
 from backends.scatter import scatter, wanted_outputs
 from kernel.errors import InternalError, Unsupported
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shm.arrays import Array
     from tests.backends.conftest import Lab
 
-BATCHED = {name: TensorSpec(name, "FP32", (2,), batched=True) for name in ("X", "Y")}
+BATCHED = {name: TensorShapes(name, "FP32", (2,), batched=True) for name in ("X", "Y")}
 
 
 def floats(*shape: int) -> Array:
@@ -40,13 +40,13 @@ def test_outputs_are_wanted_if_one_request_asked_for_them(lab: Lab) -> None:
 
 def test_a_model_without_batches_answers_with_its_whole_output(lab: Lab) -> None:
     request = lab.request({})
-    scatter([request], [1], {"X": floats(5, 2)}, {"X": TensorSpec("X", "FP32", (-1, 2))})
+    scatter([request], [1], {"X": floats(5, 2)}, {"X": TensorShapes("X", "FP32", (-1, 2))})
     assert lab.answer(request)["X"].shape == (5, 2)
 
 
 def test_clients_see_the_shape_of_the_configuration(lab: Lab) -> None:
     request = lab.request({})
-    spec = TensorSpec("X", "FP32", (6,), (2, 3), batched=True)
+    spec = TensorShapes("X", "FP32", (6,), (2, 3), batched=True)
     scatter([request], [2], {"X": floats(2, 2, 3)}, {"X": spec})
     assert lab.answer(request)["X"].shape == (2, 6)
 
@@ -71,14 +71,14 @@ def test_a_scalar_has_no_rows(lab: Lab) -> None:
 
 def test_a_shape_that_does_not_fit_the_configuration_fails_the_request(lab: Lab) -> None:
     request = lab.request({})
-    spec = TensorSpec("X", "FP32", (6,), (2, 3), batched=True)
+    spec = TensorShapes("X", "FP32", (6,), (2, 3), batched=True)
     scatter([request], [1], {"X": floats(1, 5)}, {"X": spec})
     assert isinstance(lab.error(request), InternalError)
 
 
 def test_a_flat_output_is_divided_by_the_shapes_of_an_input(lab: Lab) -> None:
     one, two = lab.request({"A": floats(1, 2)}, outputs=["Z"]), lab.request({"A": floats(1, 3)})
-    spec = TensorSpec("X", "FP32", (-1,), batched=True, shaped_like="A")
+    spec = TensorShapes("X", "FP32", (-1,), batched=True, shaped_like="A")
     scatter([one, two], [1, 1], {"X": floats(5)}, {"X": spec})
     assert lab.answer(one) == {}
     assert lab.answer(two)["X"].tolist() == [[2, 3, 4]]

@@ -15,7 +15,7 @@ MACHINE = Machine("2026-01-02", "abc1234", "Some Processor", 2, 16, "6.1", "3.11
 
 def curve_of(servers: tuple[str, ...]) -> curve.Curve:
     points = [
-        curve.Point(load.transport.name, server, load.byte_size, load.clients, 1000.0, 1000.0, 2000.0,
+        curve.CurvePoint(load.transport.name, server, load.byte_size, load.clients, 1000.0, 1000.0, 2000.0,
                     [Figures(1000.0, 1000.0, 2000.0, 500)])
         for load in curve.loads(curve.SIZES)
         for server in servers
@@ -25,9 +25,9 @@ def curve_of(servers: tuple[str, ...]) -> curve.Curve:
 
 def growth_point(
     axis: str, count: int, protocol: str, server: str, rate: float = 5000, cpu: float = 80
-) -> growth.Point:
+) -> growth.GrowthPoint:
     sample = Sample(rate, 500, 900, 10_000, cpu, 40)
-    return growth.Point(axis, count, protocol, server, rate, 500, 900, cpu, 40, [sample])
+    return growth.GrowthPoint(axis, count, protocol, server, rate, 500, 900, cpu, 40, [sample])
 
 
 def growth_of(servers: tuple[str, ...]) -> growth.Growth:

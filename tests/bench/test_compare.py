@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bench.compare import Measured, report_line
-from bench.machine import CpuTimes
+from bench.machine import ProcessTimes
 from bench.rows import Figures, Row
 
 ROW = Row("small http c=8", "add_sub", "http", 8)
-OURS = Measured([Figures(20_000, 300, 800, 1000, client_cpu_s=0.04)], [CpuTimes(0.03, 0.01)])
-TRITON = Measured([Figures(10_000, 600, 1600, 1000, client_cpu_s=0.04)], [CpuTimes(0.08, 0.02)])
+OURS = Measured([Figures(20_000, 300, 800, 1000, client_cpu_s=0.04)], [ProcessTimes(0.03, 0.01)])
+TRITON = Measured([Figures(10_000, 600, 1600, 1000, client_cpu_s=0.04)], [ProcessTimes(0.08, 0.02)])
 
 
 def test_cpu_time_is_that_of_one_request() -> None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 AXES = {axis.name: axis for axis in growth.AXES}
 
 
-def point(count: int, server: str = OURS, *, rate: float = 5000, cpu: float = 80) -> growth.Point:
-    return growth.Point("models", count, "http", server, rate, 500, 900, cpu, 40, [])
+def point(count: int, server: str = OURS, *, rate: float = 5000, cpu: float = 80) -> growth.GrowthPoint:
+    return growth.GrowthPoint("models", count, "http", server, rate, 500, 900, cpu, 40, [])
 
 
 def test_a_request_that_costs_the_same_is_flat() -> None:
@@ -31,7 +31,7 @@ def test_a_request_that_costs_more_at_the_last_step_is_not_flat() -> None:
 
 
 def test_spreading_requests_may_lose_what_they_shared_but_not_more() -> None:
-    alone = growth.Point("connections", 1, "http", OURS, 3000, 500, 900, 150, 40, [])
+    alone = growth.GrowthPoint("connections", 1, "http", OURS, 3000, 500, 900, 150, 40, [])
     dearer = {
         last: next(v for v in growth.verdicts([alone, point(1), point(64, cpu=last)]) if v.axis == "models")
         for last in (160, 300)

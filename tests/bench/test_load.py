@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.load import LoadFailed, Spec, run_apart
+from bench.load import LoadNotRun, Spec, run_apart
 from bench.models import copy_name, instances_name, write_growing_models
 from bench.server import ServerProcess
 
@@ -38,10 +38,10 @@ def test_all_connections_are_kept_busy(server: ServerProcess, protocol: str) -> 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_an_error_of_the_server_ends_the_load(server: ServerProcess, protocol: str) -> None:
-    with pytest.raises(LoadFailed, match="unknown model"):
+    with pytest.raises(LoadNotRun, match="unknown model"):
         run_apart(spec(server, protocol, ["missing"]))
 
 
 def test_a_server_that_is_not_there_ends_the_load(server: ServerProcess) -> None:
-    with pytest.raises(LoadFailed, match="refused"):
+    with pytest.raises(LoadNotRun, match="refused"):
         run_apart(Spec("http", 1, 1, ["m"], 0.05, server.pid))

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc
 
 from kernel.embedding import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
-from kernel.options import Listener, LogOptions, RepositoryOptions, ServerOptions
+from kernel.options import ListenAddress, LogOptions, RepositoryOptions, ServerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -261,10 +261,10 @@ def test_a_server_is_stopped_and_started_again(tmp_path: Path) -> None:
 
 
 def test_options_can_be_given_as_they_are(tmp_path: Path) -> None:
-    closed = Listener(False, "127.0.0.1", 0)
+    closed = ListenAddress(False, "127.0.0.1", 0)
     options = ServerOptions(
         RepositoryOptions(paths=(write_models(tmp_path, "square_int32"),)),
-        http_listener=Listener(True, "::1", 0),
+        http_listener=ListenAddress(True, "::1", 0),
         grpc_listener=closed,
         metrics_listener=closed,
         event_loop="asyncio",

@@ -10,7 +10,7 @@ import pytest
 
 from kernel import options as module
 from kernel.command.flags.read import DEFAULTS, FLAGS
-from kernel.options import BadOption, Listener, RepositoryOptions, ServerOptions, check_options
+from kernel.options import BadOption, ListenAddress, RepositoryOptions, ServerOptions, check_options
 
 ROOT = Path(module.__file__).parents[1]
 
@@ -48,7 +48,7 @@ def test_all_models_cannot_be_asked_for_together_with_some() -> None:
 
 
 def listeners(**places: tuple[bool, str, int]) -> ServerOptions:
-    changes = {f"{name}_listener": Listener(*place) for name, place in places.items()}
+    changes = {f"{name}_listener": ListenAddress(*place) for name, place in places.items()}
     return msgspec.structs.replace(DEFAULTS, **changes)
 
 

@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from kernel.options import Listener
+from kernel.options import ListenAddress
 from kernel.sockets import CannotListen, bind
 
 
 def test_port_zero_is_any_free_one() -> None:
-    with bind("HTTP", Listener(True, "127.0.0.1", 0)) as sock:
+    with bind("HTTP", ListenAddress(True, "127.0.0.1", 0)) as sock:
         assert sock.getsockname()[1] != 0
         assert sock.getblocking() is False
 
@@ -22,7 +22,7 @@ def test_a_taken_port_is_told_with_the_flag_that_changes_it() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(CannotListen) as caught:
-            bind("GRPC", Listener(True, "127.0.0.1", port))
+            bind("GRPC", ListenAddress(True, "127.0.0.1", port))
     assert str(caught.value) == (
         f"failed to start GRPC service: Unavailable - Socket '127.0.0.1:{port}' already in use. "
         "Choose another port with --grpc-port"
@@ -30,16 +30,16 @@ def test_a_taken_port_is_told_with_the_flag_that_changes_it() -> None:
 
 
 def test_servers_that_agree_share_a_port() -> None:
-    with bind("HTTP", Listener(True, "127.0.0.1", 0, reuse_port=True)) as first:
+    with bind("HTTP", ListenAddress(True, "127.0.0.1", 0, reuse_port=True)) as first:
         first.listen()
         port = first.getsockname()[1]
-        with bind("HTTP", Listener(True, "127.0.0.1", port, reuse_port=True)) as second:
+        with bind("HTTP", ListenAddress(True, "127.0.0.1", port, reuse_port=True)) as second:
             second.listen()
         with pytest.raises(CannotListen, match="already in use"):
-            bind("HTTP", Listener(True, "127.0.0.1", port))
+            bind("HTTP", ListenAddress(True, "127.0.0.1", port))
 
 
 @pytest.mark.parametrize("address", ["a" * 70, "203.0.113.1"])
 def test_an_address_that_is_not_ours_is_told(address: str) -> None:
     with pytest.raises(CannotListen, match="failed to start Metrics service"):
-        bind("Metrics", Listener(True, address, 0))
+        bind("Metrics", ListenAddress(True, address, 0))

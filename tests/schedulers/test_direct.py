@@ -45,7 +45,7 @@ def test_a_cancelled_request_leaves_the_queue_and_is_answered() -> None:
     case.finish()
     assert case.running == []
     assert isinstance(waiting.sink, RecordingSink)
-    assert [type(error) for error in waiting.sink.errors] == [errors.Cancelled]
+    assert [type(error) for error in waiting.sink.errors] == [errors.RequestCancelled]
 
 
 def test_queued_requests_are_answered_when_no_instance_is_left() -> None:

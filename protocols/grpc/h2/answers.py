@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.flow import Output, ReceiveWindow
-from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode, Setting
+from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode, Setting
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK
 from protocols.grpc.h2.streams import Event, Stream
 
@@ -48,7 +48,7 @@ _GREETING = frames.settings(
 ) + frames.window_update(0, limits.CONNECTION_WINDOW_BYTE_SIZE - frames.DEFAULT_WINDOW_BYTE_SIZE)
 
 
-class Answers:
+class SendingHalf:
     """The sending half of a connection, and the streams that both halves know."""
 
     def __init__(self) -> None:
@@ -178,9 +178,9 @@ class Answers:
         self.forget(stream)
         stream.call = None
         if not stream.remote_closed:
-            self.put_reset(stream.number, ErrorCode.NO_ERROR)
+            self.put_reset(stream.number, H2ErrorCode.NO_ERROR)
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
+    def reset(self, stream: Stream, code: H2ErrorCode) -> None:
         """End a stream without an answer, or in the middle of it."""
         self.forget(stream)
         self.put_reset(stream.number, code)
@@ -196,7 +196,7 @@ class Answers:
         if stream.output is not None:
             self.drop_data(stream)
 
-    def put_reset(self, number: int, code: ErrorCode) -> None:
+    def put_reset(self, number: int, code: H2ErrorCode) -> None:
         self.recently_reset.append(number)
         self.put(frames.rst_stream(number, code))
 
@@ -217,10 +217,10 @@ class Answers:
 
     def open_connection_window(self, increment: int) -> None:
         if not increment:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
         self.send_window += increment
         if self.send_window > frames.MAX_WINDOW:
-            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            raise ConnectionFailure(H2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
 
     def take_settings(self, payload: memoryview) -> None:
         """Note what the client can take, and acknowledge it. Raises `ConnectionFailure`."""
@@ -229,21 +229,21 @@ class Answers:
                 self._set_initial_window(value)
             elif setting == Setting.MAX_FRAME_SIZE:
                 if not frames.DEFAULT_MAX_FRAME_BYTE_SIZE <= value <= frames.LARGEST_MAX_FRAME_BYTE_SIZE:
-                    raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
+                    raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
                 self.max_frame_byte_size = min(value, limits.MAX_FRAME_BYTE_SIZE)
             elif setting == Setting.ENABLE_PUSH and value > 1:
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
+                raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
         self.put_control(frames.SETTINGS_ACK)
 
     def _set_initial_window(self, byte_size: int) -> None:
         if byte_size > frames.MAX_WINDOW:
-            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {byte_size}")
+            raise ConnectionFailure(H2ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {byte_size}")
         change = byte_size - self.initial_send_window
         self.initial_send_window = byte_size
         for stream in self.streams.values():
             stream.send_window += change
             if stream.send_window > frames.MAX_WINDOW:
-                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
+                raise ConnectionFailure(H2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
 
     # ---- bytes out ---------------------------------------------------------------------------
 
@@ -309,16 +309,16 @@ class Answers:
             if output.stalled_ns is None:
                 output.stalled_ns = now_ns
             elif now_ns - output.stalled_ns >= limits.PROGRESS_TIMEOUT_S * 10**9:
-                self.reset(stream, ErrorCode.CANCEL)
+                self.reset(stream, H2ErrorCode.CANCEL)
                 self.events.append((Event.CLOSED, stream))
 
     # ---- the end -----------------------------------------------------------------------------
 
     def go_away(self, text: str = "") -> None:
         """Ask the client to start no more calls; those that run, or are on their way, go on."""
-        self.put(frames.goaway(frames.NUMBER_MASK, ErrorCode.NO_ERROR, text))
+        self.put(frames.goaway(frames.NUMBER_MASK, H2ErrorCode.NO_ERROR, text))
 
-    def fail(self, code: ErrorCode, text: str = "") -> None:
+    def fail(self, code: H2ErrorCode, text: str = "") -> None:
         """End the connection: nothing is received or sent behind this GOAWAY."""
         if self.failed:
             return

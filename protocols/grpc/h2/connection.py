@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.frame_rules import check_head
-from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 from protocols.grpc.h2.partial import DataFrame, OpenBlock
 from protocols.grpc.h2.streams import Event, Stream
 from protocols.grpc.h2.whole import WholeFrames
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules
 
 
-class Connection(WholeFrames):
+class H2Connection(WholeFrames):
     """Everything about one connection but its socket; the methods to answer with are in `Answers`."""
 
     def __init__(self, rules: KeepaliveRules | None = None) -> None:
@@ -128,7 +128,7 @@ class Connection(WholeFrames):
     def _take_preface(self, data: memoryview) -> int:
         seen = bytes(data[: len(frames.PREFACE)])
         if not frames.PREFACE.startswith(seen):
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "this port speaks HTTP/2")
         if len(seen) < len(frames.PREFACE):
             return 0
         self._preface_seen = True
@@ -138,12 +138,12 @@ class Connection(WholeFrames):
         """Check what can be told of a frame by its head. Raises `ConnectionFailure`."""
         if self._block is not None:
             if kind != frames.CONTINUATION or number != self._block.number:
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "a header block was not continued")
+                raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "a header block was not continued")
         elif kind == frames.CONTINUATION:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         if not self._settings_seen:
             if kind != frames.SETTINGS or flags & frames.ACK:
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+                raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
             self._settings_seen = True
         check_head(kind, flags, number, length)
 
@@ -152,11 +152,11 @@ class Connection(WholeFrames):
     def _begin_data(self, flags: int, number: int, length: int, padding: int) -> None:
         padded = bool(flags & frames.PADDED)
         if number == 0 or number > self.last_number:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is not open")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"DATA on stream {number}, which is not open")
         if padded and padding >= length:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than DATA")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "more padding than DATA")
         if not self.window.take(length):
-            raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
+            raise ConnectionFailure(H2ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection's window")
         content = length - padding - padded
         end_stream = bool(flags & frames.END_STREAM)
         if not end_stream:
@@ -174,11 +174,11 @@ class Connection(WholeFrames):
         if stream is None:
             return None
         if stream.remote_closed:
-            self._reset_for_fault(stream, ErrorCode.STREAM_CLOSED)
+            self._reset_for_fault(stream, H2ErrorCode.STREAM_CLOSED)
             return None
         # A request in a single frame, the usual one, is smaller than the window and does not need it again.
         if not (whole and not stream.received) and not stream.window.take(length):
-            self._reset_for_fault(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            self._reset_for_fault(stream, H2ErrorCode.FLOW_CONTROL_ERROR)
             return None
         stream.held += length
         stream.received += content
@@ -219,7 +219,7 @@ class Connection(WholeFrames):
         """The client has sent all of a request."""
         stream.remote_closed = True
         if stream.ended_early():
-            self._reset_for_fault(stream, ErrorCode.PROTOCOL_ERROR)
+            self._reset_for_fault(stream, H2ErrorCode.PROTOCOL_ERROR)
             return
         stream.reader.end()
         self.events.append((Event.READABLE, stream))
@@ -256,7 +256,7 @@ class Connection(WholeFrames):
         if flags & frames.PRIORITY_FLAG:
             start += 5
         if start > end:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "more padding than HEADERS")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "more padding than HEADERS")
         block, end_stream = bytes(payload[start:end]), bool(flags & frames.END_STREAM)
         if flags & frames.END_HEADERS:
             self._header_block(number, block, end_stream)
@@ -269,7 +269,7 @@ class Connection(WholeFrames):
         block.frame_count += 1
         block.octets += payload
         if block.frame_count > limits.MAX_CONTINUATION_FRAMES or len(block.octets) > limits.MAX_HEADER_BLOCK_BYTE_SIZE:
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
         if flags & frames.END_HEADERS:
             self._block = None
             self._header_block(block.number, bytes(block.octets), block.end_stream)
@@ -280,11 +280,11 @@ class Connection(WholeFrames):
             self._late_headers(number, end_stream)
             return
         if number % 2 == 0:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"a request on stream {number}")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"a request on stream {number}")
         self.last_number = number
         if head.fault or len(self.streams) >= limits.MAX_CONCURRENT_STREAMS:
             self._flood.stream_reset(self._now_ns)
-            code = ErrorCode.PROTOCOL_ERROR if head.fault else ErrorCode.REFUSED_STREAM
+            code = H2ErrorCode.PROTOCOL_ERROR if head.fault else H2ErrorCode.REFUSED_STREAM
             self.put_reset(number, code)
             return
         stream = self.streams[number] = Stream(number, head, self.initial_send_window)
@@ -297,38 +297,38 @@ class Connection(WholeFrames):
         stream = self.streams.get(number)
         if stream is None:
             if number not in self.recently_reset:
-                raise ConnectionFailure(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
+                raise ConnectionFailure(H2ErrorCode.STREAM_CLOSED, f"HEADERS on stream {number}, which is closed")
         elif stream.remote_closed:
-            self._reset_for_fault(stream, ErrorCode.STREAM_CLOSED)
+            self._reset_for_fault(stream, H2ErrorCode.STREAM_CLOSED)
         elif not end_stream:
-            self._reset_for_fault(stream, ErrorCode.PROTOCOL_ERROR)
+            self._reset_for_fault(stream, H2ErrorCode.PROTOCOL_ERROR)
         else:
             self._end_remote(stream)
 
     def _rst_stream(self, number: int) -> None:
         if number > self.last_number:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on stream {number}, which is not open")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on stream {number}, which is not open")
         stream = self.streams.get(number)
         if stream is not None:
             self._flood.stream_reset(self._now_ns)
             self.forget(stream)
             self.events.append((Event.CLOSED, stream))
 
-    def _reset_for_fault(self, stream: Stream, code: ErrorCode) -> None:
+    def _reset_for_fault(self, stream: Stream, code: H2ErrorCode) -> None:
         self._flood.stream_reset(self._now_ns)
         self.reset(stream, code)
         self.events.append((Event.CLOSED, stream))
 
     def _window_update(self, number: int, increment: int) -> None:
         if number > self.last_number:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {number}, which is not open")
+            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"WINDOW_UPDATE on stream {number}, which is not open")
         if number == 0:
             self.open_connection_window(increment)
         elif (stream := self.streams.get(number)) is not None:
             if not increment:
-                self._reset_for_fault(stream, ErrorCode.PROTOCOL_ERROR)
+                self._reset_for_fault(stream, H2ErrorCode.PROTOCOL_ERROR)
             elif stream.send_window + increment > frames.MAX_WINDOW:
-                self._reset_for_fault(stream, ErrorCode.FLOW_CONTROL_ERROR)
+                self._reset_for_fault(stream, H2ErrorCode.FLOW_CONTROL_ERROR)
             else:
                 stream.send_window += increment
 
@@ -344,6 +344,6 @@ class Connection(WholeFrames):
         elif self._waiting_ns is None:
             self._waiting_ns = now_ns
         elif now_ns - self._waiting_ns >= limits.HANDSHAKE_TIMEOUT_S * 10**9:
-            self.fail(ErrorCode.PROTOCOL_ERROR, "the client is too slow")
+            self.fail(H2ErrorCode.PROTOCOL_ERROR, "the client is too slow")
             return
         self.drop_stalled(now_ns)

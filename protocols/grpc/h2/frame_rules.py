@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 
 #: Padding and priority come on top of a header block.
 _MAX_HEADERS_PAYLOAD = limits.MAX_HEADER_BLOCK_BYTE_SIZE + 256 + 5
@@ -19,19 +19,19 @@ _ON_CONNECTION = {frames.SETTINGS, frames.PING, frames.GOAWAY}
 def check_head(kind: int, flags: int, number: int, length: int) -> None:
     """Check a frame of `length` bytes on stream `number`. Raises `ConnectionFailure`."""
     if length > limits.MAX_FRAME_BYTE_SIZE:
-        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        raise ConnectionFailure(H2ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
     if kind == frames.DATA:
         return
     if (number == 0 and kind in _ON_STREAMS) or (number and kind in _ON_CONNECTION):
-        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}")
+        raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"a frame of type {kind} on stream {number}")
     if kind == frames.PUSH_PROMISE:
-        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+        raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
     if kind in _FIXED_SIZES and length != _FIXED_SIZES[kind]:
-        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
+        raise ConnectionFailure(H2ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
     if kind == frames.SETTINGS:
         if length % frames.SETTING_BYTE_SIZE or (length and flags & frames.ACK):
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
+            raise ConnectionFailure(H2ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {length} bytes")
         if length > limits.MAX_SETTINGS_ENTRIES * frames.SETTING_BYTE_SIZE:
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many entries in SETTINGS")
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many entries in SETTINGS")
     elif length > _MAX_HEADERS_PAYLOAD and kind in (frames.HEADERS, frames.CONTINUATION):
-        raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")

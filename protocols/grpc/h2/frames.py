@@ -61,7 +61,7 @@ class Setting(enum.IntEnum):
     MAX_HEADER_LIST_SIZE = 0x6
 
 
-class ErrorCode(enum.IntEnum):
+class H2ErrorCode(enum.IntEnum):
     """Why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0x0
@@ -83,7 +83,7 @@ class ErrorCode(enum.IntEnum):
 class ConnectionFailure(Exception):
     """The peer did what ends the connection; it is told `code` and `text` by GOAWAY."""
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
+    def __init__(self, code: H2ErrorCode, text: str) -> None:
         super().__init__(text)
         self.code = code
         self.text = text
@@ -128,7 +128,7 @@ def ping_ack(payload: memoryview) -> bytes:
     return head(len(payload), PING, ACK, 0) + payload
 
 
-def rst_stream(number: int, code: ErrorCode) -> bytes:
+def rst_stream(number: int, code: H2ErrorCode) -> bytes:
     return head(4, RST_STREAM, 0, number) + _WORD.pack(code)
 
 
@@ -136,7 +136,7 @@ def window_update(number: int, increment: int) -> bytes:
     return head(4, WINDOW_UPDATE, 0, number) + _WORD.pack(increment)
 
 
-def goaway(last_number: int, code: ErrorCode, text: str = "") -> bytes:
+def goaway(last_number: int, code: H2ErrorCode, text: str = "") -> bytes:
     payload = _WORD.pack(last_number) + _WORD.pack(code) + text.encode()
     return head(len(payload), GOAWAY, 0, 0) + payload
 

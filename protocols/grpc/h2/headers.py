@@ -12,7 +12,7 @@ import msgspec
 from grpclib.metadata import decode_bin_value, decode_timeout, encode_grpc_message
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
-from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 from protocols.grpc.h2.limits import MAX_HEADER_LIST_BYTE_SIZE
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class HeaderDecoder:
         try:
             decoded = self._decoder.decode(block, raw=True)
         except OversizedHeaderListError:
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from None
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from None
         except HPACKError as error:
-            raise ConnectionFailure(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+            raise ConnectionFailure(H2ErrorCode.COMPRESSION_ERROR, str(error)) from None
         head = request_head([(_text(name), _text(value)) for name, value in decoded])
         if before != (table.maxsize, tuple(table.dynamic_entries)):
             self.known.clear()

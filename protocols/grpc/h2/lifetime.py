@@ -10,13 +10,13 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from protocols.grpc.h2.frames import ErrorCode
+from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.keepalive import Lifetime, Wanted
 
 if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules
-    from protocols.grpc.h2.streams import Call, Stream
-    from protocols.grpc.h2.transport import Owner, ServerConnection
+    from protocols.grpc.h2.streams import Stream, StreamCallbacks
+    from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
 
 #: How long what was written last may take to be sent when a connection is cut.
 _LAST_WORDS_S = 1.0
@@ -64,7 +64,7 @@ class Draining:
     any more is known when it has answered a ping that was sent with the GOAWAY (RFC 9113, 6.8).
     """
 
-    def __init__(self, connection: ServerConnection, owner: Owner) -> None:
+    def __init__(self, connection: ServerConnection, owner: CallAcceptor) -> None:
         self._connection = connection
         self._owner = owner
         self._unanswered = connection.machine.ping_ack_count
@@ -76,9 +76,9 @@ class Draining:
     def closed(self, connection: ServerConnection) -> None:
         self._owner.closed(connection)
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         if self._told and stream.number > connection.machine.ping_ack_number:
-            connection.machine.reset(stream, ErrorCode.REFUSED_STREAM)  # it may be made again elsewhere
+            connection.machine.reset(stream, H2ErrorCode.REFUSED_STREAM)  # it may be made again elsewhere
             return None
         return self._owner.answer(connection, stream)
 

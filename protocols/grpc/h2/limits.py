@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 from protocols.grpc.h2.keepalive import PingStrikes
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ class FloodCounters:
     def stream_reset(self, now_ns: int) -> None:
         """A stream ended before its answer: by the peer's RST_STREAM, or by ours for what the peer did."""
         if not self._resets.take(now_ns):
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
 
     def settings(self, now_ns: int) -> None:
         if not self._settings.take(now_ns):
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
 
     def ping(self, now_ns: int, *, calls: bool, sent_byte_size: int) -> None:
         """A ping, no acknowledgement of one; the rest as for `PingStrikes.too_many`."""
@@ -92,12 +92,12 @@ class FloodCounters:
         if not self._pings.take(now_ns) or (
             strikes is not None and strikes.too_many(now_ns, calls=calls, sent_byte_size=sent_byte_size)
         ):
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
     def idle_frame(self, now_ns: int) -> None:
         """A frame that changes nothing: PRIORITY, or one of an unknown type."""
         if not self._idle_frames.take(now_ns):
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without a use")
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames without a use")
 
     def data(self, byte_size: int) -> None:
         """A DATA frame that does not end its stream."""
@@ -106,4 +106,4 @@ class FloodCounters:
             return
         self._empty_data += 1
         if self._empty_data > MAX_EMPTY_DATA_FRAMES:
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many empty DATA frames")
+            raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many empty DATA frames")

@@ -31,7 +31,7 @@ class Event(enum.Enum):
     CLOSED = enum.auto()
 
 
-class Call(Protocol):
+class StreamCallbacks(Protocol):
     """What answers a stream. None of the methods may raise."""
 
     def readable(self) -> None: ...
@@ -62,7 +62,7 @@ class Stream(msgspec.Struct, eq=False):
     #: Whether the connection still knows the stream.
     open: bool = True
     headers_sent: bool = False
-    call: Call | None = None
+    call: StreamCallbacks | None = None
     output: Output | None = None
     _reader: MessageReader | None = None
     _window: ReceiveWindow | None = None

@@ -12,9 +12,9 @@ import socket
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
-from protocols.grpc.h2.connection import Connection
+from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frame_rules import MAX_HELD_BYTE_SIZE
-from protocols.grpc.h2.frames import PING_REQUEST, ErrorCode
+from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
 from protocols.grpc.h2.lifetime import Draining, LifetimeTimer
 from protocols.grpc.h2.streams import Event
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from protocols.grpc.h2.keepalive import KeepaliveRules
-    from protocols.grpc.h2.streams import Call, Stream
+    from protocols.grpc.h2.streams import Stream, StreamCallbacks
 
 #: What is received at once, and must hold any frame but DATA.
 RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_HELD_BYTE_SIZE)
@@ -41,14 +41,14 @@ WRITE_TIMEOUT_S = 30
 LINGER_S = 1.0
 
 
-class Owner(Protocol):
+class CallAcceptor(Protocol):
     """What a connection needs of the server that accepted it."""
 
     def opened(self, connection: ServerConnection) -> None: ...
 
     def closed(self, connection: ServerConnection) -> None: ...
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         """Return what answers a new stream, None where it was answered already."""
 
     def quiet(self) -> None:
@@ -58,9 +58,9 @@ class Owner(Protocol):
 class ServerConnection(asyncio.BufferedProtocol):
     """A client's connection. Calls answer on `machine` and then call `wake`."""
 
-    def __init__(self, owner: Owner, rules: KeepaliveRules | None = None) -> None:
+    def __init__(self, owner: CallAcceptor, rules: KeepaliveRules | None = None) -> None:
         """Without `rules` the connection lives as long as its client wants, and nobody asks for a sign of life."""
-        self.machine = Connection(rules)
+        self.machine = H2Connection(rules)
         self.transport: asyncio.Transport
         #: When the last byte came.
         self.received_ns = time.monotonic_ns()
@@ -298,7 +298,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close when what was written has been sent. Calls end without a word."""
-        self.machine.fail(ErrorCode.NO_ERROR)
+        self.machine.fail(H2ErrorCode.NO_ERROR)
         self._handle_events()
         self._flush()
         self._closing = True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from protocols.grpc.framing import HEAD_BYTE_SIZE, LARGE_BYTE_SIZE, PREFIX
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.answers import Answers
+from protocols.grpc.h2.answers import SendingHalf
 from protocols.grpc.h2.headers import HeaderDecoder
 from protocols.grpc.h2.partial import DataFrame
 from protocols.grpc.h2.streams import Event, Stream
@@ -25,7 +25,7 @@ _MESSAGE = struct.Struct(">HBBBLBL")
 _UPDATE = struct.Struct(">HBBBLL")
 
 
-class WholeFrames(Answers):
+class WholeFrames(SendingHalf):
     """Takes frames that have come whole, and no header block is open."""
 
     def __init__(self, rules: KeepaliveRules | None) -> None:

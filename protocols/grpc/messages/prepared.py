@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.prepared import RequestForm, form_of
+from kernel.serving.prepared import PreparedRequest, form_of
 from kernel.serving.request import InputTensor
 from protocols.grpc.messages.raw import varint
 from shm.datatypes import DATATYPES
@@ -33,10 +33,10 @@ _MODELS = 256
 _MAX_REST_BYTE_SIZE = 2048
 
 
-class Form(msgspec.Struct, frozen=True):
+class PreparedMessage(msgspec.Struct, frozen=True):
     """What the messages of one form have in common."""
 
-    common: RequestForm
+    common: PreparedRequest
     #: The message behind the id, up to the contents.
     rest: bytes
     #: For each input the begin of its contents' field, empty for one in shared memory, and their byte size.
@@ -61,14 +61,14 @@ class Form(msgspec.Struct, frozen=True):
         return self.common.with_inputs(inputs, id, sink)
 
 
-class RequestForms:
+class PreparedMessages:
     """The forms that one front door has seen."""
 
     def __init__(self) -> None:
-        self._forms: dict[bytes, list[Form]] = {}
+        self._forms: dict[bytes, list[PreparedMessage]] = {}
         self._generation = -1
 
-    def find(self, message: Buffer, generation: int, sink: Sink) -> tuple[Request, Form] | None:
+    def find(self, message: Buffer, generation: int, sink: Sink) -> tuple[Request, PreparedMessage] | None:
         """Return the request in `message` and its form, or None where it has to be parsed.
 
         `generation` is that of the catalog. The request needs no checks but of its shared memory.
@@ -131,7 +131,7 @@ class RequestForms:
         rest = bytes(message[position:end])
         if not 0 < len(rest) <= _MAX_REST_BYTE_SIZE or not _has_only_tensors(rest):
             return
-        form = Form(form_of(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
+        form = PreparedMessage(form_of(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
         if form.another(memoryview(message), end, "", request.sink) is None:
             return  # typed contents, or in another order
         if len(self._forms) >= _MODELS:

@@ -17,7 +17,7 @@ from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.handlers import CUT_OFF
 from protocols.grpc.messages.codec import decode_request, parse_request, response_parts, start_request
-from protocols.grpc.messages.prepared import RequestForms
+from protocols.grpc.messages.prepared import PreparedMessages
 from protocols.grpc.messages.receive_placement import place_for
 from protocols.grpc.rpc import grpc_error
 from protocols.response_sinks import OnlyResponse
@@ -50,7 +50,7 @@ class Inference:
         self.kernel = kernel
         self.calls = calls
         self.forwarder = forwarder
-        self.forms = RequestForms()
+        self.forms = PreparedMessages()
 
     def receive(self, head: bytes, byte_size: int) -> Body | None:
         """Return where to receive a message that begins with `head`, None where any memory will do."""
@@ -94,7 +94,7 @@ class InferCall(msgspec.Struct, eq=False):
         if self._stream.whole is None:
             self._stream.reader.place = self._place
 
-    # ---- protocols.grpc.h2.streams.Call -------------------------------------------------------
+    # ---- protocols.grpc.h2.streams.StreamCallbacks -------------------------------------------------------
 
     def readable(self) -> None:
         if self._request is not None:

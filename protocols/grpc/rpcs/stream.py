@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from kernel.serving.request import Buffer, Request
     from protocols.grpc.handlers import HandlerCall
-    from protocols.grpc.messages.prepared import RequestForms
+    from protocols.grpc.messages.prepared import PreparedMessages
     from protocols.grpc.metadata import MetadataForwarder
 
 #: How many unanswered requests a stream may have while its client takes no replies.
@@ -72,7 +72,7 @@ class StreamCall:
         self,
         kernel: Kernel,
         stream: Stream[ModelInferRequest, ModelStreamInferResponse],
-        forms: RequestForms,
+        forms: PreparedMessages,
         forwarder: MetadataForwarder | None = None,
         *,
         max_response_pool_size: int | None = None,

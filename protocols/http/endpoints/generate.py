@@ -20,7 +20,7 @@ from protocols.status import HTTP_STATUS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 _NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
@@ -31,7 +31,7 @@ _NOT_ONE_RESPONSE = (
 _Answer = tuple[int, bytes]
 
 
-async def generate(call: Call) -> web.Response:
+async def generate(call: HttpCall) -> web.Response:
     """Answer with the only response. More or fewer are an error inside of a 200 (Triton)."""
     answers: list[_Answer] = []
     async with contextlib.aclosing(_answers(call)) as stream:
@@ -45,7 +45,7 @@ async def generate(call: Call) -> web.Response:
     return web.Response(status=status, body=body, content_type=JSON, headers=SERVER_HEADER)
 
 
-async def generate_stream(call: Call) -> web.StreamResponse:
+async def generate_stream(call: HttpCall) -> web.StreamResponse:
     """Send every response as a server-sent event; the HTTP status is that of the first."""
     reply: web.StreamResponse | None = None
     async with contextlib.aclosing(_answers(call)) as stream:
@@ -56,7 +56,7 @@ async def generate_stream(call: Call) -> web.StreamResponse:
     return reply or await _begin_events(call, 200)
 
 
-async def _begin_events(call: Call, status: int) -> web.StreamResponse:
+async def _begin_events(call: HttpCall, status: int) -> web.StreamResponse:
     reply = web.StreamResponse(
         status=status,
         headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.reply_headers},
@@ -65,7 +65,7 @@ async def _begin_events(call: Call, status: int) -> web.StreamResponse:
     return reply
 
 
-async def _answers(call: Call) -> AsyncGenerator[_Answer, None]:
+async def _answers(call: HttpCall) -> AsyncGenerator[_Answer, None]:
     """Submit the request and give its responses, encoded. Raises `ServingError` where it is refused.
 
     A response is only asked for when the one before was sent. Closing the iterator cancels the request.

@@ -10,18 +10,18 @@ from protocols.http.responses import empty_reply
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 
-async def live(call: Call) -> web.Response:
+async def live(call: HttpCall) -> web.Response:
     return empty_reply(plain=True, status=200 if call.kernel.live() else 400)
 
 
-async def ready(call: Call) -> web.Response:
+async def ready(call: HttpCall) -> web.Response:
     return empty_reply(plain=True, status=200 if call.kernel.ready() else 400)
 
 
-async def model_ready(call: Call) -> web.Response:
+async def model_ready(call: HttpCall) -> web.Response:
     """Tell whether a version is ready; for one that does not exist the answer is the same no (Triton)."""
     try:
         found = call.kernel.model_ready(call.names["model"], call.names["version"])

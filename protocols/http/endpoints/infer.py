@@ -30,7 +30,7 @@ from protocols.response_sinks import UnarySink
 if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.response import Response
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -41,7 +41,7 @@ _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
-async def infer(call: Call) -> web.Response:
+async def infer(call: HttpCall) -> web.Response:
     """Execute a request that has exactly one response. Raises `ServingError`."""
     model = call.kernel.resolve(call.names["model"], call.names["version"])
     if model.spec.decoupled:
@@ -79,7 +79,7 @@ def decode_body(
     return OutputForm(binary=True)
 
 
-async def _execute(call: Call, request: Request, sink: UnarySink) -> Response:
+async def _execute(call: HttpCall, request: Request, sink: UnarySink) -> Response:
     """Return the response of `request`; the caller releases it. Raises the error that it carries."""
     call.kernel.submit(request)
     response = await sink.wait(call.kernel, request)
@@ -94,7 +94,7 @@ async def _execute(call: Call, request: Request, sink: UnarySink) -> Response:
 # ---- the body that comes --------------------------------------------------------------------
 
 
-def _announced_header_length(call: Call) -> int | None:
+def _announced_header_length(call: HttpCall) -> int | None:
     """Return the JSON header's length as the client tells it, None where it does not.
 
     A text without any digit counts as 0, which makes the request a raw one (Triton).
@@ -124,7 +124,7 @@ def _header_length(announced: int | None, body_byte_size: int) -> int:
     return announced
 
 
-async def _receive(call: Call, announced: int | None) -> bytes:
+async def _receive(call: HttpCall, announced: int | None) -> bytes:
     """Return the body, inflated. Raises `ServingError` for one that is too large or broken."""
     limit = call.max_input_size
     try:
@@ -168,7 +168,7 @@ def _raw_too_large(byte_size: int, limit: int) -> InvalidArgument:
 # ---- the body that goes ---------------------------------------------------------------------
 
 
-async def _reply(call: Call, response: Response, form: OutputForm) -> web.Response:
+async def _reply(call: HttpCall, response: Response, form: OutputForm) -> web.Response:
     """Return the HTTP response; it does not refer to the outputs of `response` any more."""
     encoded = encode_infer(response, form)
     headers = dict(SERVER_HEADER)

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from kernel.serving.model import Model
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 
-async def server_metadata(call: Call) -> web.Response:
+async def server_metadata(call: HttpCall) -> web.Response:
     return json_reply(call.kernel.identity)
 
 
-async def openapi(call: Call) -> web.Response:
+async def openapi(call: HttpCall) -> web.Response:
     """Describe the API and the models that are ready."""
     return json_text_reply(await call.openapi.text())
 
 
-async def metadata(call: Call) -> web.Response:
+async def metadata(call: HttpCall) -> web.Response:
     """Describe a model with the version that was asked for, or all that are ready."""
     name, version = call.names["model"], call.names["version"]
     model = call.kernel.resolve(name, version)
@@ -37,16 +37,16 @@ async def metadata(call: Call) -> web.Response:
     return json_reply(model_metadata(model.spec, versions))
 
 
-async def config(call: Call) -> web.Response:
+async def config(call: HttpCall) -> web.Response:
     return json_text_reply(to_json(call.kernel.resolve(call.names["model"], call.names["version"]).config).encode())
 
 
-async def statistics(call: Call) -> web.Response:
+async def statistics(call: HttpCall) -> web.Response:
     """Report on a version, the ready versions of a model, or all that is ready."""
     return json_reply({"model_stats": [model_report(model) for model in _with_statistics(call)]})
 
 
-def _with_statistics(call: Call) -> list[Model]:
+def _with_statistics(call: HttpCall) -> list[Model]:
     name, version = call.names.get("model", ""), call.names.get("version", "")
     models = call.kernel.catalog.ready_models(name)
     if name and not models:

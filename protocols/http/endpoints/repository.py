@@ -15,10 +15,10 @@ from protocols.http.responses import empty_reply, json_reply
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 
-async def index(call: Call) -> web.Response:
+async def index(call: HttpCall) -> web.Response:
     """List models; a repository in the path is ignored (Triton)."""
     ready = member(await _read_optional(call), "ready")
     if ready is ABSENT:
@@ -33,7 +33,7 @@ async def index(call: Call) -> web.Response:
     )
 
 
-async def load(call: Call) -> web.Response:
+async def load(call: HttpCall) -> web.Response:
     """Load a model; answers when it is ready."""
     _check_repository(call)
     parameters = member(await _read_optional(call), "parameters")
@@ -44,7 +44,7 @@ async def load(call: Call) -> web.Response:
     return empty_reply()
 
 
-async def unload(call: Call) -> web.Response:
+async def unload(call: HttpCall) -> web.Response:
     """Unload a model; other parameters than `unload_dependents` are ignored (Triton)."""
     _check_repository(call)
     unload_dependents = member(member(await _read_optional(call), "parameters"), "unload_dependents")
@@ -57,12 +57,12 @@ async def unload(call: Call) -> web.Response:
     return empty_reply()
 
 
-async def _read_optional(call: Call) -> Any:
+async def _read_optional(call: HttpCall) -> Any:
     text = await read_json_text(call)
     return parse(text) if text else {}
 
 
-def _check_repository(call: Call) -> None:
+def _check_repository(call: HttpCall) -> None:
     if call.names["repository"]:
         raise Unsupported("'repository_name' specification is not supported")
 

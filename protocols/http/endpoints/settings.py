@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from kernel.settings import TraceChange, TraceValues
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 _TRACE_NUMBERS = ("trace_rate", "trace_count", "log_frequency")
 
@@ -31,22 +31,22 @@ _LOG_SETTINGS: tuple[tuple[str, Callable[[Any], bool | int | str]], ...] = (
 )
 
 
-async def get_trace(call: Call) -> web.Response:
+async def get_trace(call: HttpCall) -> web.Response:
     """Show the settings of a model, or of the server where the path names none."""
     return _trace_reply(call.kernel.trace.get(_traced_model(call)))
 
 
-async def update_trace(call: Call) -> web.Response:
+async def update_trace(call: HttpCall) -> web.Response:
     model = _traced_model(call)
     change = _trace_change(parse(await read_json_text(call)))
     return _trace_reply(call.kernel.trace.update(change, model))
 
 
-async def get_log(call: Call) -> web.Response:
+async def get_log(call: HttpCall) -> web.Response:
     return json_reply(call.kernel.log.values)
 
 
-async def update_log(call: Call) -> web.Response:
+async def update_log(call: HttpCall) -> web.Response:
     document = parse(await read_json_text(call))
     change: dict[str, bool | int | str] = {}
     if member(document, "log_file") not in (ABSENT, None):
@@ -59,7 +59,7 @@ async def update_log(call: Call) -> web.Response:
     return json_reply(call.kernel.log.update(change, format_name="--log_format"))
 
 
-def _traced_model(call: Call) -> str:
+def _traced_model(call: HttpCall) -> str:
     name = call.names.get("model", "")
     if not name:
         return ""

@@ -15,13 +15,13 @@ from shm.region import RegionKind
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
 #: Bytes of a cudaIpcMemHandle_t.
 _CUDA_HANDLE_BYTE_SIZE = 64
 
 
-async def system_status(call: Call) -> web.Response:
+async def system_status(call: HttpCall) -> web.Response:
     return json_reply(
         [
             {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
@@ -30,7 +30,7 @@ async def system_status(call: Call) -> web.Response:
     )
 
 
-async def cuda_status(call: Call) -> web.Response:
+async def cuda_status(call: HttpCall) -> web.Response:
     return json_reply(
         [
             {"name": region.name, "byte_size": region.byte_size}
@@ -39,7 +39,7 @@ async def cuda_status(call: Call) -> web.Response:
     )
 
 
-async def system_register(call: Call) -> web.Response:
+async def system_register(call: HttpCall) -> web.Response:
     name = _check_registration(call, "system")
     document = parse(await read_json_text(call))
     key = as_string(_field(document, "key"))
@@ -50,7 +50,7 @@ async def system_register(call: Call) -> web.Response:
     return empty_reply()
 
 
-async def cuda_register(call: Call) -> web.Response:
+async def cuda_register(call: HttpCall) -> web.Response:
     name = _check_registration(call, "cuda")
     document = parse(await read_json_text(call))
     encoded = as_string(required(_field(document, "raw_handle"), "b64"))
@@ -66,22 +66,22 @@ async def cuda_register(call: Call) -> web.Response:
     return empty_reply()
 
 
-async def system_unregister(call: Call) -> web.Response:
+async def system_unregister(call: HttpCall) -> web.Response:
     return _unregister(call, RegionKind.SYSTEM)
 
 
-async def cuda_unregister(call: Call) -> web.Response:
+async def cuda_unregister(call: HttpCall) -> web.Response:
     return _unregister(call, RegionKind.CUDA)
 
 
-def _unregister(call: Call, kind: RegionKind) -> web.Response:
+def _unregister(call: HttpCall, kind: RegionKind) -> web.Response:
     """Forget a region, or all of a kind where the path names none."""
     _check_allowed(call)
     call.kernel.regions.unregister(kind, call.names["region"])
     return empty_reply()
 
 
-def _check_registration(call: Call, kind: str) -> str:
+def _check_registration(call: HttpCall, kind: str) -> str:
     """Return the name for the new region, if this client may register one."""
     name = call.names["region"]
     if not name:
@@ -90,7 +90,7 @@ def _check_registration(call: Call, kind: str) -> str:
     return name
 
 
-def _check_allowed(call: Call) -> None:
+def _check_allowed(call: HttpCall) -> None:
     transport = call.http.transport
     peer = None if transport is None else transport.get_extra_info("peername")
     call.kernel.check_client_shm(local_peer=is_local(peer))

@@ -10,7 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import Body
     from kernel.serving.model import Model
-    from protocols.http.fast.connection import LaneConnection
+    from protocols.http.fast.connection import FastConnection
     from protocols.http.fast.request_head import InferHead
 
 #: The buffer has room for this many times of what has come, or for so many bytes. An announced size alone is no
@@ -64,7 +64,7 @@ class PlaceReceiver(asyncio.BufferedProtocol):
     It does so for nothing else: small requests would pay for being asked where to receive them.
     """
 
-    def __init__(self, connection: LaneConnection, upload: Upload) -> None:
+    def __init__(self, connection: FastConnection, upload: Upload) -> None:
         """`upload` has a place, and lacks something."""
         self._connection = connection
         self._upload = upload

@@ -12,7 +12,7 @@ from kernel.serving.request import Request
 from protocols.http.codec import encode_infer
 from protocols.http.compression import IDENTITY, compress
 from protocols.http.endpoints.infer import HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
-from protocols.http.fast.response_bytes import Reply, error_reply, reply_head
+from protocols.http.fast.response_bytes import ResponseBytes, error_reply, reply_head
 from protocols.http.internal_errors import log_bug
 from protocols.http.responses import JSON
 from protocols.response_sinks import OnlyResponse
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.response import Response
     from protocols.http.codec import OutputForm
-    from protocols.http.fast.connection import LaneConnection
-    from protocols.http.fast.fast_path import Lane
+    from protocols.http.fast.connection import FastConnection
+    from protocols.http.fast.fast_path import FastPath
     from protocols.http.fast.prepared import RequestBody
     from protocols.http.fast.request_head import InferHead
-    from protocols.http.fast.response_template import AnswerForm
+    from protocols.http.fast.response_template import ResponseTemplate
 
 #: From here on outputs are written as they are, where they are; below, one copy is cheaper than pieces.
 _LARGE_BYTE_SIZE = 64 << 10
@@ -36,19 +36,19 @@ _BINARY = "application/octet-stream"
 _HEADER_LENGTH = HEADER_LENGTH.encode() + b": %d\r\n"
 
 
-class LaneCall(msgspec.Struct, eq=False):
+class FastCall(msgspec.Struct, eq=False):
     """The sink of its request. Tells its `connection` when `reply` is there."""
 
-    lane: Lane
+    lane: FastPath
     head: InferHead
     #: None where nobody waits for the answer any more.
-    connection: LaneConnection | None
+    connection: FastConnection | None
     #: The bytes of the answer, as soon as there is one.
-    reply: Reply | None = None
+    reply: ResponseBytes | None = None
     _request: Request | None = None
     _form: OutputForm | None = None
     #: What the answer may be like: where only its bytes differ, nothing has to be encoded.
-    _like: AnswerForm | None = None
+    _like: ResponseTemplate | None = None
     #: Made where the response does not come in one with the final flag.
     _only: OnlyResponse | None = None
 
@@ -92,7 +92,7 @@ class LaneCall(msgspec.Struct, eq=False):
         if self._request is not None and self.reply is None:
             self.lane.kernel.cancel(self._request)
 
-    def finish(self, reply: Reply) -> None:
+    def finish(self, reply: ResponseBytes) -> None:
         """Answer with `reply`, a whole HTTP response."""
         self.reply = reply
         # Forms remember requests, and these their sink: the connection is not to live as long.
@@ -108,7 +108,7 @@ class LaneCall(msgspec.Struct, eq=False):
             if octets is not None:
                 if response.on_release is not None:
                     response.release()
-                self.reply, self._request = Reply(octets), None
+                self.reply, self._request = ResponseBytes(octets), None
                 if self.connection is not None:
                     self.connection.answered()
                 return
@@ -132,7 +132,7 @@ class LaneCall(msgspec.Struct, eq=False):
                 return
         found.release()
 
-    def _reply(self, response: Response) -> Reply | None:
+    def _reply(self, response: Response) -> ResponseBytes | None:
         """Return the answer, None where it comes later. With `release` it refers to the outputs of `response`."""
         if response.error is not None:
             # Triton makes all checks that name the request before it queues it; here some come late.
@@ -145,7 +145,7 @@ class LaneCall(msgspec.Struct, eq=False):
         except Exception:
             return self._bug()
 
-    def _encode(self, response: Response) -> Reply | None:
+    def _encode(self, response: Response) -> ResponseBytes | None:
         assert self._form is not None, "the request was never decoded"
         encoded = encode_infer(response, self._form)
         content_type, more = JSON, b""
@@ -156,17 +156,17 @@ class LaneCall(msgspec.Struct, eq=False):
         byte_size = len(encoded.header) + sum(map(len, encoded.binary))
         head = reply_head(200, content_type, byte_size, more)
         if byte_size >= _LARGE_BYTE_SIZE:
-            return Reply(head + encoded.header, encoded.binary, response.release)
+            return ResponseBytes(head + encoded.header, encoded.binary, response.release)
         if self._like is not None:
             self._like.remember(response, encoded, head, self.lane.now)
-        return Reply(b"".join((head, encoded.header, *encoded.binary)))
+        return ResponseBytes(b"".join((head, encoded.header, *encoded.binary)))
 
-    def _compress(self, body: bytes, content_type: str, more: bytes) -> Reply | None:
+    def _compress(self, body: bytes, content_type: str, more: bytes) -> ResponseBytes | None:
         encoding = self.head.encoding
         more += b"Content-Encoding: %b\r\n" % encoding.encode()
 
-        def reply_with(packed: bytes) -> Reply:
-            return Reply(reply_head(200, content_type, len(packed), more), [packed])
+        def reply_with(packed: bytes) -> ResponseBytes:
+            return ResponseBytes(reply_head(200, content_type, len(packed), more), [packed])
 
         if len(body) < THREAD_BYTE_SIZE:
             return reply_with(compress(body, encoding))
@@ -174,11 +174,11 @@ class LaneCall(msgspec.Struct, eq=False):
         packing.add_done_callback(lambda packed: self.finish(reply_with(packed.result())))
         return None
 
-    def _bug(self) -> Reply:
+    def _bug(self) -> ResponseBytes:
         """Return the answer for the exception that is being handled."""
         version = f"/versions/{self.head.version}" if self.head.version else ""
         return error_reply(500, log_bug(f"POST /v2/models/{self.head.model}{version}/infer"), plain=False)
 
 
-def _told(error: ServingError, *, plain: bool) -> Reply:
+def _told(error: ServingError, *, plain: bool) -> ResponseBytes:
     return error_reply(HTTP_STATUS[error.code], error.message, plain=plain)

@@ -1,6 +1,6 @@
 """A connection of the HTTP port: which of its messages the lane answers itself, and which aiohttp does.
 
-Messages are taken one after the other. Those of inference become a `LaneCall`; other plain ones are given,
+Messages are taken one after the other. Those of inference become a `FastCall`; other plain ones are given,
 byte for byte, to an aiohttp connection that is a guest on the same transport, and the next message waits for
 its answer. At the first message that is not plain aiohttp gets the transport for good.
 """
@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from protocols.http.fast.body_receiver import PlaceReceiver, Upload
-from protocols.http.fast.call import LaneCall
+from protocols.http.fast.call import FastCall
 from protocols.http.fast.request_head import END, Head, InferHead, can_become_head
 from protocols.http.fast.response_bytes import error_reply
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from kernel.memory.receive_buffer import Body
     from kernel.serving.model import Model
-    from protocols.http.fast.fast_path import Lane
+    from protocols.http.fast.fast_path import FastPath
     from protocols.http.fast.known_heads import KnownHead, Target
     from protocols.http.fast.prepared import RequestBody
-    from protocols.http.fast.response_bytes import Reply
-    from protocols.http.listener import Connection
+    from protocols.http.fast.response_bytes import ResponseBytes
+    from protocols.http.listener import AiohttpConnection
 
 #: Requests of one connection that may wait for their answers; then nothing more is read.
 MAX_OUTSTANDING = 32
@@ -38,10 +38,10 @@ _IN_PLACE_BYTE_SIZE = 64 << 10
 _MESSAGES_PER_TURN = 32
 
 
-class LaneConnection(asyncio.Protocol):
-    """Made by a `Lane`, which calls `expire` now and then."""
+class FastConnection(asyncio.Protocol):
+    """Made by a `FastPath`, which calls `expire` now and then."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: FastPath) -> None:
         self._lane = lane
         self._transport: asyncio.Transport
         #: Bytes that have come and are of no message yet that was begun.
@@ -52,8 +52,8 @@ class LaneConnection(asyncio.Protocol):
         #: The last head; clients repeat them.
         self._known: KnownHead | None = None
         #: Calls without an answer, or with one that has to wait for those before it.
-        self._calls: deque[LaneCall] = deque()
-        self._guest: Connection | None = None
+        self._calls: deque[FastCall] = deque()
+        self._guest: AiohttpConnection | None = None
         self._guest_busy = False
         self._taking = False
         #: A head has begun but not ended.
@@ -107,7 +107,7 @@ class LaneConnection(asyncio.Protocol):
         if upload is not None:
             if len(data) == self._missing == upload.byte_size and upload.place is None:  # all of a body
                 self._upload, self._missing = None, 0
-                call = LaneCall(lane, upload.head, self)
+                call = FastCall(lane, upload.head, self)
                 self._calls.append(call)
                 call.start(upload.model, data)
                 return
@@ -121,7 +121,7 @@ class LaneConnection(asyncio.Protocol):
         ):
             head_end = len(known.text)
             if len(data) - head_end == known.body_byte_size:  # all of a request, its head that of the one before
-                call = LaneCall(lane, target.infer, self)
+                call = FastCall(lane, target.infer, self)
                 self._calls.append(call)
                 call.start(target.model, data[head_end:])
                 return
@@ -293,7 +293,7 @@ class LaneConnection(asyncio.Protocol):
             self._end_upload(upload)
 
     def _start(self, head: InferHead, model: Model, body: RequestBody, place: Body | None = None) -> None:
-        call = LaneCall(self._lane, head, self)
+        call = FastCall(self._lane, head, self)
         self._calls.append(call)
         call.start(model, body, place)
 
@@ -323,7 +323,7 @@ class LaneConnection(asyncio.Protocol):
         elif self._received:
             self._take_messages()
 
-    def _write(self, replies: list[Reply]) -> None:
+    def _write(self, replies: list[ResponseBytes]) -> None:
         if len(replies) == 1 and not replies[0].parts:
             self._transport.write(replies[0].head)
             return

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocols.http.body import INACTIVITY_S, MINIMUM_BYTES_PER_S
-from protocols.http.fast.connection import LaneConnection
+from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.known_heads import Heads
-from protocols.http.fast.prepared import RequestForms
+from protocols.http.fast.prepared import PreparedBodies
 from protocols.http.listener import KEEPALIVE_S
 
 if TYPE_CHECKING:
@@ -38,27 +38,27 @@ class Times(msgspec.Struct, frozen=True):
 _TICK_S = 1.0
 
 
-class Lane:
+class FastPath:
     """Answers inference requests in front of aiohttp. A `protocols.http.listener.FirstServer`."""
 
     aiohttp_server: AiohttpServer
 
     def __init__(self, kernel: Kernel, max_input_size: int, times: Times | None = None) -> None:
-        """`max_input_size` is in bytes, see `protocols.http.call.Call`."""
+        """`max_input_size` is in bytes, see `protocols.http.call.HttpCall`."""
         self.kernel = kernel
         self.max_input_size = max_input_size
         self.heads = Heads(kernel, max_input_size)
-        self.forms = RequestForms()
+        self.forms = PreparedBodies()
         self.times = times or Times()
         #: Seconds of the event loop's clock at the last tick.
         self.now = 0.0
-        self._connections: set[LaneConnection] = set()
+        self._connections: set[FastConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
 
-    def open(self, aiohttp_server: AiohttpServer) -> Callable[[], LaneConnection]:
+    def open(self, aiohttp_server: AiohttpServer) -> Callable[[], FastConnection]:
         self.aiohttp_server = aiohttp_server
-        return functools.partial(LaneConnection, self)
+        return functools.partial(FastConnection, self)
 
     @property
     def connection_count(self) -> int:
@@ -80,7 +80,7 @@ class Lane:
             self._timer.cancel()
             self._timer = None
 
-    def add(self, connection: LaneConnection) -> None:
+    def add(self, connection: FastConnection) -> None:
         """Watch over a new connection, on a clock that goes while there is one."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
@@ -90,7 +90,7 @@ class Lane:
         if self._all_closed is not None:
             connection.close_when_idle()
 
-    def remove(self, connection: LaneConnection) -> None:
+    def remove(self, connection: FastConnection) -> None:
         self._connections.discard(connection)
         if self._all_closed is not None and not self._connections:
             self._all_closed.set()

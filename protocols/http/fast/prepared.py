@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.prepared import RequestForm, form_of
+from kernel.serving.prepared import PreparedRequest, form_of
 from kernel.serving.request import InputTensor
-from protocols.http.fast.response_template import AnswerForm
+from protocols.http.fast.response_template import ResponseTemplate
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
@@ -40,26 +40,28 @@ RequestBody = bytes | bytearray | memoryview
 Key = tuple[str, str, bytes]
 
 
-class Form(msgspec.Struct, frozen=True):
+class PreparedBody(msgspec.Struct, frozen=True):
     """What the bodies of one form have in common."""
 
-    common: RequestForm
+    common: PreparedRequest
     outputs: OutputForm
     #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
     byte_sizes: list[int]
     byte_size: int
     #: What the last answer was, which the next will be like.
-    answer: AnswerForm
+    answer: ResponseTemplate
 
 
-class RequestForms:
+class PreparedBodies:
     """The forms that the lane has seen."""
 
     def __init__(self) -> None:
-        self._forms: dict[Key, Form] = {}
+        self._forms: dict[Key, PreparedBody] = {}
         self._generation = -1
 
-    def find(self, head: InferHead, body: RequestBody, generation: int, sink: Sink) -> tuple[Request, Form] | None:
+    def find(
+        self, head: InferHead, body: RequestBody, generation: int, sink: Sink
+    ) -> tuple[Request, PreparedBody] | None:
         """Return the request in `body` and its form, or None where it has to be parsed.
 
         `generation` is that of the catalog. The request needs no checks but of its shared memory.
@@ -110,5 +112,5 @@ class RequestForms:
         if len(self._forms) >= _FORMS:
             self._forms.clear()
         total = sum(size for size in sizes if size > 0)
-        form = Form(form_of(request, model), outputs, sizes, total, AnswerForm())
+        form = PreparedBody(form_of(request, model), outputs, sizes, total, ResponseTemplate())
         self._forms[head.model, head.version, rest] = form

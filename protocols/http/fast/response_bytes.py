@@ -26,13 +26,13 @@ def reply_head(status: int, content_type: str, byte_size: int, more: bytes = b""
     return b"%b%b%b%d%b" % (before, more, after, byte_size, _date(int(time.time())))
 
 
-def error_reply(status: int, text: str, *, plain: bool) -> Reply:
+def error_reply(status: int, text: str, *, plain: bool) -> ResponseBytes:
     """Return the response that tells an error; `plain` as for `replies.error_reply`."""
     body = error_body(text)
-    return Reply(reply_head(status, PLAIN if plain else JSON, len(body)) + body)
+    return ResponseBytes(reply_head(status, PLAIN if plain else JSON, len(body)) + body)
 
 
-class Reply(msgspec.Struct):
+class ResponseBytes(msgspec.Struct):
     """A whole HTTP response: its head, and what follows it."""
 
     head: bytes
@@ -44,10 +44,10 @@ class Reply(msgspec.Struct):
     def byte_size(self) -> int:
         return len(self.head) + sum(map(len, self.parts))
 
-    def last(self) -> Reply:
+    def last(self) -> ResponseBytes:
         """Return the same with the word that the connection is closed after it."""
         head = self.head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
-        return Reply(head, self.parts, self.release)
+        return ResponseBytes(head, self.parts, self.release)
 
 
 @functools.cache

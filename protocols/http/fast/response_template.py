@@ -23,7 +23,7 @@ _ID = b'{"id":'
 _encode_id = msgspec.json.Encoder().encode
 
 
-class AnswerForm:
+class ResponseTemplate:
     """How the last answer to a request of one form was written."""
 
     __slots__ = ("_head", "_id_byte_size", "_model", "_outputs", "_rest", "_written_s")

@@ -13,11 +13,11 @@ from protocols.http.metrics.text import help_text, label_text, number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.observe.custom_metrics import Family
+    from kernel.observe.custom_metrics import CustomFamily
     from kernel.observe.histogram import Histogram
 
 
-def render_custom(families: Iterable[Family]) -> list[str]:
+def render_custom(families: Iterable[CustomFamily]) -> list[str]:
     """Return the lines of `families`."""
     lines: list[str] = []
     for family in families:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
 
 
-class Series(msgspec.Struct, frozen=True):
+class LabelledModel(msgspec.Struct, frozen=True):
     """A model version with its labels as text."""
 
     model: Model
@@ -183,7 +183,7 @@ SUMMARIES = (
 
 def render_models(models: Iterable[Model], config: MetricsConfig, now_ns: int) -> list[str]:
     """Return the lines of all families. A family is there without any model, too."""
-    all_series = [Series(model, label_text(_labels(model))) for model in models]
+    all_series = [LabelledModel(model, label_text(_labels(model))) for model in models]
     lines: list[str] = []
     for family in (*COUNTS, *(DURATIONS if config.counter_latencies else ()), *OURS):
         _render_values(lines, family, all_series)
@@ -214,13 +214,13 @@ def _head(lines: list[str], name: str, help_text: str, kind: str) -> None:
     lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
 
 
-def _render_values(lines: list[str], family: Value, all_series: list[Series]) -> None:
+def _render_values(lines: list[str], family: Value, all_series: list[LabelledModel]) -> None:
     _head(lines, family.name, family.help, family.kind)
     name, value = family.name, family.value
     lines += [f"{name}{{{series.labels}}} {value(series.model)}" for series in all_series]
 
 
-def _render_failures(lines: list[str], all_series: list[Series]) -> None:
+def _render_failures(lines: list[str], all_series: list[LabelledModel]) -> None:
     name = "nv_inference_request_failure"
     _head(lines, name, "Number of failed inference requests, all batch sizes", "counter")
     for series in all_series:
@@ -247,7 +247,7 @@ def _bound_labels(bounds: tuple[float, ...]) -> list[str]:
     return [f'le="{number(bound)}"' for bound in (*bounds, math.inf)]
 
 
-def _render_batch_sizes(lines: list[str], all_series: list[Series]) -> None:
+def _render_batch_sizes(lines: list[str], all_series: list[LabelledModel]) -> None:
     """Write how many executions had how many rows; bounds are powers of two up to what the model takes."""
     name = "nv_inference_batch_size"
     _head(lines, name, "Rows of a model execution", "histogram")
@@ -266,7 +266,7 @@ def _exponent(rows: int) -> int:
 
 
 def _render_summary(
-    lines: list[str], family: Summary, all_series: list[Series], quantiles: tuple[float, ...], now_ns: int
+    lines: list[str], family: Summary, all_series: list[LabelledModel], quantiles: tuple[float, ...], now_ns: int
 ) -> None:
     name = family.name
     _head(lines, name, family.help, "summary")

@@ -10,7 +10,7 @@ _STAT = Path("/proc/stat")
 _MEMORY = Path("/proc/meminfo")
 
 
-class CpuTimes(msgspec.Struct, frozen=True):
+class HostTimes(msgspec.Struct, frozen=True):
     """Ticks of all processors since the machine was started."""
 
     total: int = 0
@@ -49,13 +49,13 @@ class HostLoad:
         return parse_memory(_MEMORY.read_text())
 
 
-def parse_cpu_times(stat: str) -> CpuTimes:
+def parse_cpu_times(stat: str) -> HostTimes:
     """Return what the first line of /proc/stat says: user nice system idle iowait irq softirq steal …"""
     ticks = [int(text) for text in stat.partition("\n")[0].split()[1:9]]
-    return CpuTimes(sum(ticks), ticks[3] + ticks[4])
+    return HostTimes(sum(ticks), ticks[3] + ticks[4])
 
 
-def busy_share(before: CpuTimes, after: CpuTimes) -> float:
+def busy_share(before: HostTimes, after: HostTimes) -> float:
     """Return the share from 0.0 to 1.0; the system may correct the idle time of a moment downwards."""
     total = after.total - before.total
     return min(max(1.0 - (after.idle - before.idle) / total, 0.0), 1.0) if total > 0 else 0.0

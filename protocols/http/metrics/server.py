@@ -11,7 +11,7 @@ from aiohttp import web
 from kernel.observe.custom_metrics import joined
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import MetricsOptions
-from protocols.http.listener import Listener
+from protocols.http.listener import HttpListener
 from protocols.http.metrics.custom_families import render_custom
 from protocols.http.metrics.families import render_models
 from protocols.http.metrics.server_families import ServerMetrics
@@ -51,7 +51,7 @@ class MetricsServer:
         self._server_metrics = ServerMetrics(kernel, options, now_ns())
         #: What the last page left out, and the log knows.
         self._left_out: list[str] = []
-        self._listener = Listener(sock, "Metrics Service", self._answer)
+        self._listener = HttpListener(sock, "Metrics Service", self._answer)
 
     @property
     def title(self) -> str:

@@ -12,7 +12,7 @@ from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.session import open_session
 from backends.onnxruntime.small import SmallBatches, can_be_small
 from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor, signature_of
-from backends.reshape import TensorSpec, tensor_specs
+from backends.reshape import TensorShapes, tensor_specs
 from kernel.errors import InternalError, InvalidArgument
 from shm.arena import INLINE_LIMIT
 
@@ -250,21 +250,21 @@ def test_a_model_that_declares_wrong_output_shapes_is_answered_and_not_tried_aga
 @pytest.mark.parametrize(
     ("spec", "declared", "small"),
     [
-        (TensorSpec("T", "FP32", (4,)), (4,), True),
-        (TensorSpec("T", "BF16", (4,), batched=True), (-1, 4), True),
-        (TensorSpec("T", "UINT8", (INLINE_LIMIT,)), (-1,), True),
-        (TensorSpec("T", "UINT8", (INLINE_LIMIT + 1,)), (-1,), False),
-        (TensorSpec("T", "FP32", (-1,)), (-1,), False),
-        (TensorSpec("T", "FP32", (0,)), (-1,), False),
-        (TensorSpec("T", "FP32", (4,), (2, 2)), (2, 2), False),
-        (TensorSpec("T", "FP32", (1,)), (), False),
-        (TensorSpec("T", "BYTES", (1,)), (1,), False),
-        (TensorSpec("T", "FP32", (4,), batched=True, ragged=True), (-1,), False),
-        (TensorSpec("T", "FP32", (4,), batched=True, shaped_like="S"), (-1,), False),
-        (TensorSpec("U", "FP32", (4,)), (4,), False),
+        (TensorShapes("T", "FP32", (4,)), (4,), True),
+        (TensorShapes("T", "BF16", (4,), batched=True), (-1, 4), True),
+        (TensorShapes("T", "UINT8", (INLINE_LIMIT,)), (-1,), True),
+        (TensorShapes("T", "UINT8", (INLINE_LIMIT + 1,)), (-1,), False),
+        (TensorShapes("T", "FP32", (-1,)), (-1,), False),
+        (TensorShapes("T", "FP32", (0,)), (-1,), False),
+        (TensorShapes("T", "FP32", (4,), (2, 2)), (2, 2), False),
+        (TensorShapes("T", "FP32", (1,)), (), False),
+        (TensorShapes("T", "BYTES", (1,)), (1,), False),
+        (TensorShapes("T", "FP32", (4,), batched=True, ragged=True), (-1,), False),
+        (TensorShapes("T", "FP32", (4,), batched=True, shaped_like="S"), (-1,), False),
+        (TensorShapes("U", "FP32", (4,)), (4,), False),
     ],
 )
-def test_small_tensors_have_one_known_shape(spec: TensorSpec, declared: tuple[int, ...], small: bool) -> None:
+def test_small_tensors_have_one_known_shape(spec: TensorShapes, declared: tuple[int, ...], small: bool) -> None:
     tensor = OnnxTensor("T", spec.datatype, declared)
     assert can_be_small(spec, OnnxSignature({"T": tensor}, {})) is small
     assert can_be_small(spec, OnnxSignature({}, {"T": tensor})) is small

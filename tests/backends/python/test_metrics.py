@@ -23,7 +23,7 @@ COUNTER, GAUGE, HISTOGRAM = MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFami
 
 @pytest.fixture(autouse=True)
 def in_a_model(lab: Lab) -> None:
-    instance.set_current(instance.Instance(ModelArguments({"name": "lab"}, lab.dir, 1, "lab_0_0"), lab))
+    instance.set_current(instance.PythonInstance(ModelArguments({"name": "lab"}, lab.dir, 1, "lab_0_0"), lab))
 
 
 def test_a_model_counts_where_it_likes(lab: Lab) -> None:

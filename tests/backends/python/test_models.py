@@ -10,10 +10,10 @@ import pytest
 
 from kernel.errors import (
     AlreadyExists,
-    Cancelled,
     InternalError,
     InvalidArgument,
     NotFound,
+    RequestCancelled,
     Unavailable,
     UnknownError,
     Unsupported,
@@ -140,7 +140,7 @@ def test_strings_go_through_as_bytes(lab: Lab) -> None:
         Unavailable,
         Unsupported,
         AlreadyExists,
-        Cancelled,
+        RequestCancelled,
     ],
 )
 def test_a_model_answers_with_each_of_triton_s_errors(lab: Lab, kind: type[ServingError]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from backends.metric_registry import MetricRegistry
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.transport import wire
-from kernel.observe.custom_metrics import CustomMetrics, Series
+from kernel.observe.custom_metrics import CustomMetrics, CustomSeries
 from kernel.observe.metric_rules import MAX_SERIES, MetricKind
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
@@ -29,7 +29,7 @@ class Worker:
             self.reported.take(decoded, now_ns)
 
 
-def series_of(metrics: CustomMetrics) -> Series:
+def series_of(metrics: CustomMetrics) -> CustomSeries:
     """Return the only series that there is."""
     metrics.check()
     (family,) = metrics.families.values()

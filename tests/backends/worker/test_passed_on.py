@@ -15,7 +15,7 @@ from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
-from backends.worker.respond import Answers
+from backends.worker.respond import BatchResponder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Bench:
         self.regions = AttachedRegions()
         self.held = HeldInputs(self.sent.append, lambda: None)
         self.outputs = OutputWriter(self.regions, self.arenas.append)
-        self.answers = Answers(self.outputs, self.held, self.sent.append, lambda: None)  # type: ignore[arg-type, return-value]
+        self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: None)  # type: ignore[arg-type, return-value]
         for number in (1, CLIENTS_REGION):
             fd = os.memfd_create("test")
             os.ftruncate(fd, 1 << 16)

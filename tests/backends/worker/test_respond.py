@@ -12,7 +12,7 @@ from backends.worker.held import HeldInputs
 from backends.worker.memory import AttachedRegions
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
-from backends.worker.respond import Answers
+from backends.worker.respond import BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
 
@@ -45,7 +45,7 @@ class Bench:
         self.mail = NoMail()
         self.held = HeldInputs(self.sent.append, lambda: None)
         self.outputs = OutputWriter(AttachedRegions(), self.arenas.append)
-        self.answers = Answers(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
+        self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
     def batch(self, *refs: wire.RequestRef) -> list[WorkerRequest]:
         return self.answers.open_batch(refs)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest
 from protocols.grpc.h2 import frames
-from protocols.grpc.h2.frames import ErrorCode, Setting
+from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import encode_block
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def numbers() -> Iterator[int]:
 def rapid_reset() -> Iterator[bytes]:
     each = numbers()
     while True:
-        yield b"".join(begin(n) + frames.rst_stream(n, ErrorCode.CANCEL) for n in itertools.islice(each, BATCH))
+        yield b"".join(begin(n) + frames.rst_stream(n, H2ErrorCode.CANCEL) for n in itertools.islice(each, BATCH))
 
 
 def settings() -> Iterator[bytes]:

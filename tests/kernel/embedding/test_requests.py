@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kernel.embedding.requests import Call, Outputs, ResponseStream, make_call, read_options
+from kernel.embedding.requests import EmbeddedCall, Outputs, ResponseStream, make_call, read_options
 from kernel.errors import InternalError, InvalidArgument, ModelNotFound, ServingError, Unavailable
 from kernel.serving.response import OutputTensor, Response
 from kernel.testing import model_spec
@@ -48,7 +48,7 @@ class Bench:
 
         self.instance = self.lab.add_model(self.spec, note)
 
-    def call(self, name: str = "m", *, streaming: bool = False, **options: Any) -> Call:
+    def call(self, name: str = "m", *, streaming: bool = False, **options: Any) -> EmbeddedCall:
         made = make_call(self.server, self.spec, name, {"IN": [1, 2]}, options, streaming=streaming)  # type: ignore[arg-type]  # options of tests may be wrong
         made.begin()
         return made

@@ -10,7 +10,7 @@ import pytest
 
 from kernel.loop import clock as clock_module
 from kernel.loop.busy_poll import GivingWay
-from kernel.loop.clock import TURN_END, LoopAlarm, LoopClock
+from kernel.loop.clock import ITERATION_END, LoopAlarm, LoopClock
 from kernel.loop.timer import Timer
 from tests.kernel.loop.rings import Rings
 
@@ -129,8 +129,8 @@ def test_without_a_timer_of_the_system_it_rings_all_the_same(monkeypatch: pytest
 def test_the_end_of_the_turn_rings_once(poll_ns: int) -> None:
     async def scenario() -> None:
         rings = AlarmRings(poll_ns)
-        rings.alarm.set(TURN_END)
-        rings.alarm.set(TURN_END)
+        rings.alarm.set(ITERATION_END)
+        rings.alarm.set(ITERATION_END)
         assert rings.times_ns == []
         await rings.one_more()
         await asyncio.sleep(0.002)
@@ -146,10 +146,10 @@ def test_the_end_of_the_turn_and_times_replace_each_other(poll_ns: int) -> None:
         early, late, cleared = AlarmRings(poll_ns), AlarmRings(poll_ns), AlarmRings(poll_ns)
         now_ns = time.monotonic_ns()
         early.alarm.set(now_ns + 3600 * 10**9)
-        early.alarm.set(TURN_END)
-        cleared.alarm.set(TURN_END)
+        early.alarm.set(ITERATION_END)
+        cleared.alarm.set(ITERATION_END)
         cleared.alarm.set(None)
-        late.alarm.set(TURN_END)
+        late.alarm.set(ITERATION_END)
         late.alarm.set(now_ns + 3 * MS)
         await early.one_more()
         assert await late.one_more() >= now_ns + 3 * MS

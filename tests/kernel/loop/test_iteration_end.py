@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from kernel.loop.iteration_end import TurnEnd
+from kernel.loop.iteration_end import IterationEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -31,7 +31,7 @@ async def turns(count: int = 3) -> None:
 def test_what_a_decision_sends_leaves_in_the_same_turn(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     async def scenario() -> None:
         seen: list[str] = []
-        turn_end = TurnEnd.here()
+        turn_end = IterationEnd.here()
 
         def decide() -> None:
             seen.append("decided")
@@ -49,7 +49,7 @@ def test_what_a_decision_sends_leaves_in_the_same_turn(run: Callable[[Coroutine[
 
 def test_the_loop_looks_for_input_between_two_decisions(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     async def scenario() -> None:
-        loop, turn_end = asyncio.get_running_loop(), TurnEnd.here()
+        loop, turn_end = asyncio.get_running_loop(), IterationEnd.here()
         ours, theirs = socket.socketpair()
         theirs.send(b"x")
         readable = asyncio.Event()
@@ -82,7 +82,7 @@ def test_one_that_fails_takes_no_other_along(run: Callable[[Coroutine[Any, Any, 
             raise ValueError("broken")
 
         for _ in range(2):
-            turn_end = TurnEnd.here()
+            turn_end = IterationEnd.here()
             turn_end.decide(fail)
             turn_end.decide(lambda: seen.append("decided"))
             turn_end.leave(fail)
@@ -95,9 +95,9 @@ def test_one_that_fails_takes_no_other_along(run: Callable[[Coroutine[Any, Any, 
 
 
 def test_all_on_a_loop_share_one_and_each_loop_has_its_own() -> None:
-    async def scenario() -> TurnEnd:
-        assert TurnEnd.here() is TurnEnd.here()
-        return TurnEnd.here()
+    async def scenario() -> IterationEnd:
+        assert IterationEnd.here() is IterationEnd.here()
+        return IterationEnd.here()
 
     assert asyncio.run(scenario()) is not asyncio.run(scenario())
 
@@ -110,7 +110,7 @@ def test_turns_go_on_after_an_exception_that_ends_programs() -> None:
         raise KeyboardInterrupt
 
     async def scenario(callback: Callable[[], None]) -> None:
-        TurnEnd.here().leave(callback)
+        IterationEnd.here().leave(callback)
         await turns()
 
     with pytest.raises(KeyboardInterrupt):

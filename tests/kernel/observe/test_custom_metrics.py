@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.observe.custom_metrics import CustomMetrics, Family, TooManySeries, joined
+from kernel.observe.custom_metrics import CustomFamily, CustomMetrics, TooManySeries, joined
 from kernel.observe.metric_rules import MAX_SERIES, Labels, MetricKind
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 A: Labels = (("a", "1"),)
 
 
-def values(families: list[Family]) -> dict[str, dict[Labels, float]]:
+def values(families: list[CustomFamily]) -> dict[str, dict[Labels, float]]:
     return {family.name: {labels: one.value for labels, one in family.series.items()} for family in families}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.errors import Cancelled, InternalError, QueueFull, QueueTimeout, ServingError
+from kernel.errors import InternalError, QueueFull, QueueTimeout, RequestCancelled, ServingError
 from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.batch import Batch
@@ -68,7 +68,7 @@ def test_failures_have_tritons_reasons_and_refusals_are_none() -> None:
         statistics.record_failure(failed, error, now_ns=1500)
 
     fail(QueueTimeout())
-    fail(Cancelled())
+    fail(RequestCancelled())
     fail(InternalError("no"), dispatched=True)
     fail(InternalError("no"))
     fail(QueueFull(""))  # never accepted

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from kernel.errors import LoadFailed
+from kernel.errors import ModelLoadFailed
 from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from kernel.serving.catalog import IndexItem
 
@@ -77,7 +77,7 @@ def test_an_instance_that_cannot_be_added_leaves_those_that_serve(bench: Reposit
         bench.write("m", config=group(4))
         bench.failure = "no luck"
         for _ in range(2):
-            with pytest.raises(LoadFailed) as caught:
+            with pytest.raises(ModelLoadFailed) as caught:
                 await bench.lifecycle.load("m")
             assert caught.value.message == (
                 "load failed for model 'm': version 1 is at READY state: Internal: no luck;\n"
@@ -106,7 +106,9 @@ def test_only_new_instances_are_warmed_up_and_before_they_take_requests(bench: R
         serving = bench.catalog.resolve("m")
         bench.write("m", config=group(2) + warm)
         bench.refusal = "boom"
-        with pytest.raises(LoadFailed, match="READY state: Invalid argument: failed to run warmup sample 'w': boom; ;"):
+        with pytest.raises(
+            ModelLoadFailed, match="READY state: Invalid argument: failed to run warmup sample 'w': boom; ;"
+        ):
             await bench.lifecycle.load("m")
         assert serving.instances.count == 1
         bench.refusal = ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.errors import InternalError, InvalidArgument, LoadFailed, ServingError, Unavailable
+from kernel.errors import InternalError, InvalidArgument, ModelLoadFailed, ServingError, Unavailable
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from kernel.serving.catalog import IndexItem, ModelState
@@ -58,7 +58,7 @@ def test_a_failed_reload_leaves_the_serving_version_alone(bench: RepositoryLab) 
         serving = bench.catalog.resolve("m")
         for attempt in range(3):
             bench.fail("m", 1, f"no luck {attempt}")
-            with pytest.raises(LoadFailed) as caught:
+            with pytest.raises(ModelLoadFailed) as caught:
                 await bench.lifecycle.load("m")
             assert caught.value.message == (
                 f"load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: no luck {attempt};\n"
@@ -77,7 +77,7 @@ def test_one_version_that_fails_keeps_the_others_from_being_loaded(bench: Reposi
     bench.fail("m", 2, "no luck")
 
     async def scenario(bench: RepositoryLab) -> None:
-        with pytest.raises(LoadFailed):
+        with pytest.raises(ModelLoadFailed):
             await bench.lifecycle.load("m")
         await settled()
         assert [item.state for item in bench.catalog.index()] == ["UNAVAILABLE", "UNAVAILABLE"]
@@ -141,7 +141,7 @@ def test_a_policy_that_leaves_no_version_has_a_text_of_its_own(bench: Repository
     bench.write("m", config=CONFIG + "version_policy { specific { versions: 7 } }")
 
     async def scenario(bench: RepositoryLab) -> None:
-        with pytest.raises(LoadFailed) as caught:
+        with pytest.raises(ModelLoadFailed) as caught:
             await bench.lifecycle.load("m")
         reason = "at least one version must be available under the version policy of model 'm'"
         assert caught.value.message == f"load failed for model 'm': {reason}\n"
@@ -164,7 +164,7 @@ def test_what_this_server_cannot_do_is_refused_with_a_reason(bench: RepositoryLa
     bench.write("m", config=CONFIG + config)
 
     async def scenario(bench: RepositoryLab) -> None:
-        with pytest.raises(LoadFailed, match=reason):
+        with pytest.raises(ModelLoadFailed, match=reason):
             await bench.lifecycle.load("m")
         assert bench.alive == []
 
@@ -180,7 +180,7 @@ def test_a_load_that_fails_is_tried_again_as_often_as_the_command_line_says(tmp_
     bench.fail("m", 1, "no luck")
 
     async def scenario(bench: RepositoryLab) -> None:
-        with pytest.raises(LoadFailed):
+        with pytest.raises(ModelLoadFailed):
             await bench.lifecycle.load("m")
         assert len(bench.keepers) == 3
 
@@ -244,7 +244,7 @@ def test_a_version_that_is_removed_while_it_loads_goes_on_as_far_as_its_backend_
         shutil.rmtree(bench.root / "m" / "1")
         bench.gate.set()
         await load
-        with pytest.raises(LoadFailed, match="at least one version must be available"):
+        with pytest.raises(ModelLoadFailed, match="at least one version must be available"):
             await bench.lifecycle.load("m")
         assert bench.catalog.resolve("m").version == 1, "what serves goes on"
 
@@ -285,7 +285,7 @@ def test_a_thousand_and_more_instances_are_refused(bench: RepositoryLab) -> None
     bench.write("m", config=CONFIG + "instance_group [{ count: 2000000000 }]")
 
     async def scenario(bench: RepositoryLab) -> None:
-        with pytest.raises(LoadFailed, match="asks for 2000000000 instances"):
+        with pytest.raises(ModelLoadFailed, match="asks for 2000000000 instances"):
             await bench.lifecycle.load("m")
 
     run(bench, scenario)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernel.errors import InternalError, LoadFailed
+from kernel.errors import InternalError, ModelLoadFailed
 from kernel.repository.testing import CONFIG, RepositoryLab, run, until
 
 
@@ -98,7 +98,7 @@ def test_a_failing_warm_up_fails_the_load_and_takes_no_serving_version_away(benc
         serving = bench.catalog.resolve("m")
         bench.write("m", config=CONFIG + WARMUP.replace("input_data_file", "zero_data").replace('"raw"', "true"))
         (bench.root / "m" / "refuse").write_text("boom")
-        with pytest.raises(LoadFailed) as caught:
+        with pytest.raises(ModelLoadFailed) as caught:
             await bench.lifecycle.load("m")
         assert caught.value.message == (
             "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: failed to run warmup "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernel.errors import InternalError, InvalidArgument, LoadFailed, Unavailable
+from kernel.errors import InternalError, InvalidArgument, ModelLoadFailed, Unavailable
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.testing import CONFIG, RepositoryLab, run, settled
 from kernel.serving.catalog import IndexItem
@@ -66,7 +66,7 @@ def test_with_namespacing_both_are_loaded_and_one_must_go_before_the_name_answer
             bench.catalog.resolve("m")
         other.fail("m", 1, "no luck")
         (tmp_path / "first" / "m" / "1" / "new").touch()
-        with pytest.raises(LoadFailed) as caught:
+        with pytest.raises(ModelLoadFailed) as caught:
             await bench.lifecycle.load("m")
         assert caught.value.message == (
             f"load failed for model '{tmp_path}/second::m': version 1 is at UNAVAILABLE state: Internal: no luck;\n"

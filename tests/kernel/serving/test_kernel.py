@@ -131,7 +131,7 @@ def test_a_cancelled_request_is_taken_from_the_queue_or_told_to_its_instance(ben
     bench.kernel.cancel(running)
     bench.kernel.cancel(waiting)
     assert bench.instance.cancelled == [running]
-    assert [type(r.error) for r in responses(waiting)] == [errors.Cancelled]
+    assert [type(r.error) for r in responses(waiting)] == [errors.RequestCancelled]
     assert responses(running) == []
     assert bench.model.statistics.pending == 0
 

@@ -129,7 +129,7 @@ def test_a_call_without_a_message_is_unimplemented(lab: FrontDoorLab) -> None:
 def test_two_messages_in_a_unary_call_are_a_fault(lab: FrontDoorLab) -> None:
     answer = ask(lab, fields(INFER), message(infer()) * 2, end=False)
     assert answer["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
-    assert answer["reset"] == str(int(frames.ErrorCode.NO_ERROR))
+    assert answer["reset"] == str(int(frames.H2ErrorCode.NO_ERROR))
 
 
 @pytest.mark.parametrize("timeout", ["x", "123456789S"])

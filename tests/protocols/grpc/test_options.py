@@ -363,7 +363,7 @@ def test_a_client_that_pings_too_often_is_told_so(talk: Talk, lab: FrontDoorLab)
             return received
 
     assert talk(lab, conversation, by_port=True).endswith(
-        frames.goaway(0, frames.ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        frames.goaway(0, frames.H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
     )
 
 

@@ -13,8 +13,8 @@ from google.protobuf import text_format
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import model_spec
-from kernel.errors import Cancelled as CancelledError
 from kernel.errors import ErrorCode, NotFound, ServerStopping, error_of
+from kernel.errors import RequestCancelled as CancelledError
 from kernel.loop.clock import LoopClock
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer

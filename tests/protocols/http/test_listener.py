@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from protocols.http.client_timeouts import HEAD_S, SEND_S
-from protocols.http.listener import Connection
+from protocols.http.listener import AiohttpConnection
 from protocols.http.server import HttpServer
 from protocols.testing import listening
 
@@ -31,11 +31,11 @@ def connections(server: HttpServer) -> AiohttpServer:
     return found
 
 
-async def one_connection(server: HttpServer) -> Connection:
+async def one_connection(server: HttpServer) -> AiohttpConnection:
     """Return the connection of the only client, as soon as bytes have come."""
     while True:
         for each in connections(server).connections:
-            if isinstance(each, Connection) and each.patience._head_since is not None:
+            if isinstance(each, AiohttpConnection) and each.patience._head_since is not None:
                 return each
         await asyncio.sleep(0)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from kernel.serving.kernel import Kernel
-    from protocols.http.call import Call
+    from protocols.http.call import HttpCall
 
     Exchange = Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]
 
@@ -184,7 +184,7 @@ def test_a_body_may_not_be_cut_into_too_many_chunks(
     exchange(test)
 
 
-def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[Call], Awaitable[web.StreamResponse]]) -> None:
+def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[HttpCall], Awaitable[web.StreamResponse]]) -> None:
     """Let `handler` answer /v2."""
     monkeypatch.setitem(routes._LITERAL, "/v2", Endpoint(Category.HEALTH, {"GET": handler, "POST": handler}))
 
@@ -192,7 +192,7 @@ def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[Call], Await
 def test_a_bug_is_logged_and_told_by_a_number(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def handler(call: Call) -> web.StreamResponse:
+    async def handler(call: HttpCall) -> web.StreamResponse:
         raise ZeroDivisionError("the secret of the server")
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
@@ -210,7 +210,7 @@ def test_a_bug_is_logged_and_told_by_a_number(
 
 
 def test_texts_that_are_not_utf_8_can_be_told(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def handler(call: Call) -> web.StreamResponse:
+    async def handler(call: HttpCall) -> web.StreamResponse:
         raise InvalidArgument("bad file \udcff")
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
@@ -227,7 +227,7 @@ def test_requests_that_run_are_answered_before_the_server_stops(
     running, go_on = asyncio.Event(), asyncio.Event()
     answers: list[Any] = []
 
-    async def handler(call: Call) -> web.StreamResponse:
+    async def handler(call: HttpCall) -> web.StreamResponse:
         text = await read_json_text(call)
         running.set()
         await go_on.wait()

@@ -26,14 +26,14 @@ def submit(case: Lab, *ids: str, rows: int = 1) -> list[Request]:
     requests = [case.request(id, rows) for id in ids]
     for request in requests:
         case.inbox.post(Submitted(request))
-    case.clock.end_turn()
+    case.clock.end_iteration()
     return requests
 
 
 def finish(case: Lab) -> None:
     """Let the instance answer its batch, in a turn of its own."""
     case.finish()
-    case.clock.end_turn()
+    case.clock.end_iteration()
 
 
 def errors_of(request: Request) -> list[type]:
@@ -190,4 +190,4 @@ def test_a_cancelled_request_is_not_executed() -> None:
     case.inbox.post(Cancelled(waiting))
     finish(case)
     assert case.running == []
-    assert errors_of(waiting) == [errors.Cancelled]
+    assert errors_of(waiting) == [errors.RequestCancelled]

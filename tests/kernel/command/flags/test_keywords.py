@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel.command.flags.keywords import read_keywords
-from kernel.options import BadOption, Listener
+from kernel.options import BadOption, ListenAddress
 
 
 def test_every_door_is_closed_until_it_is_asked_for() -> None:
@@ -19,9 +19,9 @@ def test_every_door_is_closed_until_it_is_asked_for() -> None:
 
 def test_a_port_opens_its_door() -> None:
     options, _ = read_keywords({"http_port": 0, "grpc": True, "metrics_port": 9}, {})
-    assert options.http_listener == Listener(True, "127.0.0.1", 0)
-    assert options.grpc_listener == Listener(True, "127.0.0.1", 8001)
-    assert options.metrics_listener == Listener(True, "127.0.0.1", 9)
+    assert options.http_listener == ListenAddress(True, "127.0.0.1", 0)
+    assert options.grpc_listener == ListenAddress(True, "127.0.0.1", 8001)
+    assert options.metrics_listener == ListenAddress(True, "127.0.0.1", 9)
 
 
 def test_doors_can_be_closed_and_opened_to_others() -> None:

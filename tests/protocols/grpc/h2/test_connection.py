@@ -13,8 +13,8 @@ import h2.settings
 import pytest
 
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.connection import Connection
-from protocols.grpc.h2.frames import ErrorCode, Setting
+from protocols.grpc.h2.connection import H2Connection
+from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_block, status_block
 from protocols.grpc.h2.streams import Event, Stream
 from protocols.grpc.h2.testing import FIELDS, GREETING, frame, message, request
@@ -22,7 +22,7 @@ from protocols.grpc.h2.testing import FIELDS, GREETING, frame, message, request
 SECOND = 10**9
 
 
-def feed(machine: Connection, octets: bytes, now_ns: int = 0) -> None:
+def feed(machine: H2Connection, octets: bytes, now_ns: int = 0) -> None:
     """Hand `octets` in as a transport does, turn by turn."""
     rest = memoryview(octets)
     while True:
@@ -31,14 +31,14 @@ def feed(machine: Connection, octets: bytes, now_ns: int = 0) -> None:
             return
 
 
-def greeted() -> Connection:
-    machine = Connection()
+def greeted() -> H2Connection:
+    machine = H2Connection()
     feed(machine, GREETING)
     machine.take_output()
     return machine
 
 
-def told(machine: Connection) -> list[tuple[int, int, int, bytes]]:
+def told(machine: H2Connection) -> list[tuple[int, int, int, bytes]]:
     """Return type, flags, stream and payload of every frame that the machine has put out."""
     octets = b"".join(machine.take_output())
     found = []
@@ -50,22 +50,22 @@ def told(machine: Connection) -> list[tuple[int, int, int, bytes]]:
     return found
 
 
-def resets(machine: Connection) -> list[tuple[int, ErrorCode]]:
+def resets(machine: H2Connection) -> list[tuple[int, H2ErrorCode]]:
     return [
-        (number, ErrorCode(int.from_bytes(payload, "big")))
+        (number, H2ErrorCode(int.from_bytes(payload, "big")))
         for kind, _, number, payload in told(machine)
         if kind == frames.RST_STREAM
     ]
 
 
-def failure(machine: Connection) -> ErrorCode:
+def failure(machine: H2Connection) -> H2ErrorCode:
     assert machine.failed
     *_, (kind, _, number, payload) = told(machine)
     assert (kind, number) == (frames.GOAWAY, 0)
-    return ErrorCode(int.from_bytes(payload[4:8], "big"))
+    return H2ErrorCode(int.from_bytes(payload[4:8], "big"))
 
 
-def seen(machine: Connection) -> list[tuple[Event, int]]:
+def seen(machine: H2Connection) -> list[tuple[Event, int]]:
     events, machine.events = machine.events, []
     return [(event, stream.number) for event, stream in events]
 
@@ -75,7 +75,7 @@ class Client:
 
     def __init__(self, settings: dict[h2.settings.SettingCodes | int, int] | None = None) -> None:
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
-        self.machine = Connection()
+        self.machine = H2Connection()
         self.events: list[Any] = []
         self.h2.initiate_connection()
         if settings:
@@ -126,7 +126,7 @@ class Client:
 # ---- calls ----------------------------------------------------------------------------------
 
 
-def give_back(machine: Connection) -> None:
+def give_back(machine: H2Connection) -> None:
     """Do what the transport does when it has nothing left to write."""
     for release in machine.releases:
         release()
@@ -206,7 +206,7 @@ def test_a_client_that_is_still_sending_is_told_that_nobody_reads() -> None:
     machine = greeted()
     feed(machine, request(1))
     machine.send_trailers(machine.streams[1], status_block(3, "no"))
-    assert resets(machine) == [(1, ErrorCode.NO_ERROR)]
+    assert resets(machine) == [(1, H2ErrorCode.NO_ERROR)]
     feed(machine, frame(frames.DATA, 0, 1, b"more") + request(1, [("trailer", "x")], flags=5))
     assert not machine.failed
 
@@ -234,7 +234,7 @@ def test_padding_priority_and_continuation_change_nothing() -> None:
 
 def test_how_bytes_are_cut_changes_nothing() -> None:
     octets = GREETING + request(1) + frame(frames.DATA, frames.PADDED | 1, 1, b"\1" + message(b"abc") + b"\0")
-    machine = Connection()
+    machine = H2Connection()
     buffer = b""
     for octet in octets:
         buffer += bytes([octet])
@@ -259,7 +259,7 @@ def test_large_messages_are_received_where_they_belong() -> None:
 
 def test_a_client_that_resets_its_call_is_heard() -> None:
     machine = greeted()
-    feed(machine, request(1) + frames.rst_stream(1, ErrorCode.CANCEL))
+    feed(machine, request(1) + frames.rst_stream(1, H2ErrorCode.CANCEL))
     assert seen(machine) == [(Event.OPENED, 1), (Event.CLOSED, 1)]
     assert machine.streams == {}
 
@@ -360,7 +360,7 @@ def changed(**fields: str | None) -> list[tuple[str, str]]:
 def test_a_malformed_request_is_reset_and_others_go_on(fields: list[tuple[str, str]]) -> None:
     machine = greeted()
     feed(machine, request(1, fields) + request(3))
-    assert resets(machine) == [(1, ErrorCode.PROTOCOL_ERROR)]
+    assert resets(machine) == [(1, H2ErrorCode.PROTOCOL_ERROR)]
     assert list(machine.streams) == [3]
 
 
@@ -369,20 +369,20 @@ def test_streams_over_the_limit_are_refused() -> None:
     last = 2 * limits.MAX_CONCURRENT_STREAMS + 1
     feed(machine, b"".join(request(number) for number in range(1, last + 2, 2)))
     assert len(machine.streams) == limits.MAX_CONCURRENT_STREAMS
-    assert resets(machine) == [(last, ErrorCode.REFUSED_STREAM)]
+    assert resets(machine) == [(last, H2ErrorCode.REFUSED_STREAM)]
     assert not machine.failed
 
 
 @pytest.mark.parametrize(
     ("octets", "code"),
     [
-        (frame(frames.DATA, 1, 1, b"more"), ErrorCode.STREAM_CLOSED),
-        (request(1, flags=5), ErrorCode.STREAM_CLOSED),
-        (frames.window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
-        (frames.window_update(1, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
+        (frame(frames.DATA, 1, 1, b"more"), H2ErrorCode.STREAM_CLOSED),
+        (request(1, flags=5), H2ErrorCode.STREAM_CLOSED),
+        (frames.window_update(1, 0), H2ErrorCode.PROTOCOL_ERROR),
+        (frames.window_update(1, 2**31 - 1), H2ErrorCode.FLOW_CONTROL_ERROR),
     ],
 )
-def test_mistakes_on_a_stream_that_has_ended_its_request_reset_it(octets: bytes, code: ErrorCode) -> None:
+def test_mistakes_on_a_stream_that_has_ended_its_request_reset_it(octets: bytes, code: H2ErrorCode) -> None:
     machine = greeted()
     feed(machine, request(1, flags=5) + octets)
     assert resets(machine) == [(1, code)]
@@ -393,13 +393,13 @@ def test_mistakes_on_a_stream_that_has_ended_its_request_reset_it(octets: bytes,
 def test_headers_that_end_nothing_reset_their_stream() -> None:
     machine = greeted()
     feed(machine, request(1) + request(1))
-    assert resets(machine) == [(1, ErrorCode.PROTOCOL_ERROR)]
+    assert resets(machine) == [(1, H2ErrorCode.PROTOCOL_ERROR)]
 
 
 def test_a_body_of_another_length_than_announced_is_malformed() -> None:
     machine = greeted()
     feed(machine, request(1, changed(content_length="9")) + frame(frames.DATA, 1, 1, message(b"abc")))
-    assert resets(machine) == [(1, ErrorCode.PROTOCOL_ERROR)]
+    assert resets(machine) == [(1, H2ErrorCode.PROTOCOL_ERROR)]
 
 
 BLOCK = encode_block(FIELDS)
@@ -408,43 +408,43 @@ BLOCK = encode_block(FIELDS)
 @pytest.mark.parametrize(
     ("octets", "code"),
     [
-        (request(2), ErrorCode.PROTOCOL_ERROR),
-        (request(0), ErrorCode.PROTOCOL_ERROR),
-        (request(5, flags=5) + request(3), ErrorCode.STREAM_CLOSED),
-        (frame(frames.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.DATA, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR),
-        (request(1) + frame(frames.DATA, frames.PADDED, 1, b"\5abc"), ErrorCode.PROTOCOL_ERROR),
-        (request(1) + frame(frames.DATA, frames.PADDED, 1, b""), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, 4 | frames.PADDED, 1, b"\xff" + BLOCK), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, 4 | frames.PRIORITY_FLAG, 1, b"abc"), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, 0, 1, BLOCK) + frame(frames.PING, 0, 0, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, 0, 1, BLOCK) + frame(frames.CONTINUATION, 4, 3), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.CONTINUATION, 4, 1, BLOCK), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\x0f"), ErrorCode.COMPRESSION_ERROR),
-        (frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-        (frames.rst_stream(1, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
-        (frames.window_update(1, 1), ErrorCode.PROTOCOL_ERROR),
-        (frames.window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
-        (frames.window_update(0, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR),
-        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(frames.PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.RST_STREAM, 0, 1, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(frames.PRIORITY, 0, 1, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(frames.SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
-        (frame(frames.SETTINGS, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-        (frame(frames.SETTINGS, 1, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
-        (frames.settings([(Setting.ENABLE_PUSH, 2)]), ErrorCode.PROTOCOL_ERROR),
-        (frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**31)]), ErrorCode.FLOW_CONTROL_ERROR),
-        (frames.settings([(Setting.MAX_FRAME_SIZE, 100)]), ErrorCode.PROTOCOL_ERROR),
+        (request(2), H2ErrorCode.PROTOCOL_ERROR),
+        (request(0), H2ErrorCode.PROTOCOL_ERROR),
+        (request(5, flags=5) + request(3), H2ErrorCode.STREAM_CLOSED),
+        (frame(frames.DATA, 0, 0, b"x"), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.DATA, 0, 1, b"x"), H2ErrorCode.PROTOCOL_ERROR),
+        (request(1) + frame(frames.DATA, frames.PADDED, 1, b"\5abc"), H2ErrorCode.PROTOCOL_ERROR),
+        (request(1) + frame(frames.DATA, frames.PADDED, 1, b""), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, 4 | frames.PADDED, 1, b"\xff" + BLOCK), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, 4 | frames.PRIORITY_FLAG, 1, b"abc"), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, 0, 1, BLOCK) + frame(frames.PING, 0, 0, bytes(8)), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, 0, 1, BLOCK) + frame(frames.CONTINUATION, 4, 3), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.CONTINUATION, 4, 1, BLOCK), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\x0f"), H2ErrorCode.COMPRESSION_ERROR),
+        (frame(frames.PUSH_PROMISE, 4, 1, bytes(4)), H2ErrorCode.PROTOCOL_ERROR),
+        (frames.rst_stream(1, H2ErrorCode.CANCEL), H2ErrorCode.PROTOCOL_ERROR),
+        (frames.window_update(1, 1), H2ErrorCode.PROTOCOL_ERROR),
+        (frames.window_update(0, 0), H2ErrorCode.PROTOCOL_ERROR),
+        (frames.window_update(0, 2**31 - 1), H2ErrorCode.FLOW_CONTROL_ERROR),
+        (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), H2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(frames.PING, 0, 0, bytes(7)), H2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(frames.PING, 0, 1, bytes(8)), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.RST_STREAM, 0, 1, bytes(5)), H2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(frames.PRIORITY, 0, 1, bytes(4)), H2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(frames.SETTINGS, 0, 1), H2ErrorCode.PROTOCOL_ERROR),
+        (frame(frames.SETTINGS, 0, 0, bytes(5)), H2ErrorCode.FRAME_SIZE_ERROR),
+        (frame(frames.SETTINGS, 1, 0, bytes(6)), H2ErrorCode.FRAME_SIZE_ERROR),
+        (frames.settings([(Setting.ENABLE_PUSH, 2)]), H2ErrorCode.PROTOCOL_ERROR),
+        (frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**31)]), H2ErrorCode.FLOW_CONTROL_ERROR),
+        (frames.settings([(Setting.MAX_FRAME_SIZE, 100)]), H2ErrorCode.PROTOCOL_ERROR),
         (
             request(1) + frames.window_update(1, 2**30) + frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**31 - 1)]),
-            ErrorCode.FLOW_CONTROL_ERROR,
+            H2ErrorCode.FLOW_CONTROL_ERROR,
         ),
-        (frames.head(limits.MAX_FRAME_BYTE_SIZE + 1, frames.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
+        (frames.head(limits.MAX_FRAME_BYTE_SIZE + 1, frames.DATA, 0, 1), H2ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
-def test_mistakes_that_end_the_connection(octets: bytes, code: ErrorCode) -> None:
+def test_mistakes_that_end_the_connection(octets: bytes, code: H2ErrorCode) -> None:
     machine = greeted()
     feed(machine, octets)
     assert failure(machine) is code
@@ -458,9 +458,9 @@ def test_mistakes_that_end_the_connection(octets: bytes, code: ErrorCode) -> Non
     [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", frames.PREFACE + frame(frames.PING, 0, 0, bytes(8))],
 )
 def test_who_does_not_speak_http2_is_sent_away(octets: bytes) -> None:
-    machine = Connection()
+    machine = H2Connection()
     feed(machine, octets)
-    assert failure(machine) is ErrorCode.PROTOCOL_ERROR
+    assert failure(machine) is H2ErrorCode.PROTOCOL_ERROR
 
 
 def test_more_data_than_the_connection_window_is_an_error() -> None:
@@ -474,7 +474,7 @@ def test_more_data_than_the_connection_window_is_an_error() -> None:
         feed(machine, full + number.to_bytes(4, "big") + content)
     assert not machine.failed
     feed(machine, frame(frames.DATA, 0, 5, b"x"))
-    assert failure(machine) is ErrorCode.FLOW_CONTROL_ERROR
+    assert failure(machine) is H2ErrorCode.FLOW_CONTROL_ERROR
 
 
 def test_more_data_than_a_stream_window_resets_the_stream() -> None:
@@ -485,7 +485,7 @@ def test_more_data_than_a_stream_window_resets_the_stream() -> None:
         feed(machine, content)
     assert 1 in machine.streams
     feed(machine, frame(frames.DATA, 0, 1, b"x"))
-    assert (1, ErrorCode.FLOW_CONTROL_ERROR) in resets(machine)
+    assert (1, H2ErrorCode.FLOW_CONTROL_ERROR) in resets(machine)
     assert not machine.failed
 
 
@@ -493,7 +493,7 @@ def test_more_data_than_a_stream_window_resets_the_stream() -> None:
 
 
 def rapid_resets(count: int) -> bytes:
-    return b"".join(request(2 * n + 1) + frames.rst_stream(2 * n + 1, ErrorCode.CANCEL) for n in range(count))
+    return b"".join(request(2 * n + 1) + frames.rst_stream(2 * n + 1, H2ErrorCode.CANCEL) for n in range(count))
 
 
 @pytest.mark.parametrize(
@@ -515,7 +515,7 @@ def test_a_flood_ends_the_connection(flood: Callable[[int], bytes], allowed: int
     assert not machine.failed
     machine = greeted()
     feed(machine, flood(allowed + 1))
-    assert failure(machine) is ErrorCode.ENHANCE_YOUR_CALM
+    assert failure(machine) is H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize(
@@ -531,7 +531,7 @@ def test_a_flood_ends_the_connection(flood: Callable[[int], bytes], allowed: int
 def test_what_would_grow_beyond_measure_ends_the_connection(octets: bytes) -> None:
     machine = greeted()
     feed(machine, octets)
-    assert failure(machine) is ErrorCode.ENHANCE_YOUR_CALM
+    assert failure(machine) is H2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_pings_at_a_calm_pace_go_on_for_ever() -> None:
@@ -559,13 +559,13 @@ def test_unknown_frames_and_a_goaway_of_any_size_are_skipped() -> None:
 
 @pytest.mark.parametrize("octets", [b"", frames.PREFACE[:5], GREETING + frame(frames.HEADERS, 0, 1, BLOCK)])
 def test_a_slow_handshake_or_header_block_is_not_waited_for(octets: bytes) -> None:
-    machine = Connection()
+    machine = H2Connection()
     feed(machine, octets)
     machine.check_progress(0)
     machine.check_progress(limits.HANDSHAKE_TIMEOUT_S * SECOND - 1)
     assert not machine.failed
     machine.check_progress(limits.HANDSHAKE_TIMEOUT_S * SECOND)
-    assert failure(machine) is ErrorCode.PROTOCOL_ERROR
+    assert failure(machine) is H2ErrorCode.PROTOCOL_ERROR
 
 
 def test_an_answer_that_its_client_does_not_let_through_is_dropped() -> None:
@@ -579,5 +579,5 @@ def test_an_answer_that_its_client_does_not_let_through_is_dropped() -> None:
     machine.check_progress(limits.PROGRESS_TIMEOUT_S * SECOND)
     give_back(machine)
     assert released == [True]
-    assert resets(machine) == [(1, ErrorCode.CANCEL)]
+    assert resets(machine) == [(1, H2ErrorCode.CANCEL)]
     assert seen(machine)[-1] == (Event.CLOSED, 1)

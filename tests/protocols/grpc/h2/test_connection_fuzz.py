@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.connection import Connection
+from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.headers import encode_block, status_block
 from protocols.grpc.h2.streams import Event
 
@@ -30,7 +30,7 @@ def frame(draw: st.DrawFn) -> bytes:
 @given(st.lists(st.one_of(frame(), st.binary(max_size=12)), max_size=30), st.integers(1, 64), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_any_frames_are_answered_by_valid_frames_or_the_end(parts: list[bytes], step: int, answers: bool) -> None:
-    machine = Connection()
+    machine = H2Connection()
     octets = frames.PREFACE + frames.settings([]) + b"".join(parts)
     written = b""
     buffer = b""
@@ -73,6 +73,6 @@ def check_frames(octets: bytes, *, failed: bool) -> None:
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_any_bytes_at_all_end_the_connection_or_wait_for_more(octets: bytes) -> None:
-    machine = Connection()
+    machine = H2Connection()
     machine.receive(memoryview(octets), 0)
     assert machine.failed or frames.PREFACE.startswith(octets[: len(frames.PREFACE)])

@@ -5,7 +5,7 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.h2.frames import ConnectionFailure, ErrorCode
+from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 from protocols.grpc.h2.headers import HeaderDecoder, encode_block, request_head, status_block
 
 FIELDS = [
@@ -61,7 +61,7 @@ def test_a_repeated_block_is_decoded_once() -> None:
 def test_blocks_that_are_no_hpack_end_the_connection() -> None:
     with pytest.raises(ConnectionFailure) as caught:
         HeaderDecoder().decode(b"\xff\xff\xff\xff\x0f")
-    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+    assert caught.value.code is H2ErrorCode.COMPRESSION_ERROR
 
 
 @given(st.lists(st.tuples(st.text("abc-", min_size=1), st.text(st.characters(max_codepoint=255), max_size=400))))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from protocols.grpc.h2 import frames
-from protocols.grpc.h2.connection import Connection as H2Connection
+from protocols.grpc.h2.connection import H2Connection as H2Connection
 from protocols.grpc.h2.headers import encode_block, status_block
 from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, PingStrikes, Wanted
 
@@ -182,7 +182,7 @@ def test_a_connection_ends_with_the_ping_that_is_one_too_many() -> None:
     connection = H2Connection(RULES)
     assert not ended(connection, frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 3)
     assert ended(connection, frames.PING_REQUEST)
-    goaway = frames.goaway(0, frames.ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+    goaway = frames.goaway(0, frames.H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
     assert b"".join(connection.take_output()).endswith(goaway)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from protocols.grpc.h2 import frames, limits, transport
-from protocols.grpc.h2.frames import ErrorCode, Setting
+from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import encode_block, status_block
-from protocols.grpc.h2.streams import Call, Stream
+from protocols.grpc.h2.streams import Stream, StreamCallbacks
 from protocols.grpc.h2.transport import ServerConnection
 
 SECOND = 10**9
@@ -115,7 +115,7 @@ class Owner:
     def closed(self, connection: ServerConnection) -> None:
         self.open.discard(connection)
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> Call | None:
+    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         if self.refuses:
             connection.machine.send_trailers(stream, status_block(14, "no"))
             return None
@@ -326,7 +326,7 @@ def test_a_connection_that_is_closed_says_goodbye() -> None:
         connection.cut_off_calls()
         connection.close()
         assert owner.calls[0].ends == ["cut off", "closed"]
-        assert wire.output.endswith(frames.goaway(1, ErrorCode.NO_ERROR))
+        assert wire.output.endswith(frames.goaway(1, H2ErrorCode.NO_ERROR))
         assert wire.closed
 
     converse(conversation, HeldCall)
@@ -341,19 +341,19 @@ def test_a_connection_that_is_too_old_closes_when_the_client_knows_and_the_last_
     async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
         receive(connection, request(1))
         connection.drain()
-        assert wire.output == frames.goaway(2**31 - 1, ErrorCode.NO_ERROR, "max_age") + frames.PING_REQUEST
+        assert wire.output == frames.goaway(2**31 - 1, H2ErrorCode.NO_ERROR, "max_age") + frames.PING_REQUEST
         receive(connection, request(3) + PONG)  # the one call was on its way when the client was told
         assert len(owner.calls) == 2
         receive(connection, request(5))
         assert len(owner.calls) == 2
-        assert wire.output.endswith(frames.rst_stream(5, ErrorCode.REFUSED_STREAM))
+        assert wire.output.endswith(frames.rst_stream(5, H2ErrorCode.REFUSED_STREAM))
         assert not wire.closed
         for number in (1, 3):
             connection.machine.send_trailers(connection.machine.streams[number], status_block(5, "no"))
         connection.wake()
         await some_turns()
         assert wire.closed
-        assert wire.output.endswith(frames.goaway(5, ErrorCode.NO_ERROR))
+        assert wire.output.endswith(frames.goaway(5, H2ErrorCode.NO_ERROR))
 
     converse(conversation, HeldCall)
 

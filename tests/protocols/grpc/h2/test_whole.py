@@ -4,8 +4,8 @@ import pytest
 
 from protocols.grpc.framing import HEAD_BYTE_SIZE
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.connection import Connection
-from protocols.grpc.h2.frames import ErrorCode
+from protocols.grpc.h2.connection import H2Connection
+from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.streams import Event, Stream
 from protocols.grpc.h2.testing import GREETING, frame, message, request
 
@@ -22,8 +22,8 @@ def sent(number: int, content: bytes = CONTENT, *, flag: int = 0, flags: int = 0
     return frame(frames.DATA, flags, number, message(content, flag=flag))
 
 
-def machine_that_knows_the_headers() -> Connection:
-    machine = Connection()
+def machine_that_knows_the_headers() -> H2Connection:
+    machine = H2Connection()
     octets = GREETING + call(1)
     assert machine.receive(memoryview(octets), 0) == len(octets)
     machine.events.clear()
@@ -31,7 +31,7 @@ def machine_that_knows_the_headers() -> Connection:
     return machine
 
 
-def fed(octets: bytes, step: int) -> Connection:
+def fed(octets: bytes, step: int) -> H2Connection:
     """Return a machine that was given `octets` in pieces of `step` bytes."""
     machine, rest = machine_that_knows_the_headers(), b""
     for start in range(0, len(octets), step):
@@ -46,7 +46,7 @@ def messages(stream: Stream) -> list[bytes]:
     return [bytes(message) for message in stream.reader.messages]
 
 
-def state(machine: Connection) -> object:
+def state(machine: H2Connection) -> object:
     """Return what a call has left behind, however it was taken."""
     streams = [
         (each.number, each.send_window, each.held, each.received, each.remote_closed, messages(each), each.reader.fault)
@@ -173,7 +173,7 @@ def test_a_call_beyond_the_limit_of_streams_is_refused_as_ever() -> None:
         assert machine.receive(memoryview(octets), 0) == len(octets)
     assert len(machine.streams) == limits.MAX_CONCURRENT_STREAMS
     told = b"".join(machine.take_output())
-    assert frames.rst_stream(last, ErrorCode.REFUSED_STREAM) in told
+    assert frames.rst_stream(last, H2ErrorCode.REFUSED_STREAM) in told
 
 
 def test_a_window_update_of_the_connection_that_has_not_come_in_full_waits() -> None:

@@ -15,7 +15,7 @@ from kernel.serving.validation import validate
 from kernel.testing import RecordingSink
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.codec import decode_request, parse_request, start_request
-from protocols.grpc.messages.prepared import RequestForms, model_of
+from protocols.grpc.messages.prepared import PreparedMessages, model_of
 from protocols.grpc.messages.raw import first_raw_content
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def parsed(octets: bytes) -> Request:
     return request
 
 
-def remembering(*messages: pb.ModelInferRequest) -> RequestForms:
-    forms = RequestForms()
+def remembering(*messages: pb.ModelInferRequest) -> PreparedMessages:
+    forms = PreparedMessages()
     assert forms.find(b"", 1, SINK) is None
     for each in messages:
         octets = each.SerializeToString()
@@ -147,7 +147,7 @@ def test_fields_that_stand_twice_are_left_to_protobuf(tail: bytes) -> None:
     octets = message().SerializeToString()
     contents = sum(2 + len(content) for content in message().raw_input_contents)
     made = octets[:-contents] + tail + octets[-contents:]
-    forms = RequestForms()
+    forms = PreparedMessages()
     forms.find(b"", 1, SINK)
     forms.remember(made, parsed(octets), MODEL)
     assert forms.find(made, 1, SINK) is None

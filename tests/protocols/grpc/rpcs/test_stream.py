@@ -16,7 +16,7 @@ from kernel.errors import InternalError
 from kernel.serving.request import Request
 from kernel.serving.response import OutputTensor, Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.messages.prepared import RequestForms
+from protocols.grpc.messages.prepared import PreparedMessages
 from protocols.grpc.rpcs.stream import StreamCall
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
@@ -394,7 +394,7 @@ def test_a_client_that_takes_no_responses_is_read_until_the_pool_is_full(lab: Fr
     async def main() -> None:
         ids = [str(number) for number in range(20)]
         stream = SlowClient([infer("echo", id, b"a") for id in ids])
-        call = StreamCall(lab.kernel, cast("Any", stream), RequestForms(), max_response_pool_size=3)
+        call = StreamCall(lab.kernel, cast("Any", stream), PreparedMessages(), max_response_pool_size=3)
         running = asyncio.ensure_future(call.run())
         for _ in range(100):
             await asyncio.sleep(0)

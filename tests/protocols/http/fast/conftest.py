@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from protocols.http.fast.connection import LaneConnection
-from protocols.http.fast.fast_path import Lane
+from protocols.http.fast.connection import FastConnection
+from protocols.http.fast.fast_path import FastPath
 from protocols.http.listener import AiohttpServer
 from protocols.http.responses import empty_reply
 
@@ -76,7 +76,7 @@ class LaneLab:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.lane = Lane(kernel, 1 << 20)
+        self.lane = FastPath(kernel, 1 << 20)
         self.lane.aiohttp_server = AiohttpServer(self._aiohttp_answer)
         #: Requests of the model `stuck`, which a test answers.
         self.waiting: list[Request] = []
@@ -89,7 +89,7 @@ class LaneLab:
 
         model.submit = submit_and_note  # type: ignore[method-assign]
         self.transport = RecordingTransport()
-        self.connection = LaneConnection(self.lane)
+        self.connection = FastConnection(self.lane)
         self.connection.connection_made(self.transport)
 
     def pass_s(self, seconds: float) -> None:

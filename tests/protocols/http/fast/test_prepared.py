@@ -11,7 +11,7 @@ from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from protocols.http.codec import decode_infer
 from protocols.http.compression import IDENTITY
-from protocols.http.fast.prepared import RequestForms
+from protocols.http.fast.prepared import PreparedBodies
 from protocols.http.fast.request_head import InferHead
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def parsed(head: InferHead, octets: bytes) -> tuple[Request, Any]:
     return request, outputs
 
 
-def remembering(head: InferHead, octets: bytes) -> RequestForms:
-    forms = RequestForms()
+def remembering(head: InferHead, octets: bytes) -> PreparedBodies:
+    forms = PreparedBodies()
     assert forms.find(head, octets, 1, SINK) is None
     request, outputs = parsed(head, octets)
     forms.remember(head, octets, request, MODEL, outputs)

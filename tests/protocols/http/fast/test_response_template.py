@@ -9,7 +9,7 @@ import pytest
 from kernel.serving.request import SharedMemoryRef
 from kernel.serving.response import OutputTensor, Response
 from protocols.http.codec import OutputForm, encode_infer
-from protocols.http.fast.response_template import AnswerForm
+from protocols.http.fast.response_template import ResponseTemplate
 
 if TYPE_CHECKING:
     from kernel.serving.request import Buffer
@@ -37,8 +37,8 @@ def encoded(given: Response, outputs: OutputForm | None = None) -> bytes:
     return head(body) + body
 
 
-def remembering(given: Response, outputs: OutputForm | None = None) -> AnswerForm:
-    form = AnswerForm()
+def remembering(given: Response, outputs: OutputForm | None = None) -> ResponseTemplate:
+    form = ResponseTemplate()
     assert form.another(given, NOW_S) is None
     body = encode_infer(given, outputs or OutputForm(binary=True))
     form.remember(given, body, head(body.join()), NOW_S)

@@ -14,7 +14,7 @@ import pytest
 from kernel.serving.catalog import ModelState
 from kernel.serving.response import OutputTensor, Response
 from protocols.http.fast.body_receiver import PlaceReceiver
-from protocols.http.fast.call import LaneCall
+from protocols.http.fast.call import FastCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -249,7 +249,7 @@ def test_what_was_answered_leaves_nothing_for_the_garbage_collector(with_lane: W
             for _ in range(10):
                 lab.connection.data_received(whole())
             # The scheduler holds the last request still, and the form is of the first.
-            calls = [found for found in gc.get_objects() if type(found) is LaneCall]
+            calls = [found for found in gc.get_objects() if type(found) is FastCall]
             assert len(calls) <= 2
             assert sum(call.connection is not None for call in calls) <= 1
         finally:

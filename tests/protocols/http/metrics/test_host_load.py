@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocols.http.metrics import host_load
-from protocols.http.metrics.host_load import CpuTimes, HostLoad, Memory, busy_share, parse_cpu_times, parse_memory
+from protocols.http.metrics.host_load import HostLoad, HostTimes, Memory, busy_share, parse_cpu_times, parse_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 def test_idle_and_waiting_time_is_not_busy() -> None:
     times = parse_cpu_times("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\n")
-    assert times == CpuTimes(total=531, idle=450)
+    assert times == HostTimes(total=531, idle=450)
 
 
 def test_the_busy_share_is_that_of_the_time_between() -> None:
-    assert busy_share(CpuTimes(100, 50), CpuTimes(200, 125)) == 0.25
-    assert busy_share(CpuTimes(100, 50), CpuTimes(100, 50)) == 0.0
+    assert busy_share(HostTimes(100, 50), HostTimes(200, 125)) == 0.25
+    assert busy_share(HostTimes(100, 50), HostTimes(100, 50)) == 0.0
 
 
 def test_a_share_stays_a_share_when_the_system_corrects_its_counters() -> None:
-    assert busy_share(CpuTimes(100, 50), CpuTimes(200, 49)) == 1.0
-    assert busy_share(CpuTimes(100, 50), CpuTimes(200, 151)) == 0.0
+    assert busy_share(HostTimes(100, 50), HostTimes(200, 49)) == 1.0
+    assert busy_share(HostTimes(100, 50), HostTimes(200, 151)) == 0.0
 
 
 def test_memory_is_counted_in_bytes() -> None:
