@@ -178,7 +178,10 @@ class WorkerLost(Unavailable):
 
 
 class DecoupledOverUnary(Unsupported):
-    """A decoupled model was called over a call that can carry one response only."""
+    """A call that can carry one response only, the `entry_point`, asked a decoupled model."""
+
+    def __init__(self, entry_point: str) -> None:
+        super().__init__(f"{entry_point} doesn't support models with decoupled transaction policy")
 
 
 # ---- shared memory --------------------------------------------------------------------------

@@ -68,7 +68,7 @@ PURE = (
     "kernel/serving/prepared.py",
     "kernel/settings.py",
     "kernel/serving/validation.py",
-    "kernel/serving/input_order.py",
+    "kernel/serving/triton_input_order.py",
     "protocols/grpc/admission.py",
     "protocols/forwarding.py",
     "protocols/grpc/messages/codec.py",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
-from kernel.errors import DecoupledOverUnary, InternalError, InvalidArgument, ServingError
+from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request, RequestedOutput
 from kernel.serving.response import Response
 
@@ -163,9 +163,6 @@ class EmbeddedCall:
     def _submit(self) -> None:
         request, kernel = self.request, self._server.kernel
         try:
-            decoupled = kernel.resolve(request.model_name, request.model_version).spec.decoupled
-            if decoupled and not request.streaming:
-                raise DecoupledOverUnary("infer doesn't support models with decoupled transaction policy, stream does")
             kernel.submit(request)
         except ServingError as error:
             self.send(Response(request.model_name, request.model_version, request.id, error=error))
@@ -254,6 +251,7 @@ def make_call(
         priority=given.get("priority", 0),
         timeout_us=given.get("timeout_us", 0),
         streaming=streaming,
+        entry_point="infer(), unlike stream(),",
     )
     return call
 

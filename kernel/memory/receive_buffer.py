@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 
 
-class Body:
+class ReceiveBuffer:
     """A body in a block of an arena. Whoever made it releases it once, whatever became of its tensors."""
 
     __slots__ = ("_block", "_start", "_users", "view")
@@ -62,8 +62,8 @@ class _Part:
 
     __slots__ = ("_body", "region")
 
-    def __init__(self, body: Body) -> None:
-        self._body: Body | None = body
+    def __init__(self, body: ReceiveBuffer) -> None:
+        self._body: ReceiveBuffer | None = body
         self.region = body.region
 
     def release(self) -> None:

@@ -51,7 +51,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
         return request
 
 
-def form_of(request: Request, model: Model) -> PreparedRequest:
+def prepare(request: Request, model: Model) -> PreparedRequest:
     """Return the form of a request that was checked for `model` and not started."""
     leases = any(tensor.shared_memory is not None for tensor in request.inputs) or any(
         output.shared_memory is not None for output in request.outputs

@@ -92,6 +92,8 @@ class Request(msgspec.Struct, eq=False):
     timeout_us: int = 0
     #: Whether the call can carry more than one response (a gRPC stream, /generate_stream).
     streaming: bool = False
+    #: What a call without `streaming` is called in errors, such as `ModelInfer RPC` (Triton's words).
+    entry_point: str = "inference"
 
     model: Model | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.

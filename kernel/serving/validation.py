@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, request_prefix
-from kernel.serving.input_order import walk_order
+from kernel.serving.triton_input_order import triton_input_order
 from shm.datatypes import DATATYPES, MAX_SIZE, element_count
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def validate(request: Request, spec: ModelSpec) -> None:
     except InvalidArgument:
         # Whether a request is good does not depend on the order, but which input is named does.
         by_name = {tensor.name: tensor for tensor in request.inputs}
-        _check_inputs(request, spec, [by_name[name] for name in walk_order(list(by_name))])
+        _check_inputs(request, spec, [by_name[name] for name in triton_input_order(list(by_name))])
         raise
 
 
@@ -63,10 +63,11 @@ def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
     most, fewest = len(spec.inputs), len(spec.required_inputs)
     wanted = f"{most} inputs" if most == fewest else f"number of inputs between {fewest} and {most}"
     missing = [name for name, tensor in spec.inputs.items() if not tensor.optional and name not in names]
+    given = _quoted(triton_input_order(names))
     opening = "[" if missing else ""  # Triton loses it with the last comma of an empty list
     return (
         f"{request_prefix(request.id)}expected {wanted} but got {len(names)} inputs for model '{spec.name}'. "
-        f"Got input(s) [{_quoted(walk_order(names))}], but missing required input(s) {opening}{_quoted(missing)}]. "
+        f"Got input(s) [{given}], but missing required input(s) {opening}{_quoted(missing)}]. "
         "Please provide all required input(s)."
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.prepared import PreparedRequest, form_of
+from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import InputTensor
 from protocols.grpc.messages.raw import varint
 from shm.datatypes import DATATYPES
@@ -110,7 +110,7 @@ class PreparedMessages:
     def remember(self, message: Buffer, request: Request, model: Model, *, wants_empty_final: bool = False) -> None:
         """Remember the form of a request that was parsed out of `message` and checked for `model`.
 
-        Called before it is started, and with the catalog as it was when `find` was asked.
+        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
         """
         found = _split(message)
         if found is None:
@@ -131,7 +131,7 @@ class PreparedMessages:
         rest = bytes(message[position:end])
         if not 0 < len(rest) <= _MAX_REST_BYTE_SIZE or not _has_only_tensors(rest):
             return
-        form = PreparedMessage(form_of(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
+        form = PreparedMessage(prepare(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
         if form.another(memoryview(message), end, "", request.sink) is None:
             return  # typed contents, or in another order
         if len(self._forms) >= _MODELS:

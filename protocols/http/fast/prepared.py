@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.prepared import PreparedRequest, form_of
+from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import InputTensor
 from protocols.http.fast.response_template import ResponseTemplate
 
@@ -92,10 +92,10 @@ class PreparedBodies:
             start = end
         return form.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), form
 
-    def remember(self, head: InferHead, body: RequestBody, request: Request, model: Model, outputs: OutputForm) -> None:
+    def remember(self, head: InferHead, body: RequestBody, outputs: OutputForm, request: Request, model: Model) -> None:
         """Remember the form of a request that was parsed out of `body` and checked for `model`.
 
-        Called before it is started, and with the catalog as it was when `find` was asked.
+        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
         """
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
@@ -112,5 +112,5 @@ class PreparedBodies:
         if len(self._forms) >= _FORMS:
             self._forms.clear()
         total = sum(size for size in sizes if size > 0)
-        form = PreparedBody(form_of(request, model), outputs, sizes, total, ResponseTemplate())
+        form = PreparedBody(prepare(request, model), outputs, sizes, total, ResponseTemplate())
         self._forms[head.model, head.version, rest] = form

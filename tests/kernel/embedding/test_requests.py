@@ -142,7 +142,7 @@ def test_a_request_that_the_kernel_refuses_raises_where_it_is_waited_for() -> No
 
 def test_a_decoupled_model_is_for_streams_only() -> None:
     bench = Bench(forever, decoupled=True)
-    with pytest.raises(ServingError, match="^infer doesn't support models with decoupled transaction policy"):
+    with pytest.raises(ServingError, match=r"^infer\(\), unlike stream\(\), doesn't support models with decoupled"):
         bench.call().only_outputs()
     assert bench.asked == []
 

@@ -176,7 +176,7 @@ def test_an_exception_nobody_expected_is_told_by_a_number(
         raise ZeroDivisionError("the secret of the server")
 
     async def test(lab: Any) -> None:
-        monkeypatch.setattr(lab.kernel, "start", broken)
+        monkeypatch.setattr(lab.kernel, "submit", broken)
         lab.connection.data_received(infer(1))
         monkeypatch.setattr("protocols.http.fast.call.encode_infer", broken)
         monkeypatch.undo()

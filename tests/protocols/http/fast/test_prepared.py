@@ -40,7 +40,7 @@ def remembering(head: InferHead, octets: bytes) -> PreparedBodies:
     forms = PreparedBodies()
     assert forms.find(head, octets, 1, SINK) is None
     request, outputs = parsed(head, octets)
-    forms.remember(head, octets, request, MODEL, outputs)
+    forms.remember(head, octets, outputs, request, MODEL)
     return forms
 
 
