@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.worker_memory import OutputMemory, WorkerMemory
 from backends.transport import wire
-from kernel.errors import ErrorCode, WorkerLost, error_of
+from kernel.errors import ErrorCode, WorkerLost, error_of, request_prefix
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.response import OutputTensor, Response
 
@@ -180,6 +180,8 @@ class WorkerHandle:
             return Response(request.model_name, version, request.id, final=final)
         if ref.error_code:
             error = error_of(ErrorCode(ref.error_code), ref.error_text)
+            # The only place that reads this out of a text: the wire has no field for it.
+            error.before_queueing = ref.error_text.startswith(request_prefix(request.id))
             return Response(request.model_name, version, request.id, error=error, final=final)
         outputs: list[OutputTensor] = []
         used: OutputMemory | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from kernel.errors import InvalidArgument, request_prefix
+from kernel.errors import InvalidArgument
 from kernel.serving.request import Request
 from protocols.http.body import MAX_BODY_BYTE_SIZE, json_too_large, read_body
 from protocols.http.call import REQUEST_ID
@@ -85,8 +85,7 @@ async def _execute(call: HttpCall, request: Request, sink: UnarySink) -> Respons
     call.kernel.submit(request)
     response = await sink.wait(call.kernel, request)
     if response.error is not None:
-        # Triton makes all checks that name the request before it queues it; here some come late.
-        call.plain_errors = not response.error.message.startswith(request_prefix(request.id))
+        call.plain_errors = not response.error.before_queueing
         raise response.error
     call.plain_errors = True
     return response

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InternalError, ServingError, request_prefix
+from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
 from protocols.http.codec import encode_infer
 from protocols.http.compression import IDENTITY, compress
@@ -127,9 +127,7 @@ class FastCall(msgspec.Struct, eq=False):
     def _reply(self, response: Response) -> ResponseBytes | None:
         """Return the answer, None where it comes later. With `release` it refers to the outputs of `response`."""
         if response.error is not None:
-            # Triton makes all checks that name the request before it queues it; here some come late.
-            late = response.error.message.startswith(request_prefix(response.id))
-            return _told(response.error, plain=not late)
+            return _told(response.error, plain=not response.error.before_queueing)
         try:
             return self._encode(response)
         except ServingError as error:
