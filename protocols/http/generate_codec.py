@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError, error_of, request_prefix
 from kernel.serving.request import InputTensor
-from protocols.http.codec import custom_parameter, decode_json_data
+from protocols.http.inference.codec import custom_parameter, decode_json_data
 from protocols.http.json.document import UNDECODABLE, as_members, as_string, parse, parse_leniently
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import json_values

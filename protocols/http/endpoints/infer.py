@@ -12,8 +12,8 @@ from kernel.errors import InvalidArgument
 from kernel.serving.request import Request
 from protocols.http.body import MAX_BODY_BYTE_SIZE, json_too_large, read_body
 from protocols.http.call import REQUEST_ID
-from protocols.http.codec import OutputForm, decode_infer, encode_infer
-from protocols.http.compression import (
+from protocols.http.inference.codec import OutputForm, decode_infer, encode_infer
+from protocols.http.inference.compression import (
     IDENTITY,
     SUPPORTED,
     UnsupportedCompression,
@@ -23,7 +23,7 @@ from protocols.http.compression import (
     decompress,
     inflated_too_large,
 )
-from protocols.http.raw_input import decode_raw
+from protocols.http.inference.raw_input import decode_raw
 from protocols.http.responses import JSON, SERVER_HEADER
 from protocols.response_sinks import UnarySink
 

@@ -10,10 +10,10 @@ import msgspec
 
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
-from protocols.http.codec import encode_infer
-from protocols.http.compression import IDENTITY, compress
 from protocols.http.endpoints.infer import ENTRY_POINT, HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
 from protocols.http.fast.response_bytes import ResponseBytes, error_reply, reply_head
+from protocols.http.inference.codec import encode_infer
+from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.internal_errors import log_bug
 from protocols.http.responses import JSON
 from protocols.response_sinks import OnlyResponse
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.model import Model
     from kernel.serving.response import Response
-    from protocols.http.codec import OutputForm
     from protocols.http.fast.connection import FastConnection
     from protocols.http.fast.fast_path import FastPath
-    from protocols.http.fast.prepared import RequestBody
     from protocols.http.fast.request_head import InferHead
-    from protocols.http.fast.response_template import ResponseTemplate
+    from protocols.http.inference.codec import OutputForm
+    from protocols.http.inference.prepared import RequestBody
+    from protocols.http.inference.response_template import ResponseTemplate
 
 #: From here on outputs are written as they are, where they are; below, one copy is cheaper than pieces.
 _LARGE_BYTE_SIZE = 64 << 10

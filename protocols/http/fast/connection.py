@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from protocols.http.fast.fast_path import FastPath
     from protocols.http.fast.known_heads import KnownHead, Target
-    from protocols.http.fast.prepared import RequestBody
     from protocols.http.fast.response_bytes import ResponseBytes
+    from protocols.http.inference.prepared import RequestBody
     from protocols.http.listener import AiohttpConnection
 
 #: Requests of one connection that may wait for their answers; then nothing more is read.

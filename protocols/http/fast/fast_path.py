@@ -11,7 +11,7 @@ import msgspec
 from protocols.http.body import INACTIVITY_S, MINIMUM_BYTES_PER_S
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.known_heads import Heads
-from protocols.http.fast.prepared import PreparedBodies
+from protocols.http.inference.prepared import PreparedBodies
 from protocols.http.listener import KEEPALIVE_S
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import httptools
 import msgspec
 
 from protocols.http.body import MAX_BODY_BYTE_SIZE
-from protocols.http.compression import IDENTITY, choose_encoding
 from protocols.http.endpoints.infer import HEADER_LENGTH, infer
+from protocols.http.inference.compression import IDENTITY, choose_encoding
 from protocols.http.routes import find_endpoint, request_path
 
 END = b"\r\n\r\n"

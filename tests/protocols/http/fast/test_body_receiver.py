@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.http.compression import IDENTITY
 from protocols.http.fast.body_receiver import Upload
 from protocols.http.fast.request_head import InferHead
+from protocols.http.inference.compression import IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.http.compression import GZIP, IDENTITY
 from protocols.http.fast.request_head import Head, InferHead, can_become_head, parse_head
+from protocols.http.inference.compression import GZIP, IDENTITY
 
 LIMIT = 1000
 

@@ -13,14 +13,14 @@ import msgspec
 
 from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import InputTensor
-from protocols.http.fast.response_template import ResponseTemplate
+from protocols.http.inference.response_template import ResponseTemplate
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
-    from protocols.http.codec import OutputForm
     from protocols.http.fast.request_head import InferHead
+    from protocols.http.inference.codec import OutputForm
 
 #: How JSON of the usual clients begins that has an id, up to the end of one in which nothing is escaped. JSON
 #: without it is of a form as a whole, also where an id stands elsewhere.

@@ -9,10 +9,10 @@ import pytest
 
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
-from protocols.http.codec import decode_infer
-from protocols.http.compression import IDENTITY
-from protocols.http.fast.prepared import PreparedBodies
 from protocols.http.fast.request_head import InferHead
+from protocols.http.inference.codec import decode_infer
+from protocols.http.inference.compression import IDENTITY
+from protocols.http.inference.prepared import PreparedBodies
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernel.errors import ServingError
 from kernel.serving.request import Request, SharedMemoryRef
 from kernel.testing import RecordingSink
-from protocols.http.codec import OutputForm, decode_infer
+from protocols.http.inference.codec import OutputForm, decode_infer
 from protocols.status import HTTP_STATUS
 
 LIMIT = 1 << 20

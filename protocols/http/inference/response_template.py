@@ -12,7 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from kernel.serving.request import Buffer
     from kernel.serving.response import Response
-    from protocols.http.codec import EncodedResponse
+    from protocols.http.inference.codec import EncodedResponse
 
 #: Longer JSON is not remembered.
 _MAX_JSON_BYTE_SIZE = 2048

@@ -11,7 +11,7 @@ import tritonclient.http as client
 
 from kernel.serving.request import SharedMemoryRef
 from kernel.serving.response import OutputTensor, Response
-from protocols.http.codec import OutputForm, encode_infer
+from protocols.http.inference.codec import OutputForm, encode_infer
 
 
 def response(*outputs: OutputTensor, **more: Any) -> Response:

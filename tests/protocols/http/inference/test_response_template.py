@@ -8,8 +8,8 @@ import pytest
 
 from kernel.serving.request import SharedMemoryRef
 from kernel.serving.response import OutputTensor, Response
-from protocols.http.codec import OutputForm, encode_infer
-from protocols.http.fast.response_template import ResponseTemplate
+from protocols.http.inference.codec import OutputForm, encode_infer
+from protocols.http.inference.response_template import ResponseTemplate
 
 if TYPE_CHECKING:
     from kernel.serving.request import Buffer
