@@ -13,7 +13,7 @@ from aiohttp.http_parser import RawRequestMessage
 
 from protocols.http.body import MAX_CHUNKS
 from protocols.http.client_timeouts import ChunkOverhead, Patience
-from protocols.http.responses import error_reply
+from protocols.http.responses import error_response
 
 if TYPE_CHECKING:
     import socket
@@ -118,7 +118,7 @@ class AiohttpConnection(web.RequestHandler):
             logger.error("request from %s failed", request.remote, exc_info=exc)
         else:
             logger.debug("bad request from %s: %s", request.remote, message)
-        reply = error_reply(status, message or "internal error", plain=True)
+        reply = error_response(status, message or "internal error", plain=True)
         reply.force_close()
         return reply
 

@@ -21,16 +21,16 @@ SERVER_HEADER = {"Server": f"naiad/{__version__}"}
 _encoder = msgspec.json.Encoder()
 
 
-def json_reply(value: Any) -> web.Response:
+def json_response(value: Any) -> web.Response:
     """Return `value`, which msgspec can encode, as a JSON response."""
     return web.Response(body=_encoder.encode(value), content_type=JSON, headers=SERVER_HEADER)
 
 
-def json_text_reply(text: bytes) -> web.Response:
+def json_text_response(text: bytes) -> web.Response:
     return web.Response(body=text, content_type=JSON, headers=SERVER_HEADER)
 
 
-def empty_reply(*, plain: bool = False, status: int = 200) -> web.Response:
+def empty_response(*, plain: bool = False, status: int = 200) -> web.Response:
     """Return a response without a body; Triton's health replies are `plain`."""
     return web.Response(status=status, content_type=PLAIN if plain else JSON, headers=SERVER_HEADER)
 
@@ -40,7 +40,7 @@ def error_body(text: str) -> bytes:
     return _encoder.encode({"error": text.encode(errors="replace").decode()})
 
 
-def error_reply(
+def error_response(
     status: int, text: str, *, plain: bool = False, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     return web.Response(

@@ -14,10 +14,10 @@ from protocols.http.body import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall
 from protocols.http.cors import CorsPolicy
 from protocols.http.fast.fast_path import FastPath
-from protocols.http.internal_errors import log_bug
+from protocols.http.internal_errors import log_internal_error
 from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
-from protocols.http.responses import SERVER_HEADER, error_reply
+from protocols.http.responses import SERVER_HEADER, error_response
 from protocols.http.routes import find_endpoint, request_path
 from protocols.restricted import HTTP, Category, parse_restrictions
 from protocols.status import HTTP_STATUS
@@ -92,30 +92,30 @@ class HttpServer:
     async def _answer_plainly(self, http: web.BaseRequest, reply_headers: dict[str, str]) -> web.StreamResponse:
         """Answer; `reply_headers` are for a response that a handler begins to send itself."""
         if not _well_framed(http):
-            return _closing(error_reply(400, "Bad Request", plain=True))
+            return _closing(error_response(400, "Bad Request", plain=True))
         found = find_endpoint(request_path(http.raw_path))
         if found is None:
-            return error_reply(404, "Not Found", plain=True)
+            return error_response(404, "Not Found", plain=True)
         endpoint, names = found
         restriction = self._restrictions.of(endpoint.category)
         if restriction is not None and not restriction.admits(http.headers.get(restriction.header)):
-            return error_reply(403, restriction.message, plain=True)
+            return error_response(403, restriction.message, plain=True)
         handler = endpoint.handlers.get(http.method)
         if handler is None:
             allowed = {"Allow": ", ".join(endpoint.handlers)}
-            return error_reply(405, "Method Not Allowed", plain=endpoint.plain_errors, headers=allowed)
+            return error_response(405, "Method Not Allowed", plain=endpoint.plain_errors, headers=allowed)
         call = HttpCall(http, self._kernel, names, self._settings, plain_errors=endpoint.plain_errors)
         call.reply_headers = reply_headers
         try:
             return await handler(call)
         except ServingError as error:
-            return error_reply(
+            return error_response(
                 HTTP_STATUS[error.code], error.message, plain=call.plain_errors, headers=call.error_headers
             )
         except BodyTooSlow:
-            return _closing(error_reply(408, "Request Timeout", plain=True))
+            return _closing(error_response(408, "Request Timeout", plain=True))
         except TooManyChunks as error:
-            return _closing(error_reply(400, str(error), plain=call.plain_errors))
+            return _closing(error_response(400, str(error), plain=call.plain_errors))
         except ConnectionError:
             raise  # the client has gone, aiohttp cleans up
         except Exception:
@@ -137,10 +137,10 @@ def _preflight(http: web.BaseRequest, cors: CorsPolicy) -> web.Response | None:
 
 def _bug(http: web.BaseRequest) -> web.StreamResponse:
     """Answer for the exception that is being handled."""
-    text = log_bug(f"{http.method} {http.raw_path}")
+    text = log_internal_error(f"{http.method} {http.raw_path}")
     if http.writer.output_size > 0:
         raise ConnectionError("the response has been begun, an error cannot be sent any more")
-    return error_reply(500, text)
+    return error_response(500, text)
 
 
 def _well_framed(http: web.BaseRequest) -> bool:

@@ -12,7 +12,7 @@ from kernel.errors import InvalidArgument
 from kernel.serving.request import Request
 from protocols.http.body import MAX_BODY_BYTE_SIZE, json_too_large, read_body
 from protocols.http.call import REQUEST_ID
-from protocols.http.inference.codec import OutputForm, decode_infer, encode_infer
+from protocols.http.inference.codec import OutputFormat, decode_infer, encode_infer
 from protocols.http.inference.compression import (
     IDENTITY,
     SUPPORTED,
@@ -68,7 +68,7 @@ async def infer(call: HttpCall) -> web.Response:
 
 def decode_body(
     body: bytes | bytearray | memoryview, header_length: int, request: Request, model: Model, max_input_size: int
-) -> OutputForm:
+) -> OutputFormat:
     """Fill `request` from a body whose first `header_length` bytes are JSON; 0 stands for a raw request.
 
     Inputs keep parts of `body`. Raises `ServingError`.
@@ -77,7 +77,7 @@ def decode_body(
         view = memoryview(body)
         return decode_infer(bytes(view[:header_length]), view[header_length:], request, max_input_size)
     request.inputs.append(decode_raw(body, model.spec))
-    return OutputForm(binary=True)
+    return OutputFormat(binary=True)
 
 
 async def _execute(call: HttpCall, request: Request, sink: UnarySink) -> Response:
@@ -168,7 +168,7 @@ def _raw_too_large(byte_size: int, limit: int) -> InvalidArgument:
 # ---- the body that goes ---------------------------------------------------------------------
 
 
-async def _reply(call: HttpCall, response: Response, form: OutputForm) -> web.Response:
+async def _reply(call: HttpCall, response: Response, form: OutputFormat) -> web.Response:
     """Return the HTTP response; it does not refer to the outputs of `response` any more."""
     encoded = encode_infer(response, form)
     headers = dict(SERVER_HEADER)

@@ -11,10 +11,10 @@ import msgspec
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
 from protocols.http.endpoints.infer import ENTRY_POINT, HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
-from protocols.http.fast.response_bytes import ResponseBytes, error_reply, reply_head
+from protocols.http.fast.response_bytes import ResponseBytes, error_bytes, response_head
 from protocols.http.inference.codec import encode_infer
 from protocols.http.inference.compression import IDENTITY, compress
-from protocols.http.internal_errors import log_bug
+from protocols.http.internal_errors import log_internal_error
 from protocols.http.responses import JSON
 from protocols.response_sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from protocols.http.fast.connection import FastConnection
     from protocols.http.fast.fast_path import FastPath
     from protocols.http.fast.request_head import InferHead
-    from protocols.http.inference.codec import OutputForm
+    from protocols.http.inference.codec import OutputFormat
     from protocols.http.inference.prepared import RequestBody
     from protocols.http.inference.response_template import ResponseTemplate
 
@@ -47,7 +47,7 @@ class FastCall(msgspec.Struct, eq=False):
     #: The bytes of the answer, as soon as there is one.
     reply: ResponseBytes | None = None
     _request: Request | None = None
-    _form: OutputForm | None = None
+    _form: OutputFormat | None = None
     #: What the answer may be like: where only its bytes differ, nothing has to be encoded.
     _like: ResponseTemplate | None = None
     #: Made where the response does not come in one with the final flag.
@@ -144,7 +144,7 @@ class FastCall(msgspec.Struct, eq=False):
         if self.head.encoding != IDENTITY:
             return self._compress(encoded.join(), content_type, more)
         byte_size = len(encoded.header) + sum(map(len, encoded.binary))
-        head = reply_head(200, content_type, byte_size, more)
+        head = response_head(200, content_type, byte_size, more)
         if byte_size >= _LARGE_BYTE_SIZE:
             return ResponseBytes(head + encoded.header, encoded.binary, response.release)
         if self._like is not None:
@@ -156,7 +156,7 @@ class FastCall(msgspec.Struct, eq=False):
         more += b"Content-Encoding: %b\r\n" % encoding.encode()
 
         def reply_with(packed: bytes) -> ResponseBytes:
-            return ResponseBytes(reply_head(200, content_type, len(packed), more), [packed])
+            return ResponseBytes(response_head(200, content_type, len(packed), more), [packed])
 
         if len(body) < THREAD_BYTE_SIZE:
             return reply_with(compress(body, encoding))
@@ -167,8 +167,8 @@ class FastCall(msgspec.Struct, eq=False):
     def _bug(self) -> ResponseBytes:
         """Return the answer for the exception that is being handled."""
         version = f"/versions/{self.head.version}" if self.head.version else ""
-        return error_reply(500, log_bug(f"POST /v2/models/{self.head.model}{version}/infer"), plain=False)
+        return error_bytes(500, log_internal_error(f"POST /v2/models/{self.head.model}{version}/infer"), plain=False)
 
 
 def _told(error: ServingError, *, plain: bool) -> ResponseBytes:
-    return error_reply(HTTP_STATUS[error.code], error.message, plain=plain)
+    return error_bytes(HTTP_STATUS[error.code], error.message, plain=plain)

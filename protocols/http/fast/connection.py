@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from protocols.http.fast.body_receiver import PlaceReceiver, Upload
 from protocols.http.fast.call import FastCall
 from protocols.http.fast.request_head import END, Head, InferHead, can_become_head
-from protocols.http.fast.response_bytes import error_reply
+from protocols.http.fast.response_bytes import error_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +177,7 @@ class FastConnection(asyncio.Protocol):
         elif self._upload is not None:
             slowest_s = lane.times.body_s + self._upload.received / lane.times.bytes_per_s
             if waited_s >= lane.times.body_s or lane.now - self._begin_s >= slowest_s:
-                self._transport.write(error_reply(408, "Request Timeout", plain=True).last().head)
+                self._transport.write(error_bytes(408, "Request Timeout", plain=True).last().head)
                 self._close()
         elif self._missing:
             return  # the guest has answered, and gives the rest of the body its own time

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 _SERVER = "".join(f"{name}: {value}\r\n" for name, value in SERVER_HEADER.items())
 
 
-def reply_head(status: int, content_type: str, byte_size: int, more: bytes = b"") -> bytes:
+def response_head(status: int, content_type: str, byte_size: int, more: bytes = b"") -> bytes:
     """Return the head of a response. `more` are headers with their line ends."""
     before, after = _constant_parts(status, content_type)
     return b"%b%b%b%d%b" % (before, more, after, byte_size, _date(int(time.time())))
 
 
-def error_reply(status: int, text: str, *, plain: bool) -> ResponseBytes:
-    """Return the response that tells an error; `plain` as for `replies.error_reply`."""
+def error_bytes(status: int, text: str, *, plain: bool) -> ResponseBytes:
+    """Return the response that tells an error; `plain` as for `replies.error_bytes`."""
     body = error_body(text)
-    return ResponseBytes(reply_head(status, PLAIN if plain else JSON, len(body)) + body)
+    return ResponseBytes(response_head(status, PLAIN if plain else JSON, len(body)) + body)
 
 
 class ResponseBytes(msgspec.Struct):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
     from protocols.http.fast.request_head import InferHead
-    from protocols.http.inference.codec import OutputForm
+    from protocols.http.inference.codec import OutputFormat
 
 #: How JSON of the usual clients begins that has an id, up to the end of one in which nothing is escaped. JSON
 #: without it is of a form as a whole, also where an id stands elsewhere.
@@ -44,7 +44,7 @@ class PreparedBody(msgspec.Struct, frozen=True):
     """What the bodies of one form have in common."""
 
     common: PreparedRequest
-    outputs: OutputForm
+    outputs: OutputFormat
     #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
     byte_sizes: list[int]
     byte_size: int
@@ -92,7 +92,9 @@ class PreparedBodies:
             start = end
         return form.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), form
 
-    def remember(self, head: InferHead, body: RequestBody, outputs: OutputForm, request: Request, model: Model) -> None:
+    def remember(
+        self, head: InferHead, body: RequestBody, outputs: OutputFormat, request: Request, model: Model
+    ) -> None:
         """Remember the form of a request that was parsed out of `body` and checked for `model`.
 
         `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.

@@ -10,7 +10,7 @@ import pytest
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.listener import AiohttpServer
-from protocols.http.responses import empty_reply
+from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -97,7 +97,7 @@ class LaneLab:
         self.lane.expire(self.lane.now + seconds)
 
     async def _aiohttp_answer(self, http: web.BaseRequest) -> web.StreamResponse:
-        return empty_reply()
+        return empty_response()
 
 
 @pytest.fixture

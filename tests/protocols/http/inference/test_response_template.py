@@ -8,7 +8,7 @@ import pytest
 
 from kernel.serving.request import SharedMemoryRef
 from kernel.serving.response import OutputTensor, Response
-from protocols.http.inference.codec import OutputForm, encode_infer
+from protocols.http.inference.codec import OutputFormat, encode_infer
 from protocols.http.inference.response_template import ResponseTemplate
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ def head(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
 
 
-def encoded(given: Response, outputs: OutputForm | None = None) -> bytes:
-    body = encode_infer(given, outputs or OutputForm(binary=True)).join()
+def encoded(given: Response, outputs: OutputFormat | None = None) -> bytes:
+    body = encode_infer(given, outputs or OutputFormat(binary=True)).join()
     return head(body) + body
 
 
-def remembering(given: Response, outputs: OutputForm | None = None) -> ResponseTemplate:
+def remembering(given: Response, outputs: OutputFormat | None = None) -> ResponseTemplate:
     form = ResponseTemplate()
     assert form.another(given, NOW_S) is None
-    body = encode_infer(given, outputs or OutputForm(binary=True))
+    body = encode_infer(given, outputs or OutputFormat(binary=True))
     form.remember(given, body, head(body.join()), NOW_S)
     return form
 
@@ -115,7 +115,7 @@ def test_an_output_with_data_is_not_one_in_a_region() -> None:
     ],
 )
 def test_answers_that_differ_in_more_than_bytes_are_encoded_each(given: Response, binary: bool) -> None:
-    assert remembering(given, OutputForm(binary=binary)).another(given, NOW_S) is None
+    assert remembering(given, OutputFormat(binary=binary)).another(given, NOW_S) is None
 
 
 def test_a_head_is_written_anew_as_time_passes() -> None:
