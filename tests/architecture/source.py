@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,12 +42,15 @@ class Import(NamedTuple):
     line: int
 
 
-@functools.cache
 def source_files(*packages: str) -> tuple[SourceFile, ...]:
     """Return the modules of our packages, or those of `packages`, sorted by path."""
+    return tuple(file for package in packages or PACKAGES for file in _source_files(package))
+
+
+@functools.cache
+def _source_files(package: str) -> tuple[SourceFile, ...]:
     return tuple(
         SourceFile(name, name.removesuffix(".py").removesuffix("/__init__").replace("/", "."), text, ast.parse(text))
-        for package in packages or PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
         if not set(_NOT_OURS) & set(path.parts)
         for name, text in [(str(path.relative_to(ROOT)), path.read_text())]
@@ -62,32 +65,35 @@ def planted(text: str, path: str = "kernel/planted.py") -> SourceFile:
 @functools.cache
 def names_of_modules() -> frozenset[str]:
     """Return the dotted names of all our modules and packages, those of bench too."""
-    return frozenset(file.name for file in source_files(*PACKAGES, "bench"))
+    return frozenset(file.name for file in (*source_files(), *source_files("bench")))
 
 
 @functools.cache
 def imports(file: SourceFile) -> tuple[Import, ...]:
     """Return what `file` imports, anywhere in it: at its top, inside functions, and for types only."""
-    for_types = set(_only_for_types(file.tree))
     found: list[Import] = []
-    for node in ast.walk(file.tree):
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert not node.level, f"{file.path}:{node.lineno}: imports are absolute"
-            within = [f"{node.module}.{alias.name}" for alias in node.names]
-            modules = [name if name in names_of_modules() else node.module for name in within]
-        else:
-            continue
-        found += [Import(module, node in for_types, node.lineno) for module in dict.fromkeys(modules)]
+
+    def walk(nodes: Iterable[ast.AST], for_types: bool) -> None:
+        for node in nodes:
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                walk(node.body, True)
+                walk(node.orelse, for_types)
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.extend(Import(module, for_types, node.lineno) for module in _modules(node, file.path))
+            elif not isinstance(node, ast.expr):
+                walk(ast.iter_child_nodes(node), for_types)
+
+    walk(file.tree.body, False)
     return tuple(found)
 
 
-def _only_for_types(tree: ast.Module) -> Iterator[ast.AST]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            for statement in node.body:
-                yield from ast.walk(statement)
+def _modules(node: ast.Import | ast.ImportFrom, path: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert not node.level, f"{path}:{node.lineno}: imports are absolute"
+    assert node.module
+    within = [f"{node.module}.{alias.name}" for alias in node.names]
+    return list(dict.fromkeys(name if name in names_of_modules() else node.module for name in within))
 
 
 def room_of(module: str) -> str:

@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from typing import TYPE_CHECKING, Any
 
-from tests.architecture.source import PACKAGES, SourceFile, imports, planted, source_files
+import pytest
+
+from tests.architecture.source import PACKAGES, ROOT, SourceFile, imports, planted, source_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+with (ROOT / "pyproject.toml").open("rb") as _file:
+    PYPROJECT: dict[str, Any] = tomllib.load(_file)
+
+#: Modules that belong to no distribution: what a worker offers to models, and what a test's models have beside them.
+NO_DISTRIBUTION = {"triton_python_backend_utils", "loader", "lab_above", "lab_beside"}
+
+#: Dependencies that none of our modules imports, and who does.
+IMPORTED_BY_OTHERS = {"uvloop": "anyio"}
 
 #: Libraries whose inside we use: where, and what other modules may import of them.
 INTERNALS = {
@@ -28,7 +48,7 @@ FRIENDS = {
 }
 
 #: What is public by its name alone: no documentation has it.
-UNDOCUMENTED = {"output_size", "total_bytes", "feed_eof", "set_exception", "http.writer", "request.writer"}
+UNDOCUMENTED = {"output_size", "total_bytes", "feed_eof", "set_exception"}
 
 
 def internals_used(file: SourceFile) -> list[str]:
@@ -49,7 +69,7 @@ def internals_used(file: SourceFile) -> list[str]:
             bases = {ast.unparse(base) for base in node.bases}
             derived = {base for base in bases if base.startswith("web.")} | bases & _names_of(file, "aiohttp")
             found += [f"{file.path}:{node.lineno}: {base} as a base class" for base in derived - BASE_CLASSES]
-        elif isinstance(node, ast.Attribute) and of_aiohttp and {node.attr, ast.unparse(node)} & UNDOCUMENTED:
+        elif isinstance(node, ast.Attribute) and of_aiohttp and node.attr in UNDOCUMENTED:
             found.append(f"{file.path}:{node.lineno}: {ast.unparse(node)}")
     return found
 
@@ -120,7 +140,7 @@ def test_uses_of_a_librarys_inside_are_found() -> None:
         "from aiohttp.http_parser import RawRequestMessage",
         "class Connection(web.RequestHandler): ...",
         "from aiohttp import StreamReader\nclass Body(StreamReader): ...",
-        "http.writer.drain()",
+        "http.writer.output_size = 0",
         "content.feed_eof()",
         "import h2.connection",
         "from grpclib.server import request_handler",
@@ -130,3 +150,56 @@ def test_uses_of_a_librarys_inside_are_found() -> None:
     assert private_attributes(planted("def f(stream):\n    stream._stream")) == ["kernel/planted.py:2: stream._stream"]
     own = "class C:\n    def f(self, other):\n        self._a = other._a"
     assert private_attributes(planted(own)) == []
+
+
+# ---- what is declared ------------------------------------------------------------------------
+
+
+def names(requirements: Iterable[Any]) -> set[str]:
+    """Return the normalized names of distributions in a list of requirements."""
+    found = (re.match(r"[\w.-]+", each) for each in requirements if isinstance(each, str))
+    return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+
+def foreign_modules(*packages: str) -> set[str]:
+    """Return the top-level modules of other projects that are imported, wherever in a file."""
+    modules = {found.module.partition(".")[0] for file in source_files(*packages) for found in imports(file)}
+    return modules - sys.stdlib_module_names - {*PACKAGES, "bench", "tests"} - NO_DISTRIBUTION
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def distributions(module: str) -> set[str]:
+    """Return the distributions that have a module of this name."""
+    return names(_distributions().get(module, ()))
+
+
+def declared() -> set[str]:
+    """Return what is installed with the server, or with one of its extras."""
+    extras: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
+    return names([*PYPROJECT["project"]["dependencies"], *(each for extra in extras.values() for each in extra)])
+
+
+def test_what_the_server_imports_is_declared() -> None:
+    allowed = declared()
+    assert {module for module in foreign_modules(*PACKAGES) if not distributions(module) & allowed} == set()
+
+
+def test_what_tests_and_measurements_import_is_declared() -> None:
+    groups: dict[str, list[Any]] = PYPROJECT["dependency-groups"]
+    allowed = declared() | names(each for group in groups.values() for each in group)
+    assert {module for module in foreign_modules("bench", "tests") if not distributions(module) & allowed} == set()
+
+
+def test_every_dependency_is_imported() -> None:
+    imported = {name for module in foreign_modules(*PACKAGES) for name in distributions(module)}
+    assert names(PYPROJECT["project"]["dependencies"]) - imported == IMPORTED_BY_OTHERS.keys()
+
+
+@pytest.mark.parametrize("library", INTERNALS)
+def test_a_library_whose_inside_is_used_has_an_upper_bound(library: str) -> None:
+    [requirement] = [each for each in PYPROJECT["project"]["dependencies"] if names([each]) == {library}]
+    assert "<" in requirement
