@@ -34,6 +34,7 @@ from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall, Inference
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
+from protocols.http.inference.call import HttpInference
 from schedulers.direct import direct
 
 if TYPE_CHECKING:
@@ -151,9 +152,9 @@ class _HttpDoor:
     """Eight connections, one request on each."""
 
     def __init__(self, kernel: Kernel) -> None:
-        lane = FastPath(kernel, 1 << 26)
+        fast_path = FastPath(HttpInference(kernel, 1 << 26))
         self._transports = [_Transport() for _ in range(TOGETHER)]
-        self._connections = [FastConnection(lane) for _ in range(TOGETHER)]
+        self._connections = [FastConnection(fast_path) for _ in range(TOGETHER)]
         for connection, transport in zip(self._connections, self._transports, strict=True):
             connection.connection_made(transport)  # type: ignore[arg-type]  # what it uses of a transport
         header = _json_header()

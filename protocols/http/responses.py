@@ -18,6 +18,9 @@ PLAIN = "text/plain"
 #: Sent with every response; without it aiohttp tells its own and Python's versions.
 SERVER_HEADER = {"Server": f"naiad/{__version__}"}
 
+#: The status of a request that lacks the header of a restricted API, as in Triton.
+RESTRICTED = 403
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -31,13 +34,18 @@ def json_text_response(text: bytes) -> web.Response:
 
 
 def empty_response(*, plain: bool = False, status: int = 200) -> web.Response:
-    """Return a response without a body; Triton's health replies are `plain`."""
-    return web.Response(status=status, content_type=PLAIN if plain else JSON, headers=SERVER_HEADER)
+    """Return a response without a body; Triton's health responses are `plain`."""
+    return web.Response(status=status, content_type=error_content_type(plain=plain), headers=SERVER_HEADER)
 
 
 def error_body(text: str) -> bytes:
     """Return `{"error": text}`; what UTF-8 cannot carry, such as bytes of a path, becomes `?`."""
     return _encoder.encode({"error": text.encode(errors="replace").decode()})
+
+
+def error_content_type(*, plain: bool) -> str:
+    """Return the content type of an error: JSON is called plain text where Triton calls it so (`plain`)."""
+    return PLAIN if plain else JSON
 
 
 def error_response(
@@ -46,6 +54,6 @@ def error_response(
     return web.Response(
         status=status,
         body=error_body(text),
-        content_type=PLAIN if plain else JSON,
+        content_type=error_content_type(plain=plain),
         headers={**SERVER_HEADER, **headers} if headers else SERVER_HEADER,
     )

@@ -59,7 +59,7 @@ async def generate_stream(call: HttpCall) -> web.StreamResponse:
 async def _begin_events(call: HttpCall, status: int) -> web.StreamResponse:
     reply = web.StreamResponse(
         status=status,
-        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.reply_headers},
+        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.response_headers},
     )
     await reply.prepare(call.http)
     return reply

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import StreamReader, web
 from aiohttp.http_parser import RawRequestMessage
 
-from protocols.http.aiohttp_internals import AiohttpServer, check_unanswered, is_response_begun, send_continue
+from protocols.http.aiohttp_internals import AiohttpServer, check_not_begun, is_response_begun, send_continue
 from protocols.http.body import read_body
 from protocols.http.responses import empty_response
 
@@ -181,7 +181,7 @@ def test_a_connection_that_leaves_its_transport_does_not_close_it() -> None:
 
 
 def test_every_response_goes_through_finish_response() -> None:
-    answered: list[bool] = []
+    responded: list[bool] = []
 
     async def handler(http: web.BaseRequest) -> web.StreamResponse:
         if http.path == "/raise":
@@ -189,14 +189,14 @@ def test_every_response_goes_through_finish_response() -> None:
         return empty_response()
 
     async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
-        connection.answered = answered.append
+        connection.on_response = responded.append
         connection.data_received(GET)
-        await until(lambda: len(answered) == 1)
+        await until(lambda: len(responded) == 1)
         connection.data_received(b"GET /raise HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: len(answered) == 2)
+        await until(lambda: len(responded) == 2)
 
     run(handler, test)
-    assert answered == [True, False]
+    assert responded == [True, False]
 
 
 @pytest.mark.parametrize(("sent", "status"), [(b"GET /\x00 HTTP/9\r\n\r\n", 400), (GET, 500)])
@@ -216,13 +216,13 @@ def test_handle_error_makes_the_response_to_what_is_not_http_and_to_bugs(sent: b
 def test_whether_a_response_was_begun_is_known() -> None:
     async def handler(http: web.BaseRequest) -> web.StreamResponse:
         assert not is_response_begun(http)
-        check_unanswered(http)
+        check_not_begun(http)
         response = web.StreamResponse()
         await response.prepare(http)
         await response.write(b"a")
         assert is_response_begun(http)
         with pytest.raises(ConnectionError):
-            check_unanswered(http)
+            check_not_begun(http)
         return response
 
     async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:

@@ -1,4 +1,4 @@
-"""A connection of the lane on a transport that only remembers, and models that answer when a test says so."""
+"""A connection of the fast path on a transport that only remembers, and models that respond when a test says so."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from protocols.http.aiohttp_internals import AiohttpServer
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
+from protocols.http.inference.call import HttpInference
 from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
@@ -71,13 +72,13 @@ class RecordingTransport(asyncio.Transport):
         self.protocol = protocol
 
 
-class LaneLab:
-    """One connection of a lane; `now` is its clock."""
+class FastPathLab:
+    """One connection of a fast path, whose clock a test moves."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.lane = FastPath(kernel, 1 << 20)
-        self.lane.aiohttp_server = AiohttpServer(self._aiohttp_answer)
+        self.fast_path = FastPath(HttpInference(kernel, 1 << 20))
+        self.fast_path.aiohttp_server = AiohttpServer(self._aiohttp_response)
         #: Requests of the model `stuck`, which a test answers.
         self.waiting: list[Request] = []
         model = kernel.resolve("stuck")
@@ -89,26 +90,26 @@ class LaneLab:
 
         model.submit = submit_and_note  # type: ignore[method-assign]
         self.transport = RecordingTransport()
-        self.connection = FastConnection(self.lane)
+        self.connection = FastConnection(self.fast_path)
         self.connection.connection_made(self.transport)
 
     def pass_s(self, seconds: float) -> None:
-        """Let time pass, and the lane look at it."""
-        self.lane.expire(self.lane.now + seconds)
+        """Let time pass, and the connections see it."""
+        self.fast_path.expire(self.fast_path.now_s + seconds)
 
-    async def _aiohttp_answer(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def _aiohttp_response(self, http: web.BaseRequest) -> web.StreamResponse:
         return empty_response()
 
 
 @pytest.fixture
-def with_lane(
+def with_fast_path(
     with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
-) -> Callable[[Callable[[LaneLab], Awaitable[None]]], None]:
-    """Return a function that runs a coroutine function with a `LaneLab`."""
+) -> Callable[[Callable[[FastPathLab], Awaitable[None]]], None]:
+    """Return a function that runs a coroutine function with a `FastPathLab`."""
 
-    def run(test: Callable[[LaneLab], Awaitable[None]]) -> None:
+    def run(test: Callable[[FastPathLab], Awaitable[None]]) -> None:
         async def inner(kernel: Kernel) -> None:
-            lab = LaneLab(kernel)
+            lab = FastPathLab(kernel)
             try:
                 await test(lab)
             finally:

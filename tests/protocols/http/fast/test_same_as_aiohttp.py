@@ -1,4 +1,4 @@
-"""Conversations over a raw socket, each ending with a request of its own: the lane changes not a byte of them."""
+"""Conversations over a raw socket, each ending with a request of its own: the fast path changes not a byte of them."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def bound_socket() -> socket.socket:
     return sock
 
 
-async def converse(kernel: Kernel, sent: bytes, *, lane: bool) -> bytes:
+async def converse(kernel: Kernel, sent: bytes, *, fast_path: bool) -> bytes:
     """Return all that a server answers until it closes the connection, without the time."""
     sock = bound_socket()
-    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), lane=lane)
+    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), fast_path=fast_path)
     await server.start()
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     try:
@@ -138,11 +138,11 @@ async def converse(kernel: Kernel, sent: bytes, *, lane: bool) -> bytes:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_a_conversation_is_the_same_with_the_lane(with_kernel: WithKernel, name: str) -> None:
+def test_a_conversation_is_the_same_with_the_fast_path(with_kernel: WithKernel, name: str) -> None:
     async def test(kernel: Kernel) -> None:
         sent = CONVERSATIONS[name] + FOLLOWER
-        answers = await converse(kernel, sent, lane=True)
-        assert answers == await converse(kernel, sent, lane=False)
+        answers = await converse(kernel, sent, fast_path=True)
+        assert answers == await converse(kernel, sent, fast_path=False)
         assert b"hidden" not in answers or "hidden" in str(CONVERSATIONS[name].partition(b"POST")[0])
 
     with_kernel(test)
@@ -159,10 +159,10 @@ def binary(id: str, count: int, *headers: str) -> tuple[bytes, bytes]:
     return sent[: -len(body)], body
 
 
-async def ask(kernel: Kernel, requests: list[tuple[bytes, bytes]], *, cut: bool, lane: bool) -> list[bytes]:
+async def ask(kernel: Kernel, requests: list[tuple[bytes, bytes]], *, cut: bool, fast_path: bool) -> list[bytes]:
     """Return what a server answers to each of `requests`, sent when the one before has its answer."""
     sock = bound_socket()
-    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), lane=lane)
+    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), fast_path=fast_path)
     await server.start()
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     answers = []
@@ -186,13 +186,13 @@ async def ask(kernel: Kernel, requests: list[tuple[bytes, bytes]], *, cut: bool,
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_requests_of_one_form_are_answered_the_same_with_the_lane(with_kernel: WithKernel, cut: bool) -> None:
+def test_repeated_requests_have_the_same_responses_with_the_fast_path(with_kernel: WithKernel, cut: bool) -> None:
     async def test(kernel: Kernel) -> None:
         ids = ["", "", "", "1", "2", "3", "12", "13", "14", '"', "\n", "ä", "ä"]
         requests = [binary(id, count) for count in (2, 20_000) for id in ids]
         requests += [binary(id, 2, "Accept-Encoding: gzip") for id in ids] + [binary(id, 2) for id in ids]
-        answers = await ask(kernel, requests, cut=cut, lane=True)
-        assert answers == await ask(kernel, requests, cut=cut, lane=False)
+        answers = await ask(kernel, requests, cut=cut, fast_path=True)
+        assert answers == await ask(kernel, requests, cut=cut, fast_path=False)
         assert all(answer.startswith(b"HTTP/1.1 200 OK\r\n") for answer in answers)
 
     with_kernel(test)
