@@ -37,12 +37,13 @@ class FastCall(HttpInferCall):
         HttpInferCall.send(self, response)
 
     def finish(self, response: HttpResponse) -> None:
-        head = response_head(response, self.head.response_headers)
+        byte_size = sum(map(len, response.body))
+        head = response_head(response, byte_size, self.head.response_headers)
         source = response.source
-        if source is not None and sum(map(len, response.body)) >= _LARGE_BYTE_SIZE:
+        if source is not None and byte_size >= _LARGE_BYTE_SIZE:
             self.response = ResponseBytes(head, response.body, source.release, response.status)
         else:
-            self.response = ResponseBytes(b"".join((head, *response.body)), status=response.status)
+            self.response = ResponseBytes(b"".join((head, *response.body)), [], None, response.status)
             if source is not None:
                 if self._template is not None:
                     self._template.remember(source, response.body, head, self.inference.now_s)

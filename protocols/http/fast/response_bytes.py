@@ -39,17 +39,20 @@ class ResponseBytes(msgspec.Struct):
         return ResponseBytes(head, self.parts, self.release, self.status)
 
 
-def response_head(response: HttpResponse, more: bytes) -> bytes:
-    """Return the head of `response`; `more` are further headers, with their line ends, behind the content type."""
+def response_head(response: HttpResponse, byte_size: int, more: bytes) -> bytes:
+    """Return the head of `response`, whose body has `byte_size` bytes.
+
+    `more` are further headers, with their line ends, behind the content type.
+    """
     before, content_type = _constant_parts(response.status, response.content_type)
     own = header_lines(response.headers) if response.headers else b""
-    byte_size = sum(map(len, response.body))
     return b"%b%b%b%bContent-Length: %d%b" % (before, own, content_type, more, byte_size, _date(int(time.time())))
 
 
 def response_bytes(response: HttpResponse, more: bytes) -> ResponseBytes:
     """Return `response` in one piece; `more` as for `response_head`. Its source is still the caller's."""
-    return ResponseBytes(b"".join((response_head(response, more), *response.body)), status=response.status)
+    head = response_head(response, sum(map(len, response.body)), more)
+    return ResponseBytes(b"".join((head, *response.body)), [], None, response.status)
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:

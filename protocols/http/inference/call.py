@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import ParameterValue
     from kernel.serving.response import Response
     from protocols.http.inference.head import InferRequestHead
     from protocols.http.inference.prepared import RequestBody
@@ -106,26 +105,23 @@ class HttpInferCall(msgspec.Struct, eq=False):
             self.finish(self._internal_error())
 
     def _submit_new(self, body: RequestBody, received_in: ReceiveBuffer | None) -> None:
-        """Submit the request in `body`, which is like none before. Raises `ServingError`."""
+        """Submit the request in `body`, for which nothing is prepared. Raises `ServingError`."""
         head, inference = self.head, self.inference
         request = Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
-        self._outputs = decode_body(body, head.header_length, request, head.model, inference.max_input_size)
-        self._request, self.request_id = request, request.id
-        parameters = request.parameters
-        if head.forwarded is not None:
-            parameters = head.forwarded.added_to(parameters)
-        inference.kernel.submit(request, None, received_in, functools.partial(self._checked, body, parameters))
+        outputs = decode_body(body, head.header_length, request, head.model, inference.max_input_size)
+        self._outputs, self._request, self.request_id = outputs, request, request.id
+        remember = functools.partial(inference.prepared_bodies.remember, head, body, outputs)
+        if head.forwarded is None:
+            inference.kernel.submit(request, None, received_in, remember)
+            return
+        parameters = head.forwarded.added_to(request.parameters)
 
-    def _checked(
-        self, body: RequestBody, parameters: dict[str, ParameterValue], request: Request, model: Model
-    ) -> None:
-        """Remember the request, which was checked; `parameters` are its own and those that its head adds.
+        def remember_without_forwarded(checked: Request, model: Model) -> None:
+            """The next request with this body may come with other headers."""
+            remember(checked, model)
+            checked.parameters = parameters
 
-        The next request with the same body may come with another head, so what the head adds is not remembered.
-        """
-        assert self._outputs is not None, "the request was not decoded"
-        self.inference.prepared_bodies.remember(self.head, body, self._outputs, request, model)
-        request.parameters = parameters
+        inference.kernel.submit(request, None, received_in, remember_without_forwarded)
 
     def cancel(self) -> None:
         """Nobody waits for the response any more."""
@@ -161,25 +157,26 @@ class HttpInferCall(msgspec.Struct, eq=False):
             self._request = None
             response.release()
             return
-        http_response = self._http_response(response)
-        if http_response is None or http_response.source is None:
-            response.release()
-        if http_response is not None:
-            self.finish(http_response)
-
-    def _http_response(self, response: Response) -> HttpResponse | None:
-        """Return what is sent for `response`; None where that comes later."""
+        http_response: HttpResponse | None
         if response.error is not None:
             # Triton sends errors of later phases as plain text; here some of its early checks come late.
-            return _error(response.error, plain=not response.error.before_queueing)
-        try:
-            return self._encode(response)
-        except ServingError as error:
-            return _error(error, plain=True)
-        except Exception:
-            return self._internal_error()
+            http_response = _error(response.error, plain=not response.error.before_queueing)
+        else:
+            try:
+                http_response = self._encode(response)
+            except ServingError as error:
+                http_response = _error(error, plain=True)
+            except Exception:
+                http_response = self._internal_error()
+        if http_response is None:  # it comes later
+            response.release()
+            return
+        if http_response.source is None:
+            response.release()
+        self.finish(http_response)
 
     def _encode(self, response: Response) -> HttpResponse | None:
+        """Return what is sent for a response with outputs; None where that comes later. Raises `ServingError`."""
         assert self._outputs is not None, "the request was not decoded"
         encoded = encode_infer(response, self._outputs)
         content_type, headers = JSON, {}

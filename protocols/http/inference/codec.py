@@ -73,6 +73,11 @@ class OutputFormat:
         self.binary = binary
         self.named: dict[str, bool] = {}
 
+    @property
+    def any_binary(self) -> bool:
+        """Whether any output may be binary data."""
+        return self.binary or any(self.named.values())
+
     def is_binary(self, name: str) -> bool:
         return self.named.get(name, self.binary)
 

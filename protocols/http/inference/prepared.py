@@ -46,7 +46,7 @@ class PreparedBody(msgspec.Struct, frozen=True):
     #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
     byte_sizes: list[int]
     byte_size: int
-    #: How the last response was written; None where responses are compressed.
+    #: How the last response was written; None where responses are compressed, or all outputs are JSON.
     template: ResponseTemplate | None
 
 
@@ -99,6 +99,8 @@ class PreparedBodies:
         """
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
+        if any(tensor.shared_memory is None and type(tensor.data) is not memoryview for tensor in request.inputs):
+            return  # data in JSON
         id = _ID.match(body, 0, head.header_length)
         begin = 0 if id is None else id.end()
         rest = bytes(body[begin : head.header_length])
@@ -106,11 +108,11 @@ class PreparedBodies:
             return
         if id is not None and (b'"id"' in rest or b"\\" in rest):
             return  # a second id, which would count, may hide behind an escape
-        if any(tensor.shared_memory is None and type(tensor.data) is not memoryview for tensor in request.inputs):
-            return  # data in JSON
         sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
         if len(self._prepared) >= _CAPACITY:
             self._prepared.clear()
         total = sum(size for size in sizes if size > 0)
-        template = ResponseTemplate() if head.encoding == IDENTITY else None
-        self._prepared[head.prepared_key, rest] = PreparedBody(prepare(request, model), outputs, sizes, total, template)
+        common = prepare(request, model)
+        binary_outputs = outputs.any_binary or common.leases
+        template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
+        self._prepared[head.prepared_key, rest] = PreparedBody(common, outputs, sizes, total, template)

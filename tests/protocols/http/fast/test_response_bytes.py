@@ -9,7 +9,7 @@ from protocols.http.responses import SERVER_HEADER
 
 def test_a_head_has_the_headers_of_aiohttp_in_their_order() -> None:
     response = HttpResponse(200, "application/json", [b"12345", bytes(7)], {"Content-Encoding": "gzip"})
-    head = response_head(response, header_lines({"Vary": "Origin", "X": "y"})).decode()
+    head = response_head(response, 12, header_lines({"Vary": "Origin", "X": "y"})).decode()
     lines = head.split("\r\n")
     assert lines[0] == "HTTP/1.1 200 OK"
     assert lines[1:7] == [

@@ -125,7 +125,7 @@ def test_data_in_json_is_parsed() -> None:
 
 
 def test_heads_share_a_prepared_body_only_where_responses_are_written_alike() -> None:
-    head, octets = body()
+    head, octets = body(parameters={"binary_data_output": True})
     bodies = remembering(head, octets)
     length = head.header_length
     assert bodies.find(infer_head("m", "", length, GZIP), octets, 1, SINK) is None
@@ -136,11 +136,28 @@ def test_heads_share_a_prepared_body_only_where_responses_are_written_alike() ->
 
 
 def test_compressed_responses_have_no_template() -> None:
-    _, octets = body()
+    _, octets = body(parameters={"binary_data_output": True})
     head = infer_head("m", "", len(octets) - len(DATA), GZIP)
     found = remembering(head, octets).find(head, octets, 1, SINK)
     assert found is not None
     assert found[1].template is None
+
+
+@pytest.mark.parametrize(
+    ("more", "has_template"),
+    [
+        ({}, False),
+        ({"parameters": {"binary_data_output": True}}, True),
+        ({"outputs": [{"name": "X", "parameters": {"binary_data": True}}, {"name": "Y"}]}, True),
+        ({"outputs": [{"name": "X"}]}, False),
+        ({"outputs": [{"name": "X", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}]}, True),
+    ],
+)
+def test_responses_that_are_all_json_have_no_template(more: dict[str, Any], has_template: bool) -> None:
+    head, octets = body(**more)
+    found = remembering(head, octets).find(head, octets, 1, SINK)
+    assert found is not None
+    assert (found[1].template is not None) == has_template
 
 
 def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
