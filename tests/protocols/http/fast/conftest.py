@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernel.options import HttpOptions
 from protocols.http.aiohttp_internals import AiohttpServer
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.call import HttpInference
+from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
     from kernel.serving.kernel import Kernel
     from kernel.serving.request import Request
+
+
+_NO_OPTIONS = HttpOptions()
 
 
 class RecordingTransport(asyncio.Transport):
@@ -75,9 +80,10 @@ class RecordingTransport(asyncio.Transport):
 class FastPathLab:
     """One connection of a fast path, whose clock a test moves."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, options: HttpOptions, *, log_access: bool) -> None:
         self.kernel = kernel
-        self.fast_path = FastPath(HttpInference(kernel, 1 << 20))
+        rules = make_request_rules(options)
+        self.fast_path = FastPath(HttpInference(kernel, 1 << 20), rules, log_access=log_access)
         self.fast_path.aiohttp_server = AiohttpServer(self._aiohttp_response)
         #: Requests of the model `stuck`, which a test answers.
         self.waiting: list[Request] = []
@@ -102,14 +108,17 @@ class FastPathLab:
 
 
 @pytest.fixture
-def with_fast_path(
-    with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
-) -> Callable[[Callable[[FastPathLab], Awaitable[None]]], None]:
-    """Return a function that runs a coroutine function with a `FastPathLab`."""
+def with_fast_path(with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None]) -> Callable[..., None]:
+    """Return a function that runs a coroutine function with a `FastPathLab` of the given options."""
 
-    def run(test: Callable[[FastPathLab], Awaitable[None]]) -> None:
+    def run(
+        test: Callable[[FastPathLab], Awaitable[None]],
+        options: HttpOptions = _NO_OPTIONS,
+        *,
+        log_access: bool = False,
+    ) -> None:
         async def inner(kernel: Kernel) -> None:
-            lab = FastPathLab(kernel)
+            lab = FastPathLab(kernel, options, log_access=log_access)
             try:
                 await test(lab)
             finally:
