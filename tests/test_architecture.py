@@ -71,6 +71,7 @@ PURE = (
     "kernel/serving/triton_input_order.py",
     "protocols/grpc/admission.py",
     "protocols/forwarding.py",
+    "protocols/prepared_cache.py",
     "protocols/grpc/messages/codec.py",
     "protocols/grpc/messages/prepared.py",
     "protocols/grpc/framing.py",

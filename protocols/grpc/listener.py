@@ -13,10 +13,10 @@ from grpclib.const import Status
 from protocols.grpc.access import WatchingOwner
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_block
-from protocols.grpc.h2.limits import HANDSHAKE_TIMEOUT_S
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall
 from protocols.grpc.service import MODEL_INFER
+from protocols.listening import listen
 
 if TYPE_CHECKING:
     import socket
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.handlers import Handlers
     from protocols.grpc.rpcs.infer import Inference
-
-#: Connections that the system keeps for us until we accept them.
-BACKLOG = 1024
 
 #: How often connections are looked at for what waits too long.
 CHECK_INTERVAL_S = 5.0
@@ -67,18 +64,15 @@ class GrpcListener:
         self._quiet: asyncio.Event | None = None
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
         terms = self._terms
         owner = WatchingOwner(self) if terms.log_access else self
-        self._server = await loop.create_server(
+        self._server = await listen(
+            self._sock,
             lambda: ServerConnection(owner, terms.keepalive),
-            sock=self._sock,
-            backlog=BACKLOG,
-            ssl=terms.tls,
-            ssl_handshake_timeout=None if terms.tls is None else HANDSHAKE_TIMEOUT_S,
-            ssl_shutdown_timeout=None if terms.tls is None else LAST_WORD_TIMEOUT_S,
+            terms.tls,
+            tls_shutdown_timeout_s=LAST_WORD_TIMEOUT_S,
         )
-        self._check = loop.call_later(CHECK_INTERVAL_S, self._check_progress)
+        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
 
     @property
     def connection_count(self) -> int:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import secrets
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -21,14 +19,13 @@ from h2.exceptions import StreamClosedError
 from kernel.errors import ServingError
 from protocols.frontend import is_local
 from protocols.grpc.text import status_text
+from protocols.internal_errors import report_internal_error
 from protocols.status import GRPC_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from grpclib.server import Stream
-
-logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -79,9 +76,7 @@ def grpc_error(error: Exception, title: str) -> GRPCError:
         return GRPCError(GRPC_STATUS[error.code], status_text(error.message))
     if isinstance(error, DecodeError):
         return GRPCError(Status.INTERNAL, "Unable to parse request")
-    number = secrets.token_hex(4)
-    logger.error("%s failed, error number %s", title, number, exc_info=error)
-    return GRPCError(Status.INTERNAL, f"internal error {number}: the server's log says more under this number")
+    return GRPCError(Status.INTERNAL, report_internal_error(title, error))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from protocols.grpc.metadata import make_metadata_forwarder
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
+from protocols.listening import listening_address
 from protocols.restricted import GRPC, parse_restrictions
 from protocols.tls import server_context
 
@@ -44,7 +45,7 @@ class GrpcServer:
         self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
         self._compression = make_compression(options.infer_response_compression_level)
         self._max_response_pool_size = options.max_response_pool_size
-        self._title = f"GRPCInferenceService at {_address_text(sock)}"
+        self._title = f"GRPCInferenceService at {listening_address(sock)}"
         self._calls = OpenCalls()
         self._listener: GrpcListener | None = None
 
@@ -108,12 +109,3 @@ def _terms(options: GrpcOptions, log_access: bool) -> Terms:
         admission=Admission(restrictions) if restrictions else None,
         log_access=log_access,
     )
-
-
-def _address_text(sock: socket.socket) -> str:
-    """Return where `sock` listens: `0.0.0.0:8001`, `[::]:8001`, or the path of a Unix socket."""
-    name = sock.getsockname()
-    if not isinstance(name, tuple):
-        return str(name)
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
