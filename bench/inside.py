@@ -26,11 +26,11 @@ from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
-from protocols.grpc.calls import OpenCalls
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
+from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.infer import InferCall, Inference
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath

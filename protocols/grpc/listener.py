@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
-from protocols.grpc.access import WatchingOwner
+from protocols.grpc.access_log import WatchingOwner
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.h2.transport import ServerConnection

@@ -18,7 +18,7 @@ from h2.exceptions import StreamClosedError
 
 from kernel.errors import ServingError
 from protocols.frontend import is_local
-from protocols.grpc.text import status_text
+from protocols.grpc.status_text import status_text
 from protocols.internal_errors import report_internal_error
 from protocols.status import GRPC_STATUS
 

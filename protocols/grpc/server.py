@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from kernel.options import GrpcOptions
 from protocols.grpc.admission import Admission
-from protocols.grpc.calls import OpenCalls
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
 from protocols.grpc.handlers import Handlers
 from protocols.grpc.listener import GrpcListener, Terms
 from protocols.grpc.metadata import make_metadata_forwarder
+from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService

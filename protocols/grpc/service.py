@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from kernel.serving.kernel import Kernel
-    from protocols.grpc.calls import OpenCalls
     from protocols.grpc.metadata import MetadataForwarder
+    from protocols.grpc.open_calls import OpenCalls
 
 SERVICE = "inference.GRPCInferenceService"
 #: The one RPC that is no handler of grpclib's, see `protocols.grpc.rpcs.infer`.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.frame_rules import check_head
+from protocols.grpc.h2.complete_frames import WholeFrames
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 from protocols.grpc.h2.partial import DataFrame, OpenBlock
+from protocols.grpc.h2.states import check_head
 from protocols.grpc.h2.streams import Event, Stream
-from protocols.grpc.h2.whole import WholeFrames
 
 if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules

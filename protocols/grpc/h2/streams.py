@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from protocols.grpc.framing import MessageReader
-from protocols.grpc.h2.flow import ReceiveWindow
+from protocols.grpc.h2.flow_control import ReceiveWindow
 from protocols.grpc.h2.limits import STREAM_WINDOW_BYTE_SIZE
 
 if TYPE_CHECKING:
-    from protocols.grpc.h2.flow import Output
+    from protocols.grpc.h2.flow_control import Output
     from protocols.grpc.h2.headers import RequestHead
 
 

@@ -13,9 +13,9 @@ import time
 from typing import TYPE_CHECKING, Protocol, cast
 
 from protocols.grpc.h2.connection import H2Connection
-from protocols.grpc.h2.frame_rules import MAX_HELD_BYTE_SIZE
 from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
 from protocols.grpc.h2.lifetime import Draining, LifetimeTimer
+from protocols.grpc.h2.states import MAX_HELD_BYTE_SIZE
 from protocols.grpc.h2.streams import Event
 
 if TYPE_CHECKING:

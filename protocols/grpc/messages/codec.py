@@ -14,8 +14,8 @@ from kernel.serving.request import InputTensor, Request, RequestedOutput, Shared
 from protocols.grpc.framing import MAX_MESSAGE_BYTE_SIZE
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 from protocols.grpc.messages.contents import pack_contents
-from protocols.grpc.messages.raw import split_raw_contents, varint
-from protocols.grpc.text import clean
+from protocols.grpc.messages.raw_contents import split_raw_contents, varint
+from protocols.grpc.status_text import clean
 from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import msgspec
 
 from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import InputTensor
-from protocols.grpc.messages.raw import varint
+from protocols.grpc.messages.raw_contents import varint
 from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:

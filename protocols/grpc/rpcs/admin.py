@@ -12,7 +12,7 @@ from kernel.observe.statistics import Duration
 from kernel.serving.catalog import parse_version
 from kernel.serving.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.text import clean
+from protocols.grpc.status_text import clean
 
 if TYPE_CHECKING:
     from kernel.observe.report import InferBatchStatistics, InferStatistics, ModelReport

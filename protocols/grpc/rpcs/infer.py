@@ -13,12 +13,12 @@ import msgspec
 from grpclib.const import Status
 
 from kernel.errors import InternalError
-from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.handlers import CUT_OFF
 from protocols.grpc.messages.codec import decode_request, parse_request, response_parts, start_request
 from protocols.grpc.messages.prepared import PreparedMessages
-from protocols.grpc.messages.receive_placement import place_for
+from protocols.grpc.messages.receive_buffers import place_for
+from protocols.grpc.open_calls import ServerShuttingDown
 from protocols.grpc.rpc import grpc_error
 from protocols.response_sinks import OnlyResponse
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Buffer, Request
     from kernel.serving.response import Response
-    from protocols.grpc.calls import OpenCalls
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
+    from protocols.grpc.open_calls import OpenCalls
 
 
 #: What Triton calls this call in errors.

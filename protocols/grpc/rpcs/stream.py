@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError
 
 from kernel.errors import ServingError
 from kernel.serving.response import Response
-from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
 from protocols.grpc.messages.codec import (
     decode_request,
@@ -25,7 +24,8 @@ from protocols.grpc.messages.codec import (
     start_request,
     stream_response_parts,
 )
-from protocols.grpc.messages.receive_placement import place_for
+from protocols.grpc.messages.receive_buffers import place_for
+from protocols.grpc.open_calls import ServerShuttingDown
 from protocols.grpc.rpc import grpc_error
 from protocols.grpc.rpcs.response_order import RequestOrder
 

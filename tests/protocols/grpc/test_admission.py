@@ -1,6 +1,6 @@
 from protocols.grpc.admission import CATEGORIES, Admission
-from protocols.grpc.calls import OpenCalls
 from protocols.grpc.h2.headers import RequestHead, request_head
+from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_INFER, HealthService, InferenceService
 from protocols.restricted import GRPC, parse_restrictions

@@ -16,7 +16,7 @@ from kernel.testing import RecordingSink
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.codec import decode_request, parse_request, start_request
 from protocols.grpc.messages.prepared import PreparedMessages, model_of
-from protocols.grpc.messages.raw import first_raw_content
+from protocols.grpc.messages.raw_contents import first_raw_content
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
 from protocols.grpc.messages.prepared import model_of
-from protocols.grpc.messages.raw import first_raw_content
+from protocols.grpc.messages.raw_contents import first_raw_content
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer

@@ -100,7 +100,7 @@ class _WatchedConnection:
 
 
 class _WatchedMachine:
-    """The sending half of a connection, as `protocols.grpc.h2.answers.SendingHalf`, for the answer of one call."""
+    """The sending half of a connection, as `protocols.grpc.h2.sending.SendingHalf`, for the answer of one call."""
 
     def __init__(self, machine: Any, watch: _Watch) -> None:
         self._machine = machine

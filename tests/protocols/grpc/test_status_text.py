@@ -2,7 +2,7 @@ from grpclib.metadata import encode_grpc_message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.text import MAX_STATUS_BYTE_SIZE, clean, status_text
+from protocols.grpc.status_text import MAX_STATUS_BYTE_SIZE, clean, status_text
 
 
 def test_ordinary_text_is_left_as_it_is() -> None:

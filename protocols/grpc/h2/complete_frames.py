@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from protocols.grpc.framing import HEAD_BYTE_SIZE, LARGE_BYTE_SIZE, PREFIX
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.answers import SendingHalf
 from protocols.grpc.h2.headers import HeaderDecoder
 from protocols.grpc.h2.partial import DataFrame
+from protocols.grpc.h2.sending import SendingHalf
 from protocols.grpc.h2.streams import Event, Stream
 
 if TYPE_CHECKING:

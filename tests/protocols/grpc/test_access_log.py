@@ -15,7 +15,7 @@ import pytest
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import GrpcOptions
 from kernel.serving.response import OutputTensor, Response
-from protocols.grpc.access import begin_of_request, status_of
+from protocols.grpc.access_log import begin_of_request, status_of
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, encode_block, status_block
 from protocols.grpc.server import GrpcServer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.flow import Output, ReceiveWindow
+from protocols.grpc.h2.flow_control import Output, ReceiveWindow
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode, Setting
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK
 from protocols.grpc.h2.streams import Event, Stream
