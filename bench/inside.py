@@ -184,7 +184,7 @@ def _json_header() -> bytes:
 
 
 class _GrpcDoor:
-    """One connection with eight calls, in the frames that clients of gRPC core send. An `Owner` of it."""
+    """One connection with eight calls, in the frames that clients of gRPC core send. A `CallAcceptor`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._inference = Inference(kernel, OpenCalls())
@@ -217,10 +217,10 @@ class _GrpcDoor:
         )
         number, self._number = self._number, self._number + 2
         return (
-            frames.head(len(block), frames.HEADERS, frames.END_HEADERS, number)
+            frames.frame_header(len(block), frames.HEADERS, frames.END_HEADERS, number)
             + block
             + frames.window_update(number, PREFIX.size)
-            + frames.head(len(self._message), frames.DATA, frames.END_STREAM, number)
+            + frames.frame_header(len(self._message), frames.DATA, frames.END_STREAM, number)
             + self._message
             + frames.window_update(0, len(self._message))
         )
@@ -228,16 +228,16 @@ class _GrpcDoor:
     def check(self, rounds: int) -> None:
         assert self._transport.written > rounds * TOGETHER * len(_TENSOR) * 2
 
-    def opened(self, connection: Any) -> None:
+    def connection_opened(self, connection: Any) -> None:
         """The only connection."""
 
-    def closed(self, connection: Any) -> None:
+    def connection_closed(self, connection: Any) -> None:
         """It is never closed."""
 
-    def answer(self, connection: Any, stream: Any) -> Any:
+    def accept_call(self, connection: Any, stream: Any) -> Any:
         return InferCall(self._inference, connection, stream)
 
-    def quiet(self) -> None:
+    def connection_idle(self) -> None:
         """Nobody waits for that."""
 
 

@@ -1,7 +1,6 @@
-"""Where the gRPC front door meets the access log: calls are watched between the connection and who answers them.
+"""The access log of the gRPC front door: calls are observed between the connection and what responds to them.
 
-Only in use with --log-access, by `WatchingOwner` in the place of the listener: without it nothing here is on
-the way of a call.
+With --log-access `LoggingAcceptor` takes the place of the listener. Without it nothing here is used.
 """
 
 from __future__ import annotations
@@ -21,141 +20,143 @@ if TYPE_CHECKING:
 
     from kernel.serving.request import Buffer
     from protocols.grpc.h2.frames import H2ErrorCode
+    from protocols.grpc.h2.sending import SendingHalf
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
 
-#: Fields of a ModelInferRequest that clients send first (grpc_service.proto), with their wire tags.
+#: Tags of the fields of a ModelInferRequest that clients send first (grpc_service.proto).
 _NAME, _VERSION, _ID = 0x0A, 0x12, 0x1A
 
 
-class WatchingOwner:
-    """A `protocols.grpc.h2.transport.CallAcceptor` that has `owner` answer, and logs each call when it has ended."""
+class LoggingAcceptor:
+    """A `protocols.grpc.h2.transport.CallAcceptor` that passes everything on, and logs each call when it has ended."""
 
-    def __init__(self, owner: CallAcceptor) -> None:
-        self._owner = owner
+    def __init__(self, acceptor: CallAcceptor) -> None:
+        self._acceptor = acceptor
 
-    def opened(self, connection: ServerConnection) -> None:
-        self._owner.opened(connection)
+    def connection_opened(self, connection: ServerConnection) -> None:
+        self._acceptor.connection_opened(connection)
 
-    def closed(self, connection: ServerConnection) -> None:
-        self._owner.closed(connection)
+    def connection_closed(self, connection: ServerConnection) -> None:
+        self._acceptor.connection_closed(connection)
 
-    def quiet(self) -> None:
-        self._owner.quiet()
+    def connection_idle(self) -> None:
+        self._acceptor.connection_idle()
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
-        watch = _Watch(connection, stream)
-        call = self._owner.answer(cast("ServerConnection", _WatchedConnection(connection, watch)), stream)
-        return None if call is None else _WatchedCall(call, watch)
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+        entry = _LogEntry(connection, stream)
+        call = self._acceptor.accept_call(cast("ServerConnection", _LoggedConnection(connection, entry)), stream)
+        return None if call is None else _LoggedCall(call, entry)
 
 
-class _Watch:
+class _LogEntry:
     """What is known of one call so far."""
 
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
-        self._begin_ns = time.monotonic_ns()
+        self._start_ns = time.monotonic_ns()
         self._stream = stream
         self._logged = False
         self._access = Access(
             peer=peer_text(connection.transport.get_extra_info("peername")),
             method="gRPC",
-            path=stream.head.path,
+            path=stream.request_head.path,
             status="",
             duration_ns=0,
             bytes_out=0,
         )
 
-    def look(self) -> None:
-        """See what has come of the call before somebody takes it."""
+    def read_request(self) -> None:
+        """Note the model of the request that has arrived, before the call takes it."""
         stream, access = self._stream, self._access
-        if stream.whole is not None:
-            message: Buffer | None = stream.whole
+        if stream.complete_message is not None:
+            message: Buffer | None = stream.complete_message
         else:
-            message = stream.reader.messages[0] if stream.reader.messages else None
-        if message is not None and stream.head.path == MODEL_INFER and not access.model:
-            access.model, access.version, access.request_id = begin_of_request(message)
+            messages = stream.message_reader.messages
+            message = messages[0] if messages else None
+        if message is not None and stream.request_head.path == MODEL_INFER and not access.model:
+            access.model, access.version, access.request_id = names_in_request(message)
 
-    def sent(self, byte_size: int) -> None:
+    def add_sent(self, byte_size: int) -> None:
         self._access.bytes_out = (self._access.bytes_out or 0) + byte_size
 
-    def ended(self, status: str) -> None:
+    def log(self, status: str) -> None:
+        """Write the line of the call, which has ended. More calls do nothing."""
         if self._logged:
             return
         self._logged = True
         self._access.status = status
-        self._access.bytes_in = self._stream.received
-        self._access.duration_ns = time.monotonic_ns() - self._begin_ns
+        self._access.bytes_in = self._stream.received_byte_size
+        self._access.duration_ns = time.monotonic_ns() - self._start_ns
         log_access(self._access)
 
 
-class _WatchedConnection:
-    """A connection as it is given to who answers a call of it."""
+class _LoggedConnection:
+    """A connection as it is given to what responds to one of its calls."""
 
-    def __init__(self, connection: ServerConnection, watch: _Watch) -> None:
+    def __init__(self, connection: ServerConnection, entry: _LogEntry) -> None:
         self._connection = connection
-        self.machine = _WatchedMachine(connection.machine, watch)
+        self.sending = _LoggedSending(connection.sending, entry)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
 
-class _WatchedMachine:
-    """The sending half of a connection, as `protocols.grpc.h2.sending.SendingHalf`, for the answer of one call."""
+class _LoggedSending:
+    """The `protocols.grpc.h2.sending.SendingHalf` of a connection, for the response to one call."""
 
-    def __init__(self, machine: Any, watch: _Watch) -> None:
-        self._machine = machine
-        self._watch = watch
+    def __init__(self, sending: SendingHalf, entry: _LogEntry) -> None:
+        self._sending = sending
+        self._entry = entry
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._machine, name)
+        return getattr(self._sending, name)
 
     def respond(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
-        self._watch.sent(sum(map(len, parts)) + PREFIX.size)
-        self._machine.respond(stream, parts, release)
-        self._watch.ended(Status.OK.name)
+        self._entry.add_sent(sum(map(len, parts)) + PREFIX.size)
+        self._sending.respond(stream, parts, release)
+        self._entry.log(Status.OK.name)
 
     def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
-        self._watch.sent(sum(map(len, parts)) + PREFIX.size)
-        left: bool = self._machine.send_message(stream, parts, release)
-        return left
+        self._entry.add_sent(sum(map(len, parts)) + PREFIX.size)
+        return self._sending.send_message(stream, parts, release)
 
     def send_data(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
-        self._watch.sent(sum(map(len, parts)))
-        self._machine.send_data(stream, parts, release)
+        self._entry.add_sent(sum(map(len, parts)))
+        self._sending.send_data(stream, parts, release)
 
     def send_trailers(self, stream: Stream, block: bytes) -> None:
-        self._machine.send_trailers(stream, block)
-        self._watch.ended(status_of(block))
+        self._sending.send_trailers(stream, block)
+        self._entry.log(status_in_block(block))
 
     def reset(self, stream: Stream, code: H2ErrorCode) -> None:
-        self._machine.reset(stream, code)
-        self._watch.ended(f"RESET({code.name})")
+        self._sending.reset(stream, code)
+        self._entry.log(f"RESET({code.name})")
 
 
-class _WatchedCall:
-    """A `protocols.grpc.h2.streams.StreamCallbacks` that hands on what it is told."""
+class _LoggedCall:
+    """A `protocols.grpc.h2.streams.StreamCallbacks` that passes everything on to `call`."""
 
-    def __init__(self, call: StreamCallbacks, watch: _Watch) -> None:
+    def __init__(self, call: StreamCallbacks, entry: _LogEntry) -> None:
         self._call = call
-        self._watch = watch
+        self._entry = entry
 
     def readable(self) -> None:
-        self._watch.look()
+        self._entry.read_request()
         self._call.readable()
 
-    def sent(self) -> None:
-        self._call.sent()
+    def data_sent(self) -> None:
+        self._call.data_sent()
 
     def closed(self) -> None:
-        self._watch.ended(Status.CANCELLED.name)
+        self._entry.log(Status.CANCELLED.name)
         self._call.closed()
 
-    def cut_off(self) -> None:
-        self._call.cut_off()
+    def terminate(self) -> None:
+        self._call.terminate()
 
 
-def begin_of_request(message: Buffer) -> tuple[str, str, str]:
-    """Return name, version and id from the begin of a ModelInferRequest, where clients put them; else empty texts."""
+def names_in_request(message: Buffer) -> tuple[str, str, str]:
+    """Return model, version and id from the start of a ModelInferRequest, where clients put them; else empty texts."""
     found = {_NAME: "", _VERSION: "", _ID: ""}
     position = 0
     while position < len(message) and message[position] in found:
@@ -173,8 +174,8 @@ def begin_of_request(message: Buffer) -> tuple[str, str, str]:
     return found[_NAME], found[_VERSION], found[_ID]
 
 
-def status_of(block: bytes) -> str:
-    """Return the status in a header block that we have made: gRPC's name, else that of HTTP."""
+def status_in_block(block: bytes) -> str:
+    """Return the status in a header block of a response: its name in gRPC, else the status of HTTP."""
     fields = {str(name): str(value) for name, value in Decoder().decode(block)}
     code = fields.get("grpc-status")
     if code is None:

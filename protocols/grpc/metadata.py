@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MetadataForwarder:
-    """Chooses metadata by its names. What gRPC itself says in headers is no metadata, but for the user agent."""
+    """Chooses metadata by its names. Headers of gRPC itself are not metadata, except the user agent."""
 
     def __init__(self, forwarder: HeaderForwarder) -> None:
         self._forwarder = forwarder
@@ -48,6 +48,6 @@ def make_metadata_forwarder(pattern: str) -> MetadataForwarder | None:
 
 
 def _text(value: str | bytes) -> str:
-    """Return a value, which h2 gives as Latin-1, as `HeaderForwarder` takes it."""
+    """Return a value, which was decoded as Latin-1, in the form that `HeaderForwarder` expects."""
     octets = value if isinstance(value, bytes) else value.encode("latin-1")
     return octets.decode(errors="surrogateescape")

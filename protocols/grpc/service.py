@@ -46,7 +46,7 @@ class InferenceService:
         self._calls = calls
         self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
-        self._forms = PreparedMessages()
+        self._prepared = PreparedMessages()
 
     def __mapping__(self) -> dict[str, Handler]:
         handlers = {
@@ -72,7 +72,11 @@ class InferenceService:
         with translated_errors("ModelStreamInfer"):
             self._calls.check_accepting()
             call = StreamCall(
-                self._kernel, stream, self._forms, self._forwarder, max_response_pool_size=self._max_response_pool_size
+                self._kernel,
+                stream,
+                self._prepared,
+                self._forwarder,
+                max_response_pool_size=self._max_response_pool_size,
             )
             with self._calls.stoppable(call):
                 await call.run()

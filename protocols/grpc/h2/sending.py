@@ -1,44 +1,46 @@
-"""What one HTTP/2 connection sends: answers of streams within the client's windows, and control frames. Pure.
+"""The sending half of a connection: responses within the client's windows, and control frames. Pure.
 
-A small answer leaves in one piece; what does not fit into windows waits in the stream's output, and
-`pump` sends it on, a frame from each stream in turn.
+A small response leaves in one piece; what does not fit into the client's windows waits in its stream, and `pump`
+sends it as the windows open, one frame of each stream after the other.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from typing import TYPE_CHECKING
 
+from protocols.body_sizes import COPIED_RESPONSE_BYTE_SIZE
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.flow_control import Output, ReceiveWindow
-from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode, Setting
+from protocols.grpc.h2.flow_control import PendingData
+from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK
-from protocols.grpc.h2.streams import Event, Stream
+from protocols.grpc.h2.states import StreamState
+from protocols.grpc.h2.streams import StreamEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kernel.serving.request import Buffer
+    from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
+    from protocols.grpc.h2.streams import Stream, Streams
 
-#: Answers up to here are copied into one piece; larger ones are written as they lie.
-SMALL_ANSWER_BYTE_SIZE = 64 * 2**10
+# Names of this module are found faster than members of an enum (states.py).
+_CLOSED = StreamState.CLOSED
+_HALF_CLOSED_REMOTE = StreamState.HALF_CLOSED_REMOTE
 
-#: How much may wait to be written before even small answers wait in their streams.
-_OUTBOX_BYTE_SIZE = 2**20
+#: Where so much waits to be written, even small responses wait in their streams.
+_FULL_QUEUE_BYTE_SIZE = 2**20
 
-#: How many streams that were reset are remembered: their client may not have known when it sent more.
-_REMEMBERED_RESETS = 128
-
-#: The begin of an answer: HEADERS, the head of DATA, the prefix of the message.
-_ANSWER = struct.Struct(f">HBBBL{len(RESPONSE_BLOCK)}sHBBBLBL")
-#: The head of DATA and the prefix of its message.
-_MESSAGE = struct.Struct(">HBBBLBL")
+#: The start of a response: HEADERS, the frame header of DATA, the prefix of the message.
+_RESPONSE_START = struct.Struct(f">HBBBL{len(RESPONSE_BLOCK)}sHBBBLBL")
+#: The frame header of DATA and the prefix of its message.
+_MESSAGE_START = struct.Struct(">HBBBLBL")
 _TRAILERS = struct.Struct(f">HBBBL{len(OK_TRAILERS_BLOCK)}s")
-_END = frames.END_HEADERS | frames.END_STREAM
+_END_HEADERS_AND_STREAM = frames.END_HEADERS | frames.END_STREAM
 
-_GREETING = frames.settings(
+#: The server's connection preface (RFC 9113, 3.4), with the window of the connection.
+_SERVER_PREFACE = frames.settings(
     [
         (Setting.MAX_CONCURRENT_STREAMS, limits.MAX_CONCURRENT_STREAMS),
         (Setting.INITIAL_WINDOW_SIZE, limits.STREAM_WINDOW_BYTE_SIZE),
@@ -48,84 +50,120 @@ _GREETING = frames.settings(
 ) + frames.window_update(0, limits.CONNECTION_WINDOW_BYTE_SIZE - frames.DEFAULT_WINDOW_BYTE_SIZE)
 
 
-class SendingHalf:
-    """The sending half of a connection, and the streams that both halves know."""
+class WriteQueue:
+    """Frames in the order in which they are written, until the socket gets them."""
+
+    __slots__ = ("_frames", "_taken_byte_size", "byte_size")
 
     def __init__(self) -> None:
-        #: What happened, in order; whoever handles the events clears the list.
-        self.events: list[tuple[Event, Stream]] = []
-        self.streams: dict[int, Stream] = {}
-        #: The highest number of a request.
-        self.last_number = 0
-        #: Whether the connection has ended, and its GOAWAY is the last that was put out.
-        self.failed = False
-        self.recently_reset: deque[int] = deque(maxlen=_REMEMBERED_RESETS)
-        #: What the client may send.
-        self.window = ReceiveWindow(limits.CONNECTION_WINDOW_BYTE_SIZE)
-        #: What the client takes.
-        self.initial_send_window = frames.DEFAULT_WINDOW_BYTE_SIZE
-        self.max_frame_byte_size = frames.DEFAULT_MAX_FRAME_BYTE_SIZE
-        self.outbox_byte_size = len(_GREETING)
+        self._frames: list[Buffer] = []
         self._taken_byte_size = 0
-        self._outbox: list[Buffer] = [_GREETING]
-        #: What is to be called, in any order, when all output that was taken so far has left.
-        self.releases: list[Callable[[], None]] = []
-        #: What the client takes on all streams together.
-        self.send_window = frames.DEFAULT_WINDOW_BYTE_SIZE
-        #: Streams whose output waits.
-        self.waiting: dict[int, Stream] = {}
+        #: How much waits to be taken.
+        self.byte_size = 0
 
-    # ---- answers -----------------------------------------------------------------------------
+    def put(self, octets: Buffer) -> None:
+        """Add a frame, a part of one, or several."""
+        self._frames.append(octets)
+        self.byte_size += len(octets)
+
+    def put_pieces(self, pieces: Iterable[Buffer], byte_size: int) -> None:
+        """Add frames in any number of pieces, `byte_size` bytes together."""
+        self._frames += pieces
+        self.byte_size += byte_size
+
+    def put_control(self, octets: bytes) -> None:
+        """Add pings and acknowledgements, which are no sign that calls make progress."""
+        self.put(octets)
+        self._taken_byte_size -= len(octets)
+
+    @property
+    def sent_byte_size(self) -> int:
+        """How much was put so far, without what `put_control` added."""
+        return self._taken_byte_size + self.byte_size
+
+    def take(self) -> list[Buffer]:
+        """Return what is to be written now."""
+        octets, self._frames = self._frames, []
+        self._taken_byte_size += self.byte_size
+        self.byte_size = 0
+        return octets
+
+
+class SendingHalf:
+    """Puts frames into `write_queue`. Methods with a `stream` need one that is open; afterwards see its `state`."""
+
+    def __init__(self, streams: Streams, peer: PeerLimits, receive_window: ReceiveWindow) -> None:
+        """`receive_window` is that of the connection."""
+        self.write_queue = WriteQueue()
+        self.write_queue.put(_SERVER_PREFACE)
+        #: Whether the connection has ended: its GOAWAY is the last frame, or the socket is gone.
+        self.ended = False
+        #: What to call, in any order, when all output that was taken so far has been written.
+        self.releases: list[Callable[[], None]] = []
+        #: Streams with data that waits to be sent, by their ids.
+        self.waiting: dict[int, Stream] = {}
+        self._streams = streams
+        self._peer = peer
+        self._receive_window = receive_window
+
+    # ---- responses ---------------------------------------------------------------------------
 
     def respond(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
-        """Answer with one message, whose bytes are `parts`, and the status OK; the stream has ended then.
+        """Send one message, whose bytes are `parts`, with headers before and the status OK behind it.
 
-        `release` is called when the parts are not needed any more, possibly before this returns, or is put into
+        `release` is called when the parts are not used any more, possibly before this returns, or is put into
         `releases`.
         """
         byte_size = sum(map(len, parts))
         size = byte_size + PREFIX.size
+        peer, queue = self._peer, self.write_queue
         if (
             size > stream.send_window
-            or size > self.send_window
-            or size > self.max_frame_byte_size
-            or self.outbox_byte_size >= _OUTBOX_BYTE_SIZE
+            or size > peer.send_window
+            or size > peer.max_frame_byte_size
+            or queue.byte_size >= _FULL_QUEUE_BYTE_SIZE
         ):
             self.send_headers(stream, RESPONSE_BLOCK)
             self.send_data(stream, [PREFIX.pack(0, byte_size), *parts], release)
             self.send_trailers(stream, OK_TRAILERS_BLOCK)
             return
-        number = stream.number
-        self.send_window -= size
-        begin = _ANSWER.pack(
-            0, len(RESPONSE_BLOCK), frames.HEADERS, frames.END_HEADERS, number, RESPONSE_BLOCK,
-            size >> 8, size & 0xFF, frames.DATA, 0, number, 0, byte_size,
+        stream_id = stream.id
+        peer.send_window -= size
+        start = _RESPONSE_START.pack(
+            0, len(RESPONSE_BLOCK), frames.HEADERS, frames.END_HEADERS, stream_id, RESPONSE_BLOCK,
+            size >> 8, size & 0xFF, frames.DATA, 0, stream_id, 0, byte_size,
         )  # fmt: skip
-        end = _TRAILERS.pack(0, len(OK_TRAILERS_BLOCK), frames.HEADERS, _END, number, OK_TRAILERS_BLOCK)
-        if byte_size <= SMALL_ANSWER_BYTE_SIZE:
-            self._outbox.append(b"".join((begin, *parts, end)))
+        end = _TRAILERS.pack(
+            0, len(OK_TRAILERS_BLOCK), frames.HEADERS, _END_HEADERS_AND_STREAM, stream_id, OK_TRAILERS_BLOCK
+        )
+        if byte_size <= COPIED_RESPONSE_BYTE_SIZE:
+            queue.put(b"".join((start, *parts, end)))
             if release is not None:
                 release()
         else:
-            self._outbox += (begin, *parts, end)
+            queue.put_pieces((start, *parts, end), len(start) + byte_size + len(end))
             if release is not None:
                 self.releases.append(release)
-        self.outbox_byte_size += len(begin) + byte_size + len(end)
-        self._finish(stream)
+        self._end_response(stream)
 
     def send_headers(self, stream: Stream, block: bytes) -> None:
+        """Send headers that do not end the stream."""
+        assert stream.state is not _CLOSED, "nothing is sent on a closed stream"
         stream.headers_sent = True
-        self.put(frames.headers(stream.number, block, max_byte_size=self.max_frame_byte_size, end_stream=False))
+        max_byte_size = self._peer.max_frame_byte_size
+        self.write_queue.put(frames.headers(stream.id, block, max_byte_size=max_byte_size, end_stream=False))
 
     def send_data(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None = None) -> None:
-        """Send `parts` as windows allow; `Event.SENT` comes when they have left.
+        """Send `parts` as windows allow; `StreamEvent.DATA_SENT` says when they have left.
 
-        Asked again only when what was given before has left.
+        No more may be given before that. `release` is called, or put into `releases`, also if the stream is closed
+        before.
         """
-        if stream.output is None:
-            stream.output = Output()
-        stream.output.add(parts, release)
-        self.waiting[stream.number] = stream
+        assert stream.state is not _CLOSED, "nothing is sent on a closed stream"
+        if stream.pending is None:
+            stream.pending = PendingData()
+        stream.pending.add(parts, release)
+        self.waiting[stream.id] = stream
 
     def send_message(self, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
         """Send a message, whose bytes are `parts`; returns whether it has left, as small ones usually do.
@@ -134,147 +172,101 @@ class SendingHalf:
         """
         byte_size = sum(map(len, parts))
         size = byte_size + PREFIX.size
+        peer, queue = self._peer, self.write_queue
         if (
-            size > SMALL_ANSWER_BYTE_SIZE
+            size > COPIED_RESPONSE_BYTE_SIZE
             or size > stream.send_window
-            or size > self.send_window
-            or size > self.max_frame_byte_size
-            or self.outbox_byte_size >= _OUTBOX_BYTE_SIZE
+            or size > peer.send_window
+            or size > peer.max_frame_byte_size
+            or queue.byte_size >= _FULL_QUEUE_BYTE_SIZE
         ):
             self.send_data(stream, [PREFIX.pack(0, byte_size), *parts], release)
             return False
         stream.send_window -= size
-        self.send_window -= size
-        begin = _MESSAGE.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream.number, 0, byte_size)
-        self._outbox.append(b"".join((begin, *parts)))
-        self.outbox_byte_size += len(begin) + byte_size
+        peer.send_window -= size
+        start = _MESSAGE_START.pack(size >> 8, size & 0xFF, frames.DATA, 0, stream.id, 0, byte_size)
+        queue.put(b"".join((start, *parts)))
         if release is not None:
             release()
         return True
 
     def drop_data(self, stream: Stream) -> None:
-        """Forget data that has not left, because the trailers will say that the call has failed."""
-        if self.waiting.pop(stream.number, None) is not None:
-            self._close_output(stream)
+        """Drop data that has not left, because the trailers will say that the call has failed."""
+        if self.waiting.pop(stream.id, None) is not None:
+            self._close_pending(stream)
 
-    def _close_output(self, stream: Stream) -> None:
-        """Drop what is left of a stream's output. What was taken of it may still be on its way."""
-        assert stream.output is not None
-        if (release := stream.output.take_release()) is not None:
+    def _close_pending(self, stream: Stream) -> None:
+        """Drop what is left of a stream's data. What was taken of it may still be waiting for the socket."""
+        assert stream.pending is not None
+        if (release := stream.pending.take_release()) is not None:
             self.releases.append(release)
-        stream.output.close()
+        stream.pending.close()
 
     def send_trailers(self, stream: Stream, block: bytes) -> None:
-        """End the answer, behind all data; without headers before, the trailers are headers as well."""
-        if stream.number in self.waiting:
-            assert stream.output is not None
-            stream.output.trailers = block
+        """End the response, behind all data; if no headers were sent, the trailers are the headers as well."""
+        assert stream.state is not _CLOSED, "nothing is sent on a closed stream"
+        if stream.id in self.waiting:
+            assert stream.pending is not None
+            stream.pending.trailers = block
             return
-        self.put(frames.headers(stream.number, block, max_byte_size=self.max_frame_byte_size, end_stream=True))
-        self._finish(stream)
+        max_byte_size = self._peer.max_frame_byte_size
+        self.write_queue.put(frames.headers(stream.id, block, max_byte_size=max_byte_size, end_stream=True))
+        self._end_response(stream)
 
-    def _finish(self, stream: Stream) -> None:
-        """The server has sent its last frame; a client that is still sending need not."""
-        self.forget(stream)
+    def _end_response(self, stream: Stream) -> None:
+        """The server has sent its last frame; a client that is still sending its request need not (RFC 9113, 8.1)."""
+        request_ended = stream.state is _HALF_CLOSED_REMOTE
+        self.close_stream(stream)
         stream.call = None
-        if not stream.remote_closed:
-            self.put_reset(stream.number, H2ErrorCode.NO_ERROR)
+        if not request_ended:
+            self.put_reset(stream.id, H2ErrorCode.NO_ERROR)
 
     def reset(self, stream: Stream, code: H2ErrorCode) -> None:
-        """End a stream without an answer, or in the middle of it."""
-        self.forget(stream)
-        self.put_reset(stream.number, code)
+        """End a stream without a response, or in the middle of it."""
+        self.close_stream(stream)
+        self.put_reset(stream.id, code)
 
-    def forget(self, stream: Stream) -> None:
-        """The stream has ended in both directions."""
-        stream.open = False
-        del self.streams[stream.number]
-        if stream.held:
-            increment, stream.held = self.window.give(stream.held), 0
-            if increment and not self.failed:
-                self.put(frames.window_update(0, increment))
-        if stream.output is not None:
+    def close_stream(self, stream: Stream) -> None:
+        """The stream has ended in both directions: give back what it holds."""
+        stream.state = _CLOSED
+        del self._streams.by_id[stream.id]
+        if stream.held_byte_size:  # as `give_back`
+            increment, stream.held_byte_size = self._receive_window.give_back(stream.held_byte_size), 0
+            if increment and not self.ended:
+                self.write_queue.put(frames.window_update(0, increment))
+        if stream.pending is not None:
             self.drop_data(stream)
 
-    def put_reset(self, number: int, code: H2ErrorCode) -> None:
-        self.recently_reset.append(number)
-        self.put(frames.rst_stream(number, code))
+    def put_reset(self, stream_id: int, code: H2ErrorCode) -> None:
+        """Send RST_STREAM for a stream that is closed, or was never opened."""
+        self._streams.note_reset(stream_id)
+        self.write_queue.put(frames.rst_stream(stream_id, code))
 
-    # ---- windows -----------------------------------------------------------------------------
+    # ---- the client's windows to send --------------------------------------------------------
 
     def consumed(self, stream: Stream) -> None:
-        """Let the client send more once all complete messages were taken."""
-        if not stream.open or stream.reader.messages or not stream.held:
+        """Let the client send more, once all complete messages of `stream` were taken."""
+        if stream.state is _CLOSED or stream.message_reader.messages or not stream.held_byte_size:
             return
-        held, stream.held = stream.held, 0
-        self._credit_connection(held)
-        if not stream.remote_closed and (increment := stream.window.give(held)):
-            self.put(frames.window_update(stream.number, increment))
+        held, stream.held_byte_size = stream.held_byte_size, 0
+        self.give_back(held)
+        if stream.state is StreamState.OPEN and (increment := stream.receive_window.give_back(held)):
+            self.write_queue.put(frames.window_update(stream.id, increment))
 
-    def _credit_connection(self, byte_size: int) -> None:
-        if (increment := self.window.give(byte_size)) and not self.failed:
-            self.put(frames.window_update(0, increment))
+    def give_back(self, byte_size: int) -> None:
+        """Let the client send `byte_size` bytes more on the connection."""
+        if (increment := self._receive_window.give_back(byte_size)) and not self.ended:
+            self.write_queue.put(frames.window_update(0, increment))
 
-    def open_connection_window(self, increment: int) -> None:
-        if not increment:
-            raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
-        self.send_window += increment
-        if self.send_window > frames.MAX_WINDOW:
-            raise ConnectionFailure(H2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is too large")
-
-    def take_settings(self, payload: memoryview) -> None:
-        """Note what the client can take, and acknowledge it. Raises `ConnectionFailure`."""
-        for setting, value in frames.settings_of(payload):
-            if setting == Setting.INITIAL_WINDOW_SIZE:
-                self._set_initial_window(value)
-            elif setting == Setting.MAX_FRAME_SIZE:
-                if not frames.DEFAULT_MAX_FRAME_BYTE_SIZE <= value <= frames.LARGEST_MAX_FRAME_BYTE_SIZE:
-                    raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
-                self.max_frame_byte_size = min(value, limits.MAX_FRAME_BYTE_SIZE)
-            elif setting == Setting.ENABLE_PUSH and value > 1:
-                raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
-        self.put_control(frames.SETTINGS_ACK)
-
-    def _set_initial_window(self, byte_size: int) -> None:
-        if byte_size > frames.MAX_WINDOW:
-            raise ConnectionFailure(H2ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {byte_size}")
-        change = byte_size - self.initial_send_window
-        self.initial_send_window = byte_size
-        for stream in self.streams.values():
-            stream.send_window += change
-            if stream.send_window > frames.MAX_WINDOW:
-                raise ConnectionFailure(H2ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is too large")
-
-    # ---- bytes out ---------------------------------------------------------------------------
-
-    def put(self, octets: Buffer) -> None:
-        self._outbox.append(octets)
-        self.outbox_byte_size += len(octets)
-
-    def put_control(self, octets: bytes) -> None:
-        """Put out what says nothing about calls: pings and acknowledgements."""
-        self.put(octets)
-        self._taken_byte_size -= len(octets)
-
-    @property
-    def sent_byte_size(self) -> int:
-        """How much was put out so far, but for what says nothing about calls."""
-        return self._taken_byte_size + self.outbox_byte_size
-
-    def take_output(self) -> list[Buffer]:
-        """Return what is to be written now. It may be memory that `releases` give back."""
-        octets, self._outbox = self._outbox, []
-        self._taken_byte_size += self.outbox_byte_size
-        self.outbox_byte_size = 0
-        return octets
+    # ---- data that waits for windows ---------------------------------------------------------
 
     def pump(self, byte_size: int) -> bool:
-        """Put out about `byte_size` bytes of waiting output; returns whether more could be sent at once."""
+        """Put about `byte_size` bytes of waiting data into the queue; returns whether more could be put at once."""
         while self.waiting:
             sent = 0
             for stream in tuple(self.waiting.values()):
                 sent += self._send_frame(stream)
-                if self.outbox_byte_size >= byte_size:
+                if self.write_queue.byte_size >= byte_size:
                     return bool(self.waiting)
             if not sent:
                 break
@@ -282,53 +274,54 @@ class SendingHalf:
 
     def _send_frame(self, stream: Stream) -> int:
         """Send what a stream may send in one frame; returns how much was done, in bytes, 0 for nothing."""
-        output, number = stream.output, stream.number
-        assert output is not None
-        size = min(output.byte_size, stream.send_window, self.send_window, self.max_frame_byte_size)
+        pending, stream_id = stream.pending, stream.id
+        assert pending is not None
+        peer, queue = self._peer, self.write_queue
+        size = min(pending.byte_size, stream.send_window, peer.send_window, peer.max_frame_byte_size)
         if size > 0:
             stream.send_window -= size
-            self.send_window -= size
-            self.put(frames.head(size, frames.DATA, 0, number))
-            for part in output.take(size):
-                self.put(part)
-        if output.byte_size:
+            peer.send_window -= size
+            queue.put(frames.frame_header(size, frames.DATA, 0, stream_id))
+            queue.put_pieces(pending.take(size), size)
+        if pending.byte_size:
             return max(size, 0)
-        del self.waiting[number]
-        self._close_output(stream)
-        if output.trailers is not None:
-            self.send_trailers(stream, output.trailers)
+        del self.waiting[stream_id]
+        self._close_pending(stream)
+        if pending.trailers is not None:
+            self.send_trailers(stream, pending.trailers)
         else:
-            self.events.append((Event.SENT, stream))
+            self._streams.events.append((StreamEvent.DATA_SENT, stream))
         return 1
 
-    def drop_stalled(self, now_ns: int) -> None:
-        """End streams whose client has kept the window shut for too long."""
+    def reset_stalled(self, now_ns: int) -> None:
+        """Reset streams whose client has kept its windows closed for too long. Called now and then."""
         for stream in tuple(self.waiting.values()):
-            output = stream.output
-            assert output is not None
-            if output.stalled_ns is None:
-                output.stalled_ns = now_ns
-            elif now_ns - output.stalled_ns >= limits.PROGRESS_TIMEOUT_S * 10**9:
+            pending = stream.pending
+            assert pending is not None
+            if pending.stalled_ns is None:
+                pending.stalled_ns = now_ns
+            elif now_ns - pending.stalled_ns >= limits.PROGRESS_TIMEOUT_S * 10**9:
                 self.reset(stream, H2ErrorCode.CANCEL)
-                self.events.append((Event.CLOSED, stream))
+                self._streams.events.append((StreamEvent.CLOSED, stream))
 
-    # ---- the end -----------------------------------------------------------------------------
+    # ---- the end of the connection -----------------------------------------------------------
 
     def go_away(self, text: str = "") -> None:
         """Ask the client to start no more calls; those that run, or are on their way, go on."""
-        self.put(frames.goaway(frames.NUMBER_MASK, H2ErrorCode.NO_ERROR, text))
+        self.write_queue.put(frames.goaway(frames.STREAM_ID_MASK, H2ErrorCode.NO_ERROR, text))
 
     def fail(self, code: H2ErrorCode, text: str = "") -> None:
         """End the connection: nothing is received or sent behind this GOAWAY."""
-        if self.failed:
+        if self.ended:
             return
-        self.failed = True
-        self.put(frames.goaway(self.last_number, code, text))
+        self.ended = True
+        self.write_queue.put(frames.goaway(self._streams.last_id, code, text))
         self.close()
 
     def close(self) -> None:
-        """The connection is gone: no stream can be answered any more."""
-        self.failed = True
-        for stream in tuple(self.streams.values()):
-            self.forget(stream)
-            self.events.append((Event.CLOSED, stream))
+        """The connection is gone: no stream can get a response any more."""
+        self.ended = True
+        streams = self._streams
+        for stream in tuple(streams.by_id.values()):
+            self.close_stream(stream)
+            streams.events.append((StreamEvent.CLOSED, stream))

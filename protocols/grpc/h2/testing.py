@@ -1,4 +1,4 @@
-"""Frames for tests of the state machine, as clients send them and as no client does."""
+"""Frames for tests of the parts of a connection, as clients send them and as no client does."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ FIELDS = [
     ("te", "trailers"),
 ]
 
-#: What a client begins a connection with.
-GREETING = frames.PREFACE + frames.settings([])
+#: The connection preface of a client.
+CLIENT_PREFACE = frames.PREFACE + frames.settings([])
 
 
-def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
+def frame(frame_type: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Return a frame; nothing about it is checked."""
-    return frames.head(len(payload), kind, flags, number) + payload
+    return frames.frame_header(len(payload), frame_type, flags, stream_id) + payload
 
 
-def request(number: int, fields: list[tuple[str, str]] = FIELDS, *, flags: int = frames.END_HEADERS) -> bytes:
+def request_headers(
+    stream_id: int, fields: list[tuple[str, str]] = FIELDS, *, flags: int = frames.END_HEADERS
+) -> bytes:
     """Return the headers of a call in one frame."""
-    return frame(frames.HEADERS, flags, number, encode_block(fields))
+    return frame(frames.HEADERS, flags, stream_id, encode_block(fields))
 
 
-def message(content: bytes, *, flag: int = 0) -> bytes:
-    """Return a message with its prefix, as DATA carries it; `flag` says that it is compressed."""
-    return PREFIX.pack(flag, len(content)) + content
+def message(content: bytes, *, compressed_flag: int = 0) -> bytes:
+    """Return a message with its prefix, as DATA carries it."""
+    return PREFIX.pack(compressed_flag, len(content)) + content

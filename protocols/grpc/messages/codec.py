@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, InvalidArgument
 from kernel.serving.request import InputTensor, Request, RequestedOutput, SharedMemoryRef
-from protocols.grpc.framing import MAX_MESSAGE_BYTE_SIZE
+from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 from protocols.grpc.messages.contents import pack_contents
 from protocols.grpc.messages.raw_contents import split_raw_contents, varint
@@ -259,7 +259,7 @@ def response_parts(response: Response) -> list[Buffer]:
         data = b"" if output.data is None else output.data
         byte_size += len(data)
         contents += (_content_begin(len(data)), data)
-    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+    if byte_size > MAX_BODY_BYTE_SIZE:
         _check_byte_size(byte_size)
     return head + contents
 
@@ -304,9 +304,9 @@ def _text_field(tag: bytes, text: str) -> bytes:
 
 
 def _check_byte_size(byte_size: int) -> None:
-    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+    if byte_size > MAX_BODY_BYTE_SIZE:
         raise InvalidArgument(
-            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTE_SIZE}."
+            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_BODY_BYTE_SIZE}."
         )
 
 

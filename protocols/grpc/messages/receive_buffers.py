@@ -1,4 +1,4 @@
-"""Where a large message is received: in memory of the model that it is for, which its first bytes name."""
+"""Where a large message is received: in memory of its model, which the first bytes of the message name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
 
 
-def place_for(kernel: Kernel, head: bytes, byte_size: int, *, streaming: bool) -> ReceiveBuffer | None:
-    """Return memory for a message of `byte_size` bytes that begins with `head`, None where any will do.
+def receive_buffer_for(
+    kernel: Kernel, message_start: bytes, byte_size: int, *, streaming: bool
+) -> ReceiveBuffer | None:
+    """Return a buffer for a message of `byte_size` bytes that begins with `message_start`, None for any memory.
 
-    The caller releases it once the request has been started, or refused.
+    The caller releases it when the request was submitted or refused.
     """
-    target = model_of(head)
+    target = model_of(message_start)
     if target is None:
         return None
     try:
         model = kernel.resolve(*target) if streaming else kernel.resolve_unary(*target, "")
     except ServingError:
-        return None  # the caller gets the error when the message has been received
-    return kernel.receive_buffer(model, byte_size, first_raw_content(head))
+        return None  # the client gets the error when the message has been received
+    return kernel.receive_buffer(model, byte_size, first_raw_content(message_start))

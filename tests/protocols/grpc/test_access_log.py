@@ -15,7 +15,7 @@ import pytest
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import GrpcOptions
 from kernel.serving.response import OutputTensor, Response
-from protocols.grpc.access_log import begin_of_request, status_of
+from protocols.grpc.access_log import names_in_request, status_in_block
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, encode_block, status_block
 from protocols.grpc.server import GrpcServer
@@ -139,11 +139,11 @@ def test_a_client_that_does_not_wait_gets_a_line(caplog: pytest.LogCaptureFixtur
     ],
 )
 def test_the_begin_of_a_request_names_the_model(message: bytes, found: tuple[str, str, str]) -> None:
-    assert begin_of_request(message) == found
+    assert names_in_request(message) == found
 
 
 def test_statuses_are_read_from_header_blocks() -> None:
-    assert status_of(OK_TRAILERS_BLOCK) == "OK"
-    assert status_of(status_block(14, "no")) == "UNAVAILABLE"
-    assert status_of(status_block(99, None)) == "99"
-    assert status_of(encode_block([(":status", "415")])) == "HTTP(415)"
+    assert status_in_block(OK_TRAILERS_BLOCK) == "OK"
+    assert status_in_block(status_block(14, "no")) == "UNAVAILABLE"
+    assert status_in_block(status_block(99, None)) == "99"
+    assert status_in_block(encode_block([(":status", "415")])) == "HTTP(415)"

@@ -167,7 +167,7 @@ def test_a_flood_is_ended_while_others_are_served(lab: FrontDoorLab) -> None:
     ended = threading.Event()
 
     def flood(port: int) -> None:
-        pings = (frames.head(8, frames.PING, 0, 0) + bytes(8)) * 20_000
+        pings = (frames.frame_header(8, frames.PING, 0, 0) + bytes(8)) * 20_000
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
             try:
                 sock.sendall(frames.PREFACE + frames.settings([]) + pings)

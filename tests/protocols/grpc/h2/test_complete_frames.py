@@ -2,32 +2,32 @@
 
 import pytest
 
-from protocols.grpc.framing import HEAD_BYTE_SIZE
+from protocols.grpc.framing import MESSAGE_START_BYTE_SIZE
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import H2ErrorCode
-from protocols.grpc.h2.streams import Event, Stream
-from protocols.grpc.h2.testing import GREETING, frame, message, request
+from protocols.grpc.h2.streams import Stream, StreamEvent
+from protocols.grpc.h2.testing import CLIENT_PREFACE, frame, message, request_headers
 
 CONTENT = bytes(range(64))
 LARGE = CONTENT * 1100
 
 
 def call(number: int, between: bytes = b"", content: bytes = CONTENT) -> bytes:
-    return request(number) + between + sent(number, content, flags=frames.END_STREAM)
+    return request_headers(number) + between + sent(number, content, flags=frames.END_STREAM)
 
 
 def sent(number: int, content: bytes = CONTENT, *, flag: int = 0, flags: int = 0) -> bytes:
     """Return a message of a stream in a frame of its own."""
-    return frame(frames.DATA, flags, number, message(content, flag=flag))
+    return frame(frames.DATA, flags, number, message(content, compressed_flag=flag))
 
 
 def machine_that_knows_the_headers() -> H2Connection:
     machine = H2Connection()
-    octets = GREETING + call(1)
-    assert machine.receive(memoryview(octets), 0) == len(octets)
-    machine.events.clear()
-    machine.take_output()
+    octets = CLIENT_PREFACE + call(1)
+    assert machine.receiving.receive(memoryview(octets), 0) == len(octets)
+    machine.streams.events.clear()
+    machine.sending.write_queue.take()
     return machine
 
 
@@ -36,25 +36,33 @@ def fed(octets: bytes, step: int) -> H2Connection:
     machine, rest = machine_that_knows_the_headers(), b""
     for start in range(0, len(octets), step):
         rest += octets[start : start + step]
-        while taken := machine.receive(memoryview(rest), 0):
+        while taken := machine.receiving.receive(memoryview(rest), 0):
             rest = rest[taken:]
     return machine
 
 
 def messages(stream: Stream) -> list[bytes]:
     """Return the messages of a stream as bytes."""
-    return [bytes(message) for message in stream.reader.messages]
+    return [bytes(message) for message in stream.message_reader.messages]
 
 
 def state(machine: H2Connection) -> object:
     """Return what a call has left behind, however it was taken."""
     streams = [
-        (each.number, each.send_window, each.held, each.received, each.remote_closed, messages(each), each.reader.fault)
-        for each in machine.streams.values()
-        if each.number > 1
+        (
+            each.id,
+            each.send_window,
+            each.held_byte_size,
+            each.received_byte_size,
+            each.request_ended,
+            messages(each),
+            each.message_reader.fault,
+        )
+        for each in machine.streams.by_id.values()
+        if each.id > 1
     ]
-    windows = machine.send_window, machine.last_number
-    return streams, windows, machine.failed, b"".join(machine.take_output())
+    windows = machine.peer_limits.send_window, machine.streams.last_id
+    return streams, windows, machine.sending.ended, b"".join(machine.sending.write_queue.take())
 
 
 #: What may come around a call, and what is wrong with it: all of it must end as frame by frame.
@@ -79,31 +87,31 @@ SEQUENCES = {
     "even number": call(4),
     "empty message": call(3, content=b""),
     "update in front of an empty message": call(3, frames.window_update(3, 5), content=b""),
-    "a message of a stream": request(3) + sent(3),
-    "messages of two streams": request(3) + request(5) + sent(3) + sent(5) + sent(3, b"x" * 300),
-    "updates of a stream": request(3) + frames.window_update(3, 5) + sent(3) + frames.window_update(3, 7),
-    "update of a stream by nothing": request(3) + frames.window_update(3, 0) + sent(3),
-    "update of a stream that is too large": request(3) + frames.window_update(3, frames.MAX_WINDOW) + sent(3),
-    "update of a stream that has ended": request(3) + frame(frames.RST_STREAM, 0, 3, bytes(4))
+    "a message of a stream": request_headers(3) + sent(3),
+    "messages of two streams": request_headers(3) + request_headers(5) + sent(3) + sent(5) + sent(3, b"x" * 300),
+    "updates of a stream": request_headers(3) + frames.window_update(3, 5) + sent(3) + frames.window_update(3, 7),
+    "update of a stream by nothing": request_headers(3) + frames.window_update(3, 0) + sent(3),
+    "update of a stream that is too large": request_headers(3) + frames.window_update(3, frames.MAX_WINDOW) + sent(3),
+    "update of a stream that has ended": request_headers(3) + frame(frames.RST_STREAM, 0, 3, bytes(4))
     + frames.window_update(3, 5),
-    "the last message": request(3) + sent(3) + sent(3, flags=frames.END_STREAM),
-    "message behind the last": request(3) + sent(3, flags=frames.END_STREAM) + sent(3),
+    "the last message": request_headers(3) + sent(3) + sent(3, flags=frames.END_STREAM),
+    "message behind the last": request_headers(3) + sent(3, flags=frames.END_STREAM) + sent(3),
     "message of a stream that is not open": sent(9),
     "message on the connection": sent(0),
-    "empty message of a stream": request(3) + sent(3, b""),
-    "empty DATA": request(3) + frame(frames.DATA, 0, 3) + sent(3),
-    "a message in two frames": request(3) + frame(frames.DATA, 0, 3, b"\0\0\0\0\x40" + CONTENT[:30])
+    "empty message of a stream": request_headers(3) + sent(3, b""),
+    "empty DATA": request_headers(3) + frame(frames.DATA, 0, 3) + sent(3),
+    "a message in two frames": request_headers(3) + frame(frames.DATA, 0, 3, b"\0\0\0\0\x40" + CONTENT[:30])
     + frame(frames.DATA, 0, 3, CONTENT[30:]) + sent(3),
-    "a prefix in two frames": request(3) + frame(frames.DATA, 0, 3, b"\0\0")
+    "a prefix in two frames": request_headers(3) + frame(frames.DATA, 0, 3, b"\0\0")
     + frame(frames.DATA, 0, 3, b"\0\0\x40" + CONTENT),
-    "two messages in one frame": request(3) + frame(frames.DATA, 0, 3, (b"\0\0\0\0\x40" + CONTENT) * 2),
-    "message with the compressed flag": request(3) + sent(3, flag=1) + sent(3),
-    "message with an unknown flag": request(3) + sent(3, flag=2) + sent(3),
+    "two messages in one frame": request_headers(3) + frame(frames.DATA, 0, 3, (b"\0\0\0\0\x40" + CONTENT) * 2),
+    "message with the compressed flag": request_headers(3) + sent(3, flag=1) + sent(3),
+    "message with an unknown flag": request_headers(3) + sent(3, flag=2) + sent(3),
     "large calls": call(3, frames.window_update(3, 5), content=LARGE) + call(5, content=LARGE[1:]) + call(7),
     "a large call that is refused by its number": call(5) + call(3, content=LARGE),
-    "a large call with the compressed flag": request(3) + sent(3, LARGE, flag=1, flags=frames.END_STREAM),
+    "a large call with the compressed flag": request_headers(3) + sent(3, LARGE, flag=1, flags=frames.END_STREAM),
     "a frame that is too large": call(3, content=bytes(limits.MAX_FRAME_BYTE_SIZE)),
-    "more than the stream's window": request(3)
+    "more than the stream's window": request_headers(3)
     + sent(3, bytes(60_000)) * (limits.STREAM_WINDOW_BYTE_SIZE // 60_000 + 1),
 }  # fmt: skip
 
@@ -120,9 +128,9 @@ def test_taken_whole_or_in_pieces_a_call_ends_the_same(name: str) -> None:
 @pytest.mark.parametrize("between", [b"", frames.window_update(3, 5)], ids=["plain", "as gRPC core sends it"])
 def test_the_usual_small_call_is_one_event(between: bytes) -> None:
     machine = fed(call(3, between), 10_000)
-    [(event, stream)] = machine.events
-    assert event is Event.CALLED
-    assert stream.whole == CONTENT
+    [(event, stream)] = machine.streams.events
+    assert event is StreamEvent.COMPLETE
+    assert stream.complete_message == CONTENT
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + (5 if between else 0)
 
 
@@ -130,9 +138,9 @@ def test_the_usual_small_call_is_one_event(between: bytes) -> None:
 def test_a_large_call_begins_in_one_step_and_then_asks_where_the_rest_belongs(between: bytes) -> None:
     machine = machine_that_knows_the_headers()
     octets = memoryview(call(3, between, LARGE))[:30_000]
-    taken = machine.receive(octets, 0)
-    [(event, stream)] = machine.events
-    assert event is Event.OPENED
+    taken = machine.receiving.receive(octets, 0)
+    [(event, stream)] = machine.streams.events
+    assert event is StreamEvent.OPENED
     place = bytearray(len(LARGE))
     asked: list[tuple[bytes, int]] = []
 
@@ -140,27 +148,27 @@ def test_a_large_call_begins_in_one_step_and_then_asks_where_the_rest_belongs(be
         asked.append((head, byte_size))
         return memoryview(place)
 
-    stream.reader.place = where
-    direct = machine.direct_buffer()
+    stream.message_reader.choose_buffer = where
+    direct = machine.receiving.stream_frames.direct_buffer()
     assert direct is not None
-    assert asked == [(LARGE[:HEAD_BYTE_SIZE], len(LARGE))]
-    assert len(direct) == len(LARGE) - HEAD_BYTE_SIZE
-    assert octets[taken:] == LARGE[HEAD_BYTE_SIZE:][: len(octets) - taken]
-    direct[:] = LARGE[HEAD_BYTE_SIZE:]
-    machine.received_directly(len(direct))
-    assert machine.events[1:] == [(Event.READABLE, stream)]
+    assert asked == [(LARGE[:MESSAGE_START_BYTE_SIZE], len(LARGE))]
+    assert len(direct) == len(LARGE) - MESSAGE_START_BYTE_SIZE
+    assert octets[taken:] == LARGE[MESSAGE_START_BYTE_SIZE:][: len(octets) - taken]
+    direct[:] = LARGE[MESSAGE_START_BYTE_SIZE:]
+    machine.receiving.stream_frames.received_directly(len(direct))
+    assert machine.streams.events[1:] == [(StreamEvent.READABLE, stream)]
     assert messages(stream) == [LARGE]
     assert place == LARGE
-    assert stream.remote_closed
+    assert stream.request_ended
 
 
 def test_the_usual_message_of_a_stream_is_one_event_and_has_its_bytes() -> None:
-    machine = fed(request(3), 10_000)
-    machine.events.clear()
+    machine = fed(request_headers(3), 10_000)
+    machine.streams.events.clear()
     octets = sent(3) + frames.window_update(3, 9)
-    assert machine.receive(memoryview(octets), 0) == len(octets)
-    [(event, stream)] = machine.events
-    assert event is Event.READABLE
+    assert machine.receiving.receive(memoryview(octets), 0) == len(octets)
+    [(event, stream)] = machine.streams.events
+    assert event is StreamEvent.READABLE
     assert messages(stream) == [CONTENT]
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + 9
 
@@ -170,9 +178,9 @@ def test_a_call_beyond_the_limit_of_streams_is_refused_as_ever() -> None:
     last = 1 + 2 * limits.MAX_CONCURRENT_STREAMS
     for number in range(3, last + 2, 2):
         octets = call(number, frames.window_update(number, 5))
-        assert machine.receive(memoryview(octets), 0) == len(octets)
-    assert len(machine.streams) == limits.MAX_CONCURRENT_STREAMS
-    told = b"".join(machine.take_output())
+        assert machine.receiving.receive(memoryview(octets), 0) == len(octets)
+    assert len(machine.streams.by_id) == limits.MAX_CONCURRENT_STREAMS
+    told = b"".join(machine.sending.write_queue.take())
     assert frames.rst_stream(last, H2ErrorCode.REFUSED_STREAM) in told
 
 
@@ -180,5 +188,5 @@ def test_a_window_update_of_the_connection_that_has_not_come_in_full_waits() -> 
     machine = machine_that_knows_the_headers()
     octets = frames.window_update(0, 189)
     for size in range(len(octets)):
-        assert machine.receive(memoryview(octets[:size]), 0) == 0
-    assert machine.receive(memoryview(octets), 0) == len(octets)
+        assert machine.receiving.receive(memoryview(octets[:size]), 0) == 0
+    assert machine.receiving.receive(memoryview(octets), 0) == len(octets)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.headers import encode_block, status_block
-from protocols.grpc.h2.streams import Event
+from protocols.grpc.h2.streams import StreamEvent
 
 BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("te", "trailers")])
 NUMBERS = st.sampled_from([0, 1, 1, 3, 3, 5, 7, 2, 2**31 - 1])
@@ -24,7 +24,7 @@ def frame(draw: st.DrawFn) -> bytes:
     payload = draw(payloads)
     kind = draw(st.one_of(st.integers(0, 10), st.sampled_from([frames.HEADERS, frames.DATA])))
     flags = draw(st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 4, 5])))
-    return frames.head(len(payload), kind, flags, draw(NUMBERS)) + payload
+    return frames.frame_header(len(payload), kind, flags, draw(NUMBERS)) + payload
 
 
 @given(st.lists(st.one_of(frame(), st.binary(max_size=12)), max_size=30), st.integers(1, 64), st.booleans())
@@ -36,30 +36,30 @@ def test_any_frames_are_answered_by_valid_frames_or_the_end(parts: list[bytes], 
     buffer = b""
     for start in range(0, len(octets), step):
         buffer += octets[start : start + step]
-        taken = machine.receive(memoryview(buffer), start)
+        taken = machine.receiving.receive(memoryview(buffer), start)
         assert 0 <= taken <= len(buffer)
         buffer = buffer[taken:]
-        events, machine.events = machine.events, []
+        events, machine.streams.events = machine.streams.events, []
         for event, stream in events:
-            if event is Event.READABLE and stream.open:
-                stream.reader.messages.clear()
-                machine.consumed(stream)
+            if event is StreamEvent.READABLE and stream.is_open:
+                stream.message_reader.messages.clear()
+                machine.sending.consumed(stream)
                 if answers:
-                    machine.respond(stream, [b"answer"], lambda: None)
+                    machine.sending.respond(stream, [b"answer"], lambda: None)
                 else:
-                    machine.send_trailers(stream, status_block(1, "no"))
-        machine.pump(2**20)
-        written += b"".join(machine.take_output())
-        assert len(machine.streams) <= limits.MAX_CONCURRENT_STREAMS
-    check_frames(written, failed=machine.failed)
-    machine.close()
-    assert machine.streams == {}
+                    machine.sending.send_trailers(stream, status_block(1, "no"))
+        machine.sending.pump(2**20)
+        written += b"".join(machine.sending.write_queue.take())
+        assert len(machine.streams.by_id) <= limits.MAX_CONCURRENT_STREAMS
+    check_frames(written, failed=machine.sending.ended)
+    machine.sending.close()
+    assert machine.streams.by_id == {}
 
 
 def check_frames(octets: bytes, *, failed: bool) -> None:
     kinds = []
     while octets:
-        high, low, kind, _, number = frames.HEAD.unpack_from(octets)
+        high, low, kind, _, number = frames.FRAME_HEADER.unpack_from(octets)
         end = 9 + (high << 8 | low)
         assert len(octets) >= end
         assert (number == 0) == (kind in (frames.SETTINGS, frames.PING, frames.GOAWAY)) or kind == frames.WINDOW_UPDATE
@@ -74,5 +74,5 @@ def check_frames(octets: bytes, *, failed: bool) -> None:
 @settings(deadline=None)
 def test_any_bytes_at_all_end_the_connection_or_wait_for_more(octets: bytes) -> None:
     machine = H2Connection()
-    machine.receive(memoryview(octets), 0)
-    assert machine.failed or frames.PREFACE.startswith(octets[: len(frames.PREFACE)])
+    machine.receiving.receive(memoryview(octets), 0)
+    assert machine.sending.ended or frames.PREFACE.startswith(octets[: len(frames.PREFACE)])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
-from protocols.grpc.h2.headers import HeaderDecoder, encode_block, request_head, status_block
+from protocols.grpc.h2.headers import RequestHeadDecoder, encode_block, request_head, status_block
 
 FIELDS = [
     (":method", "POST"),
@@ -41,7 +41,7 @@ def test_a_timeout_that_is_none_is_told(text: str) -> None:
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.text("xyz", max_size=3)), max_size=3)))
 def test_what_is_remembered_means_what_a_plain_decoder_says(requests: list[list[tuple[str, str]]]) -> None:
-    encoder, plain, remembering = Encoder(), Decoder(), HeaderDecoder()
+    encoder, plain, remembering = Encoder(), Decoder(), RequestHeadDecoder()
     encoder.header_table_size = 80  # so that entries are evicted
     plain.max_allowed_table_size = 4096
     for more in requests:
@@ -52,7 +52,7 @@ def test_what_is_remembered_means_what_a_plain_decoder_says(requests: list[list[
 
 
 def test_a_repeated_block_is_decoded_once() -> None:
-    encoder, decoder = Encoder(), HeaderDecoder()
+    encoder, decoder = Encoder(), RequestHeadDecoder()
     decoder.decode(encoder.encode(FIELDS))  # fills the table
     block = encoder.encode(FIELDS)
     assert decoder.decode(block) is decoder.decode(block)
@@ -60,7 +60,7 @@ def test_a_repeated_block_is_decoded_once() -> None:
 
 def test_blocks_that_are_no_hpack_end_the_connection() -> None:
     with pytest.raises(ConnectionFailure) as caught:
-        HeaderDecoder().decode(b"\xff\xff\xff\xff\x0f")
+        RequestHeadDecoder().decode(b"\xff\xff\xff\xff\x0f")
     assert caught.value.code is H2ErrorCode.COMPRESSION_ERROR
 
 

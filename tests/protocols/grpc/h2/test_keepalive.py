@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from protocols.grpc.h2 import frames
-from protocols.grpc.h2.connection import H2Connection as H2Connection
+from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.headers import encode_block, status_block
-from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, PingStrikes, Wanted
+from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, LifetimeAction, PingStrikes
 
 SECOND = 10**9
 HOUR = 3600 * SECOND
@@ -34,7 +34,7 @@ def strikes(times_s: list[int], rules: KeepaliveRules, *, calls: bool, sent: lis
     counter = PingStrikes(rules)
     sent = sent or [0] * len(times_s)
     return [
-        counter.too_many(time_s * SECOND, calls=calls, sent_byte_size=size)
+        counter.is_excessive(time_s * SECOND, has_calls=calls, sent_byte_size=size)
         for time_s, size in zip(times_s, sent, strict=True)
     ]
 
@@ -78,31 +78,31 @@ class Connection:
         self.calls = calls
         self.received_ns = 0
         self.sent_byte_size = 0
-        self.seen: list[tuple[float, Wanted]] = []
+        self.seen: list[tuple[float, LifetimeAction]] = []
 
-    def run(self, until_s: float) -> list[tuple[float, Wanted]]:
+    def run(self, until_s: float) -> list[tuple[float, LifetimeAction]]:
         """Look whenever it is due, up to a time; returns what was done, and when, in seconds."""
         while (now_ns := self.lifetime.due_ns) <= until_s * SECOND:
-            wanted = self.lifetime.look(
-                now_ns, received_ns=self.received_ns, calls=self.calls, sent_byte_size=self.sent_byte_size
+            wanted = self.lifetime.next_action(
+                now_ns, last_received_ns=self.received_ns, has_calls=self.calls, sent_byte_size=self.sent_byte_size
             )
-            assert wanted is Wanted.CLOSE or self.lifetime.due_ns > now_ns, "it would spin"
-            if wanted is not Wanted.NOTHING:
+            assert wanted is LifetimeAction.CLOSE or self.lifetime.due_ns > now_ns, "it would spin"
+            if wanted is not LifetimeAction.NOTHING:
                 self.seen.append((now_ns / SECOND, wanted))
-            if wanted is Wanted.CLOSE:
+            if wanted is LifetimeAction.CLOSE:
                 break
         return self.seen
 
 
 def test_a_silent_peer_is_pinged_and_cut_when_it_does_not_answer() -> None:
-    assert Connection(RULES).run(1000) == [(100, Wanted.PING), (120, Wanted.CLOSE)]
+    assert Connection(RULES).run(1000) == [(100, LifetimeAction.PING), (120, LifetimeAction.CLOSE)]
 
 
 def test_any_byte_after_the_ping_is_an_answer() -> None:
     connection = Connection(RULES)
     connection.run(100)
     connection.received_ns = 101 * SECOND
-    assert connection.run(210) == [(100, Wanted.PING), (201, Wanted.PING)]
+    assert connection.run(210) == [(100, LifetimeAction.PING), (201, LifetimeAction.PING)]
 
 
 def test_a_peer_that_sends_is_not_pinged() -> None:
@@ -115,7 +115,7 @@ def test_a_peer_that_sends_is_not_pinged() -> None:
 def test_a_connection_without_calls_is_pinged_only_where_that_is_permitted() -> None:
     assert Connection(RULES, calls=False).run(10_000) == []
     permitted = Connection(rules(permit_without_calls=True), calls=False)
-    assert permitted.run(1000) == [(100, Wanted.PING), (120, Wanted.CLOSE)]
+    assert permitted.run(1000) == [(100, LifetimeAction.PING), (120, LifetimeAction.CLOSE)]
 
 
 def answer_pings(connection: Connection, until_s: float) -> list[float]:
@@ -126,7 +126,7 @@ def answer_pings(connection: Connection, until_s: float) -> list[float]:
         connection.run(now_ns / SECOND)
         if len(connection.seen) > count:
             connection.received_ns = now_ns + SECOND
-    return [time_s for time_s, wanted in connection.seen if wanted is Wanted.PING]
+    return [time_s for time_s, wanted in connection.seen if wanted is LifetimeAction.PING]
 
 
 def test_after_so_many_pings_without_data_there_are_no_more() -> None:
@@ -148,23 +148,27 @@ NEVER_SILENT = rules(time_ns=1000 * HOUR)
 
 def test_an_old_connection_is_let_end_and_its_calls_have_their_grace() -> None:
     aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND, max_age_grace_ns=5 * SECOND)
-    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN), (55, Wanted.CLOSE)]
+    assert Connection(aging).run(1000) == [(50, LifetimeAction.DRAIN), (55, LifetimeAction.CLOSE)]
 
 
 def test_without_a_grace_calls_of_an_old_connection_take_what_they_need() -> None:
     aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND)
-    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN)]
+    assert Connection(aging).run(1000) == [(50, LifetimeAction.DRAIN)]
 
 
 @pytest.mark.parametrize(("jitter", "end_s"), [(-1, 45), (0.5, 52.5), (1, 55)])
 def test_ages_differ_by_up_to_a_tenth(jitter: float, end_s: float) -> None:
     aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND)
-    assert Connection(aging, jitter=jitter).run(1000) == [(end_s, Wanted.DRAIN)]
+    assert Connection(aging, jitter=jitter).run(1000) == [(end_s, LifetimeAction.DRAIN)]
 
 
 def test_a_silent_peer_of_an_old_connection_is_cut_all_the_same() -> None:
     aging = rules(max_age_ns=50 * SECOND)
-    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN), (100, Wanted.PING), (120, Wanted.CLOSE)]
+    assert Connection(aging).run(1000) == [
+        (50, LifetimeAction.DRAIN),
+        (100, LifetimeAction.PING),
+        (120, LifetimeAction.CLOSE),
+    ]
 
 
 # ---- in a connection ------------------------------------------------------------------------
@@ -174,8 +178,8 @@ BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"),
 
 def ended(connection: H2Connection, octets: bytes) -> bool:
     """Receive `octets`, all at the same time; returns whether the connection has ended."""
-    connection.receive(memoryview(octets), SECOND)
-    return connection.failed
+    connection.receiving.receive(memoryview(octets), SECOND)
+    return connection.sending.ended
 
 
 def test_a_connection_ends_with_the_ping_that_is_one_too_many() -> None:
@@ -183,7 +187,7 @@ def test_a_connection_ends_with_the_ping_that_is_one_too_many() -> None:
     assert not ended(connection, frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 3)
     assert ended(connection, frames.PING_REQUEST)
     goaway = frames.goaway(0, frames.H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-    assert b"".join(connection.take_output()).endswith(goaway)
+    assert b"".join(connection.sending.write_queue.take()).endswith(goaway)
 
 
 def test_acknowledgements_do_not_forgive_pings_and_answers_do() -> None:
@@ -191,9 +195,9 @@ def test_acknowledgements_do_not_forgive_pings_and_answers_do() -> None:
     assert not ended(connection, frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 3)
     number = 1
     for _ in range(10):
-        head = frames.head(len(BLOCK), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number)
+        head = frames.frame_header(len(BLOCK), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number)
         assert not ended(connection, head + BLOCK)
-        connection.send_trailers(connection.streams[number], status_block(0, None))
+        connection.sending.send_trailers(connection.streams.by_id[number], status_block(0, None))
         assert not ended(connection, frames.PING_REQUEST * 3 + frames.settings([]))
         number += 2
     assert ended(connection, frames.PING_REQUEST)

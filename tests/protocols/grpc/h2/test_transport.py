@@ -15,15 +15,15 @@ from protocols.grpc.h2.transport import ServerConnection
 SECOND = 10**9
 GREETING = frames.PREFACE + frames.settings([])
 BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("te", "trailers")])
-PING = frames.head(8, frames.PING, 0, 0) + bytes(8)
+PING = frames.frame_header(8, frames.PING, 0, 0) + bytes(8)
 
 
 def request(number: int, content: bytes = b"") -> bytes:
     message = bytes([0]) + len(content).to_bytes(4, "big") + content
     return (
-        frames.head(len(BLOCK), frames.HEADERS, frames.END_HEADERS, number)
+        frames.frame_header(len(BLOCK), frames.HEADERS, frames.END_HEADERS, number)
         + BLOCK
-        + frames.head(len(message), frames.DATA, frames.END_STREAM, number)
+        + frames.frame_header(len(message), frames.DATA, frames.END_STREAM, number)
         + message
     )
 
@@ -82,16 +82,16 @@ class RefusedCall:
         self.ends: list[str] = []
 
     def readable(self) -> None:
-        self._connection.machine.send_trailers(self._stream, status_block(5, "no"))
-        self._connection.wake()
+        self._connection.sending.send_trailers(self._stream, status_block(5, "no"))
+        self._connection.schedule_write()
 
-    def sent(self) -> None:
+    def data_sent(self) -> None:
         self.ends.append("sent")
 
     def closed(self) -> None:
         self.ends.append("closed")
 
-    def cut_off(self) -> None:
+    def terminate(self) -> None:
         self.ends.append("cut off")
 
 
@@ -109,20 +109,20 @@ class Owner:
         self.calls: list[RefusedCall] = []
         self.refuses = False
 
-    def opened(self, connection: ServerConnection) -> None:
+    def connection_opened(self, connection: ServerConnection) -> None:
         self.open.add(connection)
 
-    def closed(self, connection: ServerConnection) -> None:
+    def connection_closed(self, connection: ServerConnection) -> None:
         self.open.discard(connection)
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         if self.refuses:
-            connection.machine.send_trailers(stream, status_block(14, "no"))
+            connection.sending.send_trailers(stream, status_block(14, "no"))
             return None
         self.calls.append(self.kind(connection, stream))
         return self.calls[-1]
 
-    def quiet(self) -> None:
+    def connection_idle(self) -> None:
         pass
 
 
@@ -167,7 +167,7 @@ def test_answers_of_what_came_together_leave_together() -> None:
 
 def test_a_turn_works_on_so_many_frames_and_reads_no_more_until_the_rest_is_done() -> None:
     async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
-        receive(connection, PING * limits.FRAMES_PER_TURN + request(1))
+        receive(connection, PING * limits.FRAMES_PER_ITERATION + request(1))
         assert not wire.reading
         assert not owner.calls
         await asyncio.sleep(0)
@@ -187,7 +187,7 @@ def test_a_client_that_reads_nothing_is_read_no_further() -> None:
             await asyncio.sleep(0)
         assert not wire.reading
         assert not wire.written
-        assert connection.machine.outbox_byte_size < 2 * transport.MAX_BACKLOG_BYTE_SIZE
+        assert connection.sending.write_queue.byte_size < 2 * transport.MAX_BACKLOG_BYTE_SIZE
         connection.resume_writing()
         await asyncio.sleep(0)
         assert wire.reading
@@ -213,9 +213,9 @@ def test_a_large_answer_leaves_in_pieces_while_the_socket_takes_them() -> None:
         windows = frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**30)]) + frames.window_update(0, 2**30)
         receive(connection, windows + request(1))
         released: list[bool] = []
-        stream = connection.machine.streams[1]
-        connection.machine.respond(stream, [bytes(3 * 2**20)], lambda: released.append(True))
-        connection.wake()
+        stream = connection.http2.streams.by_id[1]
+        connection.sending.respond(stream, [bytes(3 * 2**20)], lambda: released.append(True))
+        connection.schedule_write()
         await asyncio.sleep(0)
         connection.pause_writing()
         taken = len(wire.output)
@@ -237,8 +237,8 @@ def test_memory_is_given_back_when_the_transport_has_nothing_of_it_left() -> Non
         released: list[bool] = []
         wire.unwritten = 5
         content = bytes(transport.WRITE_BYTE_SIZE // 2)
-        connection.machine.respond(connection.machine.streams[1], [content], lambda: released.append(True))
-        connection.wake()
+        connection.sending.respond(connection.http2.streams.by_id[1], [content], lambda: released.append(True))
+        connection.schedule_write()
         await asyncio.sleep(0)
         assert len(wire.output) > len(content)
         assert not released
@@ -255,8 +255,8 @@ class PlacedCall(HeldCall):
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
         super().__init__(connection, stream)
         self.memory = bytearray()
-        if stream.whole is None:
-            stream.reader.place = self._place
+        if stream.complete_message is None:
+            stream.message_reader.choose_buffer = self._place
 
     def _place(self, head: bytes, byte_size: int) -> memoryview:
         self.memory = bytearray(byte_size)
@@ -269,12 +269,12 @@ def test_the_body_of_a_large_request_is_received_where_it_belongs() -> None:
         # Behind the first, its headers are known, and a large call begins in one step.
         for number, begin in ((1, b""), (3, b""), (5, PING), (9, request(7))):
             receive(connection, begin + request(number, content) + PING)
-            [message] = connection.machine.streams[number].reader.messages
+            [message] = connection.http2.streams.by_id[number].message_reader.messages
             assert message == content
             call = owner.calls[-1]
             assert isinstance(call, PlacedCall)
             assert call.memory == content
-        assert wire.output.count(frames.head(8, frames.PING, frames.ACK, 0)) == 5
+        assert wire.output.count(frames.frame_header(8, frames.PING, frames.ACK, 0)) == 5
 
     converse(conversation, PlacedCall)
 
@@ -285,14 +285,14 @@ def test_a_large_request_that_is_refused_by_its_headers_harms_no_other() -> None
         owner.refuses = True
         content = bytes(2**17)
         receive(connection, request(3, content) + request(5, content))
-        assert not connection.machine.streams
+        assert not connection.http2.streams.by_id
         assert wire.output.count(b"grpc-status") == 3
-        assert not connection.machine.failed
+        assert not connection.sending.ended
 
     converse(conversation)
 
 
-@pytest.mark.parametrize("octets", [PING * 101, frames.head(0, frames.SETTINGS, 0, 1)])
+@pytest.mark.parametrize("octets", [PING * 101, frames.frame_header(0, frames.SETTINGS, 0, 1)])
 def test_a_connection_that_failed_says_why_and_drops_what_still_comes(octets: bytes) -> None:
     async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
         receive(connection, request(1))
@@ -323,7 +323,7 @@ def test_calls_learn_that_their_connection_is_lost() -> None:
 def test_a_connection_that_is_closed_says_goodbye() -> None:
     async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
         receive(connection, request(1))
-        connection.cut_off_calls()
+        connection.terminate_calls()
         connection.close()
         assert owner.calls[0].ends == ["cut off", "closed"]
         assert wire.output.endswith(frames.goaway(1, H2ErrorCode.NO_ERROR))
@@ -334,7 +334,7 @@ def test_a_connection_that_is_closed_says_goodbye() -> None:
 
 # ---- keepalive and age ----------------------------------------------------------------------
 
-PONG = frames.head(8, frames.PING, frames.ACK, 0) + bytes(8)
+PONG = frames.frame_header(8, frames.PING, frames.ACK, 0) + bytes(8)
 
 
 def test_a_connection_that_is_too_old_closes_when_the_client_knows_and_the_last_call_has_ended() -> None:
@@ -349,8 +349,8 @@ def test_a_connection_that_is_too_old_closes_when_the_client_knows_and_the_last_
         assert wire.output.endswith(frames.rst_stream(5, H2ErrorCode.REFUSED_STREAM))
         assert not wire.closed
         for number in (1, 3):
-            connection.machine.send_trailers(connection.machine.streams[number], status_block(5, "no"))
-        connection.wake()
+            connection.sending.send_trailers(connection.http2.streams.by_id[number], status_block(5, "no"))
+        connection.schedule_write()
         await some_turns()
         assert wire.closed
         assert wire.output.endswith(frames.goaway(5, H2ErrorCode.NO_ERROR))

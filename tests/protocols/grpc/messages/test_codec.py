@@ -324,7 +324,7 @@ def test_a_parameter_that_no_field_can_hold_is_refused() -> None:
 
 
 def test_a_response_that_grpc_cannot_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTE_SIZE", 7)
+    monkeypatch.setattr(codec, "MAX_BODY_BYTE_SIZE", 7)
     with pytest.raises(InvalidArgument) as caught:
         encoded(answer(outputs=[OutputTensor("A", "FP32", [2], data=b"12345678")]))
     assert caught.value.message == "Response has byte size 8 which exceeds gRPC's byte size limit 7."

@@ -366,7 +366,7 @@ class SlowClient:
         self.takes = asyncio.Semaphore(0)
         self._stream = self
 
-    def attend(self, readable: Callable[[], None], sent: Callable[[], None], place: object) -> None:
+    def set_callbacks(self, readable: Callable[[], None], sent: Callable[[], None], choose_buffer: object) -> None:
         self.sent = sent
 
     @property
@@ -379,7 +379,7 @@ class SlowClient:
     async def send_initial_metadata(self) -> None:
         pass
 
-    def put_message(self, parts: list[bytes], release: Callable[[], None] | None) -> bool:
+    def send_message_nowait(self, parts: list[bytes], release: Callable[[], None] | None) -> bool:
         assert release is None, "nothing lies in memory of a worker"
         self.taking = asyncio.ensure_future(self._take(b"".join(parts)))
         return False
