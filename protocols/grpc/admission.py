@@ -50,14 +50,14 @@ class Admission:
             if restriction is not None:
                 self._restrictions[path] = restriction
 
-    def refusal(self, head: RequestHead) -> str | None:
+    def refusal(self, request_head: RequestHead) -> str | None:
         """Return the error text for a call without the header that it needs, None for a call that is allowed."""
-        restriction = self._restrictions.get(head.path)
+        restriction = self._restrictions.get(request_head.path)
         if restriction is None:
             return None
         name = restriction.header.lower()
         # Of a header that is sent twice Triton's multimap returns the first.
-        value = next((value for found, value in head.fields if found == name), None)
+        value = next((value for found, value in request_head.fields if found == name), None)
         if restriction.admits(None if value is None else value.encode("latin-1")):
             return None
         return restriction.message

@@ -36,9 +36,9 @@ class ResponseCompression:
         """`level` is low, medium or high."""
         self._level = level
 
-    def choose(self, head: RequestHead) -> str | None:
+    def choose(self, request_head: RequestHead) -> str | None:
         """Return the algorithm for the responses of a call, None for none."""
-        accepted = next((value for name, value in head.fields if name == "grpc-accept-encoding"), "")
+        accepted = next((value for name, value in request_head.fields if name == "grpc-accept-encoding"), "")
         names = {name.strip() for name in accepted.split(",")}
         ranked = [name for name in _WINDOW_BITS if name in names]
         if not ranked:

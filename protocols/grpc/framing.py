@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: The largest message that a compressed one may become; HTTP has the same limit for bodies.
 MAX_INFLATED_BYTE_SIZE = 64 * 2**20
 
-#: How many bytes from the start of a large message are shown to the one who chooses its buffer, and how many are
-#: gathered at most where nobody does.
+#: How many bytes from the start of a large message `MessageReader.choose_buffer` gets, and how many are gathered at
+#: most where it is not set.
 MESSAGE_START_BYTE_SIZE = 1024
 _MAX_GATHERED_BYTE_SIZE = 256 * 2**10
 

@@ -88,23 +88,23 @@ class GrpcListener:
         self.connection_idle()
 
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
-        head = stream.request_head
-        if self._admission is not None and (text := self._admission.refusal(head)) is not None:
+        request_head = stream.request_head
+        if self._admission is not None and (text := self._admission.refusal(request_head)) is not None:
             connection.sending.send_trailers(stream, status_block(Status.UNAVAILABLE.value, text))
             return None
-        if head.is_grpc:
-            if head.encoding not in ACCEPTED_ENCODINGS:
+        if request_head.is_grpc:
+            if request_head.encoding not in ACCEPTED_ENCODINGS:
                 more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
-                text = f"unknown grpc-encoding {head.encoding!r}"
+                text = f"unknown grpc-encoding {request_head.encoding!r}"
                 connection.sending.send_trailers(stream, status_block(Status.UNIMPLEMENTED.value, text, more))
                 return None
-            if not head.timeout_valid:
+            if not request_head.timeout_valid:
                 block = status_block(Status.UNKNOWN.value, "Invalid grpc-timeout header")
                 connection.sending.send_trailers(stream, block)
                 return None
-            if head.path == MODEL_INFER:
+            if request_head.path == MODEL_INFER:
                 call = InferCall(self._inference, connection, stream)
-                if stream.complete_message is None or head.timeout_s is not None:
+                if stream.complete_message is None or request_head.timeout_s is not None:
                     call.expect()
                 return call
         return self._handlers.begin(connection, stream)

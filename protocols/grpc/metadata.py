@@ -24,10 +24,10 @@ class MetadataForwarder:
     def __init__(self, forwarder: HeaderForwarder) -> None:
         self._forwarder = forwarder
 
-    def of_head(self, head: RequestHead) -> dict[str, str]:
+    def of_call(self, request_head: RequestHead) -> dict[str, str]:
         """Return the parameters that the headers of a call become. Raises `ReservedHeader`."""
-        user_agent = next((value for name, value in head.fields if name == "user-agent"), None)
-        return self._parameters(decode_metadata(head.fields).items(), user_agent)
+        user_agent = next((value for name, value in request_head.fields if name == "user-agent"), None)
+        return self._parameters(decode_metadata(request_head.fields).items(), user_agent)
 
     def of_stream(self, stream: Stream[Any, Any]) -> dict[str, str]:
         """Return the parameters for every request of a stream. Raises `ReservedHeader`."""

@@ -42,7 +42,7 @@ class CompleteFrames:
         streams: Streams,
         peer: PeerLimits,
         receive_window: ReceiveWindow,
-        heads: RequestHeadDecoder,
+        decoder: RequestHeadDecoder,
         floods: FloodCounters,
         stream_frames: StreamFrames,
     ) -> None:
@@ -50,7 +50,7 @@ class CompleteFrames:
         self._streams = streams
         self._peer = peer
         self._receive_window = receive_window
-        self._heads = heads
+        self._decoder = decoder
         self._floods = floods
         self._stream_frames = stream_frames
 
@@ -90,17 +90,22 @@ class CompleteFrames:
             or len(streams.by_id) >= limits.MAX_CONCURRENT_STREAMS
         ):
             return 0
-        head = self._heads.known.get(bytes(data[start:block_end]))
-        if head is None or head.fault or head.content_length is not None or not self._receive_window.take(length):
+        request_head = self._decoder.known.get(bytes(data[start:block_end]))
+        if (
+            request_head is None
+            or request_head.fault
+            or request_head.content_length is not None
+            or not self._receive_window.take(length)
+        ):
             return 0
         streams.last_id = stream_id
         if end <= size:
             message = bytes(data[content:end])
-            stream = Stream(stream_id, head, send_window, _HALF_CLOSED_REMOTE, message, length, length)
+            stream = Stream(stream_id, request_head, send_window, _HALF_CLOSED_REMOTE, message, length, length)
             streams.by_id[stream_id] = stream
             streams.events.append((_COMPLETE, stream))
             return end
-        stream = Stream(stream_id, head, send_window, _OPEN, None, length, length)
+        stream = Stream(stream_id, request_head, send_window, _OPEN, None, length, length)
         streams.by_id[stream_id] = stream
         streams.events.append((StreamEvent.OPENED, stream))
         end = content + MESSAGE_START_BYTE_SIZE

@@ -70,7 +70,7 @@ class FloodCounters:
 
     def __init__(self, rules: KeepaliveRules | None = None) -> None:
         """Without `rules` only the number of pings a second is limited."""
-        #: The time of what is counted; whoever receives bytes sets it.
+        #: The time of what is counted; `ReceivingHalf.receive` sets it.
         self.now_ns = 0
         self._resets = TokenBucket(1000, 33)
         self._settings = TokenBucket(100, 10)

@@ -80,12 +80,12 @@ class ReceivingHalf:
         self._peer = peer
         self._sending = sending
         self._floods = FloodCounters(rules)
-        self._heads = RequestHeadDecoder()
+        self._decoder = RequestHeadDecoder()
         self.stream_frames = StreamFrames(streams, peer, receive_window, sending, self._floods)
-        self._complete = CompleteFrames(streams, peer, receive_window, self._heads, self._floods, self.stream_frames)
+        self._complete = CompleteFrames(streams, peer, receive_window, self._decoder, self._floods, self.stream_frames)
         self._state = ConnectionState.AWAITING_PREFACE
         self._header_block: UnfinishedHeaderBlock | None = None
-        #: How many bytes of a frame that means nothing are still to come.
+        #: How many bytes of a frame that means nothing have not arrived.
         self._skipped_left = 0
         #: When the handshake or a header block was first seen incomplete.
         self._waiting_ns: int | None = None
@@ -229,7 +229,7 @@ class ReceivingHalf:
         block, end_stream = bytes(payload[start:end]), bool(flags & END_STREAM)
         if flags & END_HEADERS:
             # Decoded also where the frame is ignored then: that changes the HPACK table.
-            self.stream_frames.take_headers(stream_id, self._heads.decode(block), end_stream=end_stream)
+            self.stream_frames.take_headers(stream_id, self._decoder.decode(block), end_stream=end_stream)
         else:
             self._header_block = UnfinishedHeaderBlock(stream_id, end_stream, bytearray(block))
 
@@ -247,8 +247,8 @@ class ReceivingHalf:
             raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
         if flags & END_HEADERS:
             self._header_block = None
-            head = self._heads.decode(bytes(block.octets))
-            self.stream_frames.take_headers(stream_id, head, end_stream=block.end_stream)
+            request_head = self._decoder.decode(bytes(block.octets))
+            self.stream_frames.take_headers(stream_id, request_head, end_stream=block.end_stream)
 
     # ---- clients that are too slow -----------------------------------------------------------
 

@@ -84,7 +84,7 @@ def connection_state_after(state: ConnectionState, frame_type: int, flags: int) 
     return _OPEN
 
 
-# Python 3.11 finds a name of a module in 5 ns and a member of an enum in 70 ns; every request comes by here.
+# Python 3.11 finds a name of a module in 5 ns and a member of an enum in 70 ns, which is much for every frame.
 _AWAITING_SETTINGS = ConnectionState.AWAITING_SETTINGS
 _OPEN = ConnectionState.OPEN
 _IN_HEADER_BLOCK = ConnectionState.IN_HEADER_BLOCK
@@ -185,7 +185,7 @@ _REQUEST_HAS_ENDED = StreamMistake(H2ErrorCode.STREAM_CLOSED)
 #: Trailers, the second HEADERS of a request, end it.
 _TRAILERS_END_NOTHING = StreamMistake(H2ErrorCode.PROTOCOL_ERROR)
 
-#: What becomes of a stream by a frame of its client.
+#: The state of a stream after a frame of its client, or why the frame is a mistake.
 STREAM_STATES: dict[StreamState, dict[ClientFrame, StreamState | StreamMistake | ConnectionMistake]] = {
     StreamState.IDLE: {
         ClientFrame.HEADERS: StreamState.OPEN,
@@ -223,7 +223,7 @@ STREAM_STATES: dict[StreamState, dict[ClientFrame, StreamState | StreamMistake |
     StreamState.RESET: dict.fromkeys(ClientFrame, StreamState.RESET),
 }
 
-#: What becomes of a stream by a frame of the server, which sends nothing on the others.
+#: The state of a stream after a frame of the server, which sends nothing on other streams.
 STREAM_STATES_SENDING: dict[StreamState, dict[ServerFrame, StreamState]] = {
     StreamState.OPEN: {
         ServerFrame.HEADERS: StreamState.OPEN,

@@ -29,7 +29,7 @@ _OPENED, _READABLE = StreamEvent.OPENED, StreamEvent.READABLE
 
 
 class UnfinishedData(msgspec.Struct):
-    """A DATA frame of which more is to come."""
+    """A DATA frame whose payload has not arrived completely."""
 
     #: None where the payload is dropped.
     stream: Stream | None
@@ -83,7 +83,7 @@ class StreamFrames:
 
     # ---- HEADERS, RST_STREAM, WINDOW_UPDATE --------------------------------------------------
 
-    def take_headers(self, stream_id: int, head: RequestHead, *, end_stream: bool) -> None:
+    def take_headers(self, stream_id: int, request_head: RequestHead, *, end_stream: bool) -> None:
         """Open a stream, or end its request with trailers."""
         streams = self._streams
         if stream_id <= streams.last_id:
@@ -94,12 +94,12 @@ class StreamFrames:
         if stream_id % 2 == 0:  # these are the server's (RFC 9113, 5.1.1)
             raise ConnectionFailure(H2ErrorCode.PROTOCOL_ERROR, f"a request on stream {stream_id}")
         streams.last_id = stream_id
-        if head.fault or len(streams.by_id) >= limits.MAX_CONCURRENT_STREAMS:
+        if request_head.fault or len(streams.by_id) >= limits.MAX_CONCURRENT_STREAMS:
             self._floods.stream_reset()
-            code = H2ErrorCode.PROTOCOL_ERROR if head.fault else H2ErrorCode.REFUSED_STREAM
+            code = H2ErrorCode.PROTOCOL_ERROR if request_head.fault else H2ErrorCode.REFUSED_STREAM
             self._sending.put_reset(stream_id, code)
             return
-        stream = streams.by_id[stream_id] = Stream(stream_id, head, self._peer.initial_send_window)
+        stream = streams.by_id[stream_id] = Stream(stream_id, request_head, self._peer.initial_send_window)
         streams.events.append((_OPENED, stream))
         if end_stream:
             self._end_request(stream)

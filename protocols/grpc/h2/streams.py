@@ -118,7 +118,7 @@ class Streams:
         self.by_id: dict[int, Stream] = {}
         #: The highest id of a request.
         self.last_id = 0
-        #: What happened, in order; whoever handles the events clears the list.
+        #: What happened, in order; the transport handles the events and clears the list.
         self.events: list[tuple[StreamEvent, Stream]] = []
         self._recently_reset: deque[int] = deque(maxlen=_REMEMBERED_RESETS)
 

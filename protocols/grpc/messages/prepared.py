@@ -36,7 +36,7 @@ _MAX_REPEATED_BYTE_SIZE = 2048
 
 
 class PreparedMessage(msgspec.Struct, frozen=True):
-    """A prepared request, and what the messages look like that it is used for."""
+    """A prepared request, with what its messages have in common."""
 
     prepared: PreparedRequest
     #: The bytes of such a message from behind its id up to the contents of its tensors.

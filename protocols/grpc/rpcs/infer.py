@@ -107,7 +107,7 @@ class InferCall(msgspec.Struct, eq=False):
             if inference.calls.stopping:
                 raise ServerShuttingDown
             forwarder = inference.forwarder
-            forwarded = forwarder.of_head(self._stream.request_head) if forwarder is not None else None
+            forwarded = forwarder.of_call(self._stream.request_head) if forwarder is not None else None
             matched = inference.prepared.match(message, kernel.catalog.generation, self)
             if matched is not None:
                 request, known = matched

@@ -69,7 +69,7 @@ def calls(conversation: Callable[[grpc.Channel], None], caplog: pytest.LogCaptur
     return [re.sub(r" ms=[0-9.]+", "", line.partition(" gRPC ")[2]).removeprefix(_SERVICE) for line in found]
 
 
-#: Set when the model "stuck", which never answers, has got a request.
+#: Set when the model "stuck", which never responds, has received a request.
 stuck = threading.Event()
 
 
@@ -109,7 +109,7 @@ def test_a_refused_call_gets_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert [line.split()[:2] for line in found] == [["/ServerLive", "UNAVAILABLE"]]
 
 
-def test_compressed_answers_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_compressed_responses_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     found = calls(
         lambda channel: call(channel, "ModelInfer", infer("echo")), caplog, infer_response_compression_level="high"
     )
@@ -138,7 +138,7 @@ def test_a_client_that_does_not_wait_gets_a_line(caplog: pytest.LogCaptureFixtur
         (b"\x0a\x01\xff\x1a\x01i\x2a\x01x", ("\ufffd", "", "i")),
     ],
 )
-def test_the_begin_of_a_request_names_the_model(message: bytes, found: tuple[str, str, str]) -> None:
+def test_the_names_in_a_request_are_read_from_its_first_bytes(message: bytes, found: tuple[str, str, str]) -> None:
     assert names_in_request(message) == found
 
 

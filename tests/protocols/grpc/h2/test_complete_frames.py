@@ -1,4 +1,4 @@
-"""What comes in one piece is taken in one step, with the same result as frame by frame."""
+"""Usual frames that have arrived completely are taken in one step, with the same result as frame by frame."""
 
 import pytest
 
@@ -22,23 +22,23 @@ def sent(number: int, content: bytes = CONTENT, *, flag: int = 0, flags: int = 0
     return frame(frames.DATA, flags, number, message(content, compressed_flag=flag))
 
 
-def machine_that_knows_the_headers() -> H2Connection:
-    machine = H2Connection()
+def connection_that_knows_the_headers() -> H2Connection:
+    connection = H2Connection()
     octets = CLIENT_PREFACE + call(1)
-    assert machine.receiving.receive(memoryview(octets), 0) == len(octets)
-    machine.streams.events.clear()
-    machine.sending.write_queue.take()
-    return machine
+    assert connection.receiving.receive(memoryview(octets), 0) == len(octets)
+    connection.streams.events.clear()
+    connection.sending.write_queue.take()
+    return connection
 
 
 def fed(octets: bytes, step: int) -> H2Connection:
-    """Return a machine that was given `octets` in pieces of `step` bytes."""
-    machine, rest = machine_that_knows_the_headers(), b""
+    """Return a connection that has received `octets` in pieces of `step` bytes."""
+    connection, rest = connection_that_knows_the_headers(), b""
     for start in range(0, len(octets), step):
         rest += octets[start : start + step]
-        while taken := machine.receiving.receive(memoryview(rest), 0):
+        while taken := connection.receiving.receive(memoryview(rest), 0):
             rest = rest[taken:]
-    return machine
+    return connection
 
 
 def messages(stream: Stream) -> list[bytes]:
@@ -46,8 +46,8 @@ def messages(stream: Stream) -> list[bytes]:
     return [bytes(message) for message in stream.message_reader.messages]
 
 
-def state(machine: H2Connection) -> object:
-    """Return what a call has left behind, however it was taken."""
+def state(connection: H2Connection) -> object:
+    """Return all that frames can have changed."""
     streams = [
         (
             each.id,
@@ -58,14 +58,14 @@ def state(machine: H2Connection) -> object:
             messages(each),
             each.message_reader.fault,
         )
-        for each in machine.streams.by_id.values()
+        for each in connection.streams.by_id.values()
         if each.id > 1
     ]
-    windows = machine.peer_limits.send_window, machine.streams.last_id
-    return streams, windows, machine.sending.ended, b"".join(machine.sending.write_queue.take())
+    windows = connection.peer_limits.send_window, connection.streams.last_id
+    return streams, windows, connection.sending.ended, b"".join(connection.sending.write_queue.take())
 
 
-#: What may come around a call, and what is wrong with it: all of it must end as frame by frame.
+#: What may be sent around a call, and what is wrong with it: all of it must have the same result as frame by frame.
 SEQUENCES = {
     "alone": call(3),
     "window update between": call(3, frames.window_update(3, 5)),
@@ -117,7 +117,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_taken_whole_or_in_pieces_a_call_ends_the_same(name: str) -> None:
+def test_frames_have_the_same_result_complete_and_in_pieces(name: str) -> None:
     octets = SEQUENCES[name]
     step = 1 if len(octets) < 10_000 else 1_000  # too little for anything to be taken in one step
     expected = state(fed(octets, step))
@@ -127,66 +127,66 @@ def test_taken_whole_or_in_pieces_a_call_ends_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("between", [b"", frames.window_update(3, 5)], ids=["plain", "as gRPC core sends it"])
 def test_the_usual_small_call_is_one_event(between: bytes) -> None:
-    machine = fed(call(3, between), 10_000)
-    [(event, stream)] = machine.streams.events
+    connection = fed(call(3, between), 10_000)
+    [(event, stream)] = connection.streams.events
     assert event is StreamEvent.COMPLETE
     assert stream.complete_message == CONTENT
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + (5 if between else 0)
 
 
 @pytest.mark.parametrize("between", [b"", frames.window_update(3, 5)], ids=["plain", "as gRPC core sends it"])
-def test_a_large_call_begins_in_one_step_and_then_asks_where_the_rest_belongs(between: bytes) -> None:
-    machine = machine_that_knows_the_headers()
+def test_a_large_call_begins_in_one_step_and_then_chooses_the_buffer_for_the_rest(between: bytes) -> None:
+    connection = connection_that_knows_the_headers()
     octets = memoryview(call(3, between, LARGE))[:30_000]
-    taken = machine.receiving.receive(octets, 0)
-    [(event, stream)] = machine.streams.events
+    taken = connection.receiving.receive(octets, 0)
+    [(event, stream)] = connection.streams.events
     assert event is StreamEvent.OPENED
-    place = bytearray(len(LARGE))
+    memory = bytearray(len(LARGE))
     asked: list[tuple[bytes, int]] = []
 
-    def where(head: bytes, byte_size: int) -> memoryview:
-        asked.append((head, byte_size))
-        return memoryview(place)
+    def choose(message_start: bytes, byte_size: int) -> memoryview:
+        asked.append((message_start, byte_size))
+        return memoryview(memory)
 
-    stream.message_reader.choose_buffer = where
-    direct = machine.receiving.stream_frames.direct_buffer()
+    stream.message_reader.choose_buffer = choose
+    direct = connection.receiving.stream_frames.direct_buffer()
     assert direct is not None
     assert asked == [(LARGE[:MESSAGE_START_BYTE_SIZE], len(LARGE))]
     assert len(direct) == len(LARGE) - MESSAGE_START_BYTE_SIZE
     assert octets[taken:] == LARGE[MESSAGE_START_BYTE_SIZE:][: len(octets) - taken]
     direct[:] = LARGE[MESSAGE_START_BYTE_SIZE:]
-    machine.receiving.stream_frames.received_directly(len(direct))
-    assert machine.streams.events[1:] == [(StreamEvent.READABLE, stream)]
+    connection.receiving.stream_frames.received_directly(len(direct))
+    assert connection.streams.events[1:] == [(StreamEvent.READABLE, stream)]
     assert messages(stream) == [LARGE]
-    assert place == LARGE
+    assert memory == LARGE
     assert stream.request_ended
 
 
 def test_the_usual_message_of_a_stream_is_one_event_and_has_its_bytes() -> None:
-    machine = fed(request_headers(3), 10_000)
-    machine.streams.events.clear()
+    connection = fed(request_headers(3), 10_000)
+    connection.streams.events.clear()
     octets = sent(3) + frames.window_update(3, 9)
-    assert machine.receiving.receive(memoryview(octets), 0) == len(octets)
-    [(event, stream)] = machine.streams.events
+    assert connection.receiving.receive(memoryview(octets), 0) == len(octets)
+    [(event, stream)] = connection.streams.events
     assert event is StreamEvent.READABLE
     assert messages(stream) == [CONTENT]
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + 9
 
 
-def test_a_call_beyond_the_limit_of_streams_is_refused_as_ever() -> None:
-    machine = machine_that_knows_the_headers()
+def test_a_complete_call_beyond_the_limit_of_streams_is_refused() -> None:
+    connection = connection_that_knows_the_headers()
     last = 1 + 2 * limits.MAX_CONCURRENT_STREAMS
     for number in range(3, last + 2, 2):
         octets = call(number, frames.window_update(number, 5))
-        assert machine.receiving.receive(memoryview(octets), 0) == len(octets)
-    assert len(machine.streams.by_id) == limits.MAX_CONCURRENT_STREAMS
-    told = b"".join(machine.sending.write_queue.take())
-    assert frames.rst_stream(last, H2ErrorCode.REFUSED_STREAM) in told
+        assert connection.receiving.receive(memoryview(octets), 0) == len(octets)
+    assert len(connection.streams.by_id) == limits.MAX_CONCURRENT_STREAMS
+    sent_octets = b"".join(connection.sending.write_queue.take())
+    assert frames.rst_stream(last, H2ErrorCode.REFUSED_STREAM) in sent_octets
 
 
-def test_a_window_update_of_the_connection_that_has_not_come_in_full_waits() -> None:
-    machine = machine_that_knows_the_headers()
+def test_an_incomplete_window_update_of_the_connection_waits() -> None:
+    connection = connection_that_knows_the_headers()
     octets = frames.window_update(0, 189)
     for size in range(len(octets)):
-        assert machine.receiving.receive(memoryview(octets[:size]), 0) == 0
-    assert machine.receiving.receive(memoryview(octets), 0) == len(octets)
+        assert connection.receiving.receive(memoryview(octets[:size]), 0) == 0
+    assert connection.receiving.receive(memoryview(octets), 0) == len(octets)

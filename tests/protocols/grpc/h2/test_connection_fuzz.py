@@ -1,4 +1,4 @@
-"""Whatever frames come in whatever order: the machine never raises, and keeps to its own rules."""
+"""Whatever frames come in whatever order: the connection never raises, and keeps to the rules for its own frames."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,31 +29,31 @@ def frame(draw: st.DrawFn) -> bytes:
 
 @given(st.lists(st.one_of(frame(), st.binary(max_size=12)), max_size=30), st.integers(1, 64), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_any_frames_are_answered_by_valid_frames_or_the_end(parts: list[bytes], step: int, answers: bool) -> None:
-    machine = H2Connection()
+def test_any_frames_get_valid_frames_or_the_end(parts: list[bytes], step: int, responds: bool) -> None:
+    connection = H2Connection()
     octets = frames.PREFACE + frames.settings([]) + b"".join(parts)
     written = b""
     buffer = b""
     for start in range(0, len(octets), step):
         buffer += octets[start : start + step]
-        taken = machine.receiving.receive(memoryview(buffer), start)
+        taken = connection.receiving.receive(memoryview(buffer), start)
         assert 0 <= taken <= len(buffer)
         buffer = buffer[taken:]
-        events, machine.streams.events = machine.streams.events, []
+        events, connection.streams.events = connection.streams.events, []
         for event, stream in events:
             if event is StreamEvent.READABLE and stream.is_open:
                 stream.message_reader.messages.clear()
-                machine.sending.consumed(stream)
-                if answers:
-                    machine.sending.respond(stream, [b"answer"], lambda: None)
+                connection.sending.consumed(stream)
+                if responds:
+                    connection.sending.respond(stream, [b"response"], lambda: None)
                 else:
-                    machine.sending.send_trailers(stream, status_block(1, "no"))
-        machine.sending.pump(2**20)
-        written += b"".join(machine.sending.write_queue.take())
-        assert len(machine.streams.by_id) <= limits.MAX_CONCURRENT_STREAMS
-    check_frames(written, failed=machine.sending.ended)
-    machine.sending.close()
-    assert machine.streams.by_id == {}
+                    connection.sending.send_trailers(stream, status_block(1, "no"))
+        connection.sending.pump(2**20)
+        written += b"".join(connection.sending.write_queue.take())
+        assert len(connection.streams.by_id) <= limits.MAX_CONCURRENT_STREAMS
+    check_frames(written, failed=connection.sending.ended)
+    connection.sending.close()
+    assert connection.streams.by_id == {}
 
 
 def check_frames(octets: bytes, *, failed: bool) -> None:
@@ -73,6 +73,6 @@ def check_frames(octets: bytes, *, failed: bool) -> None:
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_any_bytes_at_all_end_the_connection_or_wait_for_more(octets: bytes) -> None:
-    machine = H2Connection()
-    machine.receiving.receive(memoryview(octets), 0)
-    assert machine.sending.ended or frames.PREFACE.startswith(octets[: len(frames.PREFACE)])
+    connection = H2Connection()
+    connection.receiving.receive(memoryview(octets), 0)
+    assert connection.sending.ended or frames.PREFACE.startswith(octets[: len(frames.PREFACE)])

@@ -1,4 +1,4 @@
-"""Header blocks: what a request says, what is remembered of it, and blocks that clients understand."""
+"""Header blocks: the request heads that they stand for, which are remembered, and blocks that clients understand."""
 
 import pytest
 from hpack import Decoder, Encoder
@@ -17,7 +17,7 @@ FIELDS = [
 ]
 
 
-def test_a_grpc_call_is_known_by_its_headers() -> None:
+def test_a_grpc_call_is_recognised_by_its_headers() -> None:
     head = request_head([*FIELDS, ("grpc-encoding", "gzip"), ("grpc-timeout", "10m"), ("content-length", "7")])
     assert (head.fault, head.path, head.is_grpc, head.encoding) == ("", "/a/b", True, "gzip")
     assert head.timeout_s == pytest.approx(0.01)
@@ -28,19 +28,19 @@ def test_a_grpc_call_is_known_by_its_headers() -> None:
     "change",
     [(":method", "GET"), ("content-type", "application/json"), ("content-type", "application/grpc+json")],
 )
-def test_what_is_no_grpc_call_is_known_too(change: tuple[str, str]) -> None:
+def test_other_requests_are_not_taken_for_grpc_calls(change: tuple[str, str]) -> None:
     head = request_head([change if field[0] == change[0] else field for field in FIELDS])
     assert head.fault == ""
     assert not head.is_grpc
 
 
 @pytest.mark.parametrize("text", ["", "1", "m", "1x", "-1S", "123456789S", "9" * 5000 + "S"])
-def test_a_timeout_that_is_none_is_told(text: str) -> None:
+def test_an_invalid_timeout_is_noted(text: str) -> None:
     assert not request_head([*FIELDS, ("grpc-timeout", text)]).timeout_valid
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.text("xyz", max_size=3)), max_size=3)))
-def test_what_is_remembered_means_what_a_plain_decoder_says(requests: list[list[tuple[str, str]]]) -> None:
+def test_a_remembered_block_means_what_a_plain_decoder_says(requests: list[list[tuple[str, str]]]) -> None:
     encoder, plain, remembering = Encoder(), Decoder(), RequestHeadDecoder()
     encoder.header_table_size = 80  # so that entries are evicted
     plain.max_allowed_table_size = 4096
@@ -58,7 +58,7 @@ def test_a_repeated_block_is_decoded_once() -> None:
     assert decoder.decode(block) is decoder.decode(block)
 
 
-def test_blocks_that_are_no_hpack_end_the_connection() -> None:
+def test_blocks_that_are_not_hpack_end_the_connection() -> None:
     with pytest.raises(ConnectionFailure) as caught:
         RequestHeadDecoder().decode(b"\xff\xff\xff\xff\x0f")
     assert caught.value.code is H2ErrorCode.COMPRESSION_ERROR

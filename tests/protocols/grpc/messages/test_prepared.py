@@ -183,7 +183,7 @@ SPEC_WITHOUT_STRINGS = ModelSpec(
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_break_it(octets: bytes) -> None:
+def test_any_bytes_can_be_matched_and_added(octets: bytes) -> None:
     prepared = prepared_from(message())
     assert prepared.match(octets, 1, SINK) is None
     try:
