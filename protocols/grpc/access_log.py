@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from grpclib.const import Status
-from hpack import Decoder
 
 from kernel.observe.access import Access, log_access, peer_text
 from protocols.grpc.framing import PREFIX
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.request import Buffer
     from protocols.grpc.h2.frames import H2ErrorCode
+    from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.sending import SendingHalf
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
@@ -124,9 +124,9 @@ class _LoggedSending:
         self._entry.add_sent(sum(map(len, parts)))
         self._sending.send_data(stream, parts, release)
 
-    def send_trailers(self, stream: Stream, block: bytes) -> None:
-        self._sending.send_trailers(stream, block)
-        self._entry.log(status_in_block(block))
+    def send_trailers(self, stream: Stream, trailers: Trailers) -> None:
+        self._sending.send_trailers(stream, trailers)
+        self._entry.log(status_name(trailers))
 
     def reset(self, stream: Stream, code: H2ErrorCode) -> None:
         self._sending.reset(stream, code)
@@ -174,13 +174,11 @@ def names_in_request(message: Buffer) -> tuple[str, str, str]:
     return found[_NAME], found[_VERSION], found[_ID]
 
 
-def status_in_block(block: bytes) -> str:
-    """Return the status in a header block of a response: its name in gRPC, else the status of HTTP."""
-    fields = {str(name): str(value) for name, value in Decoder().decode(block)}
-    code = fields.get("grpc-status")
-    if code is None:
-        return f"HTTP({fields.get(':status', '-')})"
-    return _NAMES.get(code, code)
+def status_name(trailers: Trailers) -> str:
+    """Return the name of a status in gRPC, else its number, else the status of HTTP."""
+    if trailers.grpc_status is None:
+        return f"HTTP({trailers.http_status})"
+    return _NAMES.get(trailers.grpc_status, str(trailers.grpc_status))
 
 
-_NAMES = {str(status.value): status.name for status in Status}
+_NAMES = {status.value: status.name for status in Status}

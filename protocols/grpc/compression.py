@@ -12,7 +12,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from protocols.grpc.framing import PREFIX
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_block
+from protocols.grpc.h2.headers import OK_TRAILERS, RESPONSE_BLOCK, encode_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ def _respond(connection: ServerConnection, stream: Stream, encoding: str, messag
     sending = connection.sending
     sending.send_headers(stream, RESPONSE_BLOCK + encode_block([("grpc-encoding", encoding)]))
     sending.send_data(stream, [message])
-    sending.send_trailers(stream, OK_TRAILERS_BLOCK)
+    sending.send_trailers(stream, OK_TRAILERS)
     connection.schedule_write()
 
 

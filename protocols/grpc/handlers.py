@@ -20,7 +20,7 @@ from h2.exceptions import StreamClosedError
 from protocols.grpc.compression import compress
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2.frames import H2ErrorCode
-from protocols.grpc.h2.headers import encode_block
+from protocols.grpc.h2.headers import encode_block, encode_trailers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -218,12 +218,11 @@ class HandlerCall:
 
     async def send_headers(self, headers: Fields, end_stream: bool = False) -> None:
         self._check_open()
-        block = encode_block(headers)
         if end_stream:
             self._connection.sending.drop_data(self._stream)  # of a message that was being sent when the call failed
-            self._connection.sending.send_trailers(self._stream, block)
+            self._connection.sending.send_trailers(self._stream, encode_trailers(headers))
         else:
-            self._connection.sending.send_headers(self._stream, block)
+            self._connection.sending.send_headers(self._stream, encode_block(headers))
         self._connection.schedule_write()
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:

@@ -12,7 +12,7 @@ from grpclib.const import Status
 
 from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
-from protocols.grpc.h2.headers import status_block
+from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall
 from protocols.grpc.service import MODEL_INFER
@@ -90,17 +90,17 @@ class GrpcListener:
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         request_head = stream.request_head
         if self._admission is not None and (text := self._admission.refusal(request_head)) is not None:
-            connection.sending.send_trailers(stream, status_block(Status.UNAVAILABLE.value, text))
+            connection.sending.send_trailers(stream, status_trailers(Status.UNAVAILABLE.value, text))
             return None
         if request_head.is_grpc:
             if request_head.encoding not in ACCEPTED_ENCODINGS:
                 more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
                 text = f"unknown grpc-encoding {request_head.encoding!r}"
-                connection.sending.send_trailers(stream, status_block(Status.UNIMPLEMENTED.value, text, more))
+                connection.sending.send_trailers(stream, status_trailers(Status.UNIMPLEMENTED.value, text, more))
                 return None
             if not request_head.timeout_valid:
-                block = status_block(Status.UNKNOWN.value, "Invalid grpc-timeout header")
-                connection.sending.send_trailers(stream, block)
+                trailers = status_trailers(Status.UNKNOWN.value, "Invalid grpc-timeout header")
+                connection.sending.send_trailers(stream, trailers)
                 return None
             if request_head.path == MODEL_INFER:
                 call = InferCall(self._inference, connection, stream)

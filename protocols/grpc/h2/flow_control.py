@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kernel.serving.request import Buffer
+    from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.streams import Stream
 
 
@@ -110,8 +111,7 @@ class PendingData:
         self.byte_size = 0
         #: Whether something was added that has not been sent.
         self.is_waiting = False
-        #: The header block of the trailers.
-        self.trailers: bytes | None = None
+        self.trailers: Trailers | None = None
         #: When it was first seen to make no progress.
         self.stalled_ns: int | None = None
 

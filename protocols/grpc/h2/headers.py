@@ -201,9 +201,28 @@ RESPONSE_BLOCK = b"\x88" + encode_block(_RESPONSE_FIELDS[1:])
 OK_TRAILERS_BLOCK = encode_block([("grpc-status", "0")])
 
 
-def status_block(status: int, text: str | None, more: Sequence[tuple[str, str]] = ()) -> bytes:
-    """Return headers that are trailers as well: a response without a message. `text` is percent-encoded here."""
+class Trailers(msgspec.Struct, frozen=True):
+    """The header block that ends a response, with the status that it stands for."""
+
+    block: bytes
+    #: None in the response to a request that is not gRPC, which has only the status of HTTP.
+    grpc_status: int | None
+    http_status: str = "200"
+
+
+OK_TRAILERS = Trailers(OK_TRAILERS_BLOCK, 0)
+
+
+def encode_trailers(fields: Fields) -> Trailers:
+    """Return trailers with `fields`, which may include those of headers."""
+    values = dict(fields)
+    status = values.get("grpc-status")
+    return Trailers(encode_block(fields), None if status is None else int(status), values.get(":status", "200"))
+
+
+def status_trailers(status: int, text: str | None, more: Sequence[tuple[str, str]] = ()) -> Trailers:
+    """Return trailers that are headers as well: a response without a message. `text` is percent-encoded here."""
     fields = [("grpc-status", str(status))]
     if text is not None:
         fields.append(("grpc-message", encode_grpc_message(text)))
-    return RESPONSE_BLOCK + encode_block([*fields, *more])
+    return Trailers(RESPONSE_BLOCK + encode_block([*fields, *more]), status)

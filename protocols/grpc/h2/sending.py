@@ -14,7 +14,7 @@ from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.flow_control import PendingData
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK
+from protocols.grpc.h2.headers import OK_TRAILERS, OK_TRAILERS_BLOCK, RESPONSE_BLOCK
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.h2.streams import StreamEvent
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.request import Buffer
     from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
+    from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.streams import Stream, Streams
 
 # Names of this module are found faster than members of an enum (states.py).
@@ -125,7 +126,7 @@ class SendingHalf:
         ):
             self.send_headers(stream, RESPONSE_BLOCK)
             self.send_data(stream, [PREFIX.pack(0, byte_size), *parts], release)
-            self.send_trailers(stream, OK_TRAILERS_BLOCK)
+            self.send_trailers(stream, OK_TRAILERS)
             return
         stream_id = stream.id
         peer.send_window -= size
@@ -202,15 +203,15 @@ class SendingHalf:
             self.releases.append(release)
         stream.pending.close()
 
-    def send_trailers(self, stream: Stream, block: bytes) -> None:
+    def send_trailers(self, stream: Stream, trailers: Trailers) -> None:
         """End the response, behind all data; if no headers were sent, the trailers are the headers as well."""
         assert stream.state is not _CLOSED, "nothing is sent on a closed stream"
         if stream.id in self.waiting:
             assert stream.pending is not None
-            stream.pending.trailers = block
+            stream.pending.trailers = trailers
             return
         max_byte_size = self._peer.max_frame_byte_size
-        self.write_queue.put(frames.headers(stream.id, block, max_byte_size=max_byte_size, end_stream=True))
+        self.write_queue.put(frames.headers(stream.id, trailers.block, max_byte_size=max_byte_size, end_stream=True))
         self._end_response(stream)
 
     def _end_response(self, stream: Stream) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from grpclib.const import Status
 
 from kernel.errors import InternalError
-from protocols.grpc.h2.headers import status_block
+from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.handlers import CALL_TERMINATED
 from protocols.grpc.messages.codec import decode_request, parse_request, response_parts, start_request
@@ -248,5 +248,5 @@ class InferCall(msgspec.Struct, eq=False):
         if self._deadline is not None:
             self._deadline.cancel()
         if self._stream.is_open:
-            self._connection.sending.send_trailers(self._stream, status_block(status.value, text))
+            self._connection.sending.send_trailers(self._stream, status_trailers(status.value, text))
             self._connection.schedule_write()

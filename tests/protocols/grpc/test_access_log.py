@@ -15,9 +15,9 @@ import pytest
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import GrpcOptions
 from kernel.serving.response import OutputTensor, Response
-from protocols.grpc.access_log import names_in_request, status_in_block
+from protocols.grpc.access_log import names_in_request, status_name
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, encode_block, status_block
+from protocols.grpc.h2.headers import OK_TRAILERS, encode_trailers, status_trailers
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
 
@@ -142,8 +142,8 @@ def test_the_names_in_a_request_are_read_from_its_first_bytes(message: bytes, fo
     assert names_in_request(message) == found
 
 
-def test_statuses_are_read_from_header_blocks() -> None:
-    assert status_in_block(OK_TRAILERS_BLOCK) == "OK"
-    assert status_in_block(status_block(14, "no")) == "UNAVAILABLE"
-    assert status_in_block(status_block(99, None)) == "99"
-    assert status_in_block(encode_block([(":status", "415")])) == "HTTP(415)"
+def test_a_status_has_its_name_in_grpc_or_that_of_http() -> None:
+    assert status_name(OK_TRAILERS) == "OK"
+    assert status_name(status_trailers(14, "no")) == "UNAVAILABLE"
+    assert status_name(status_trailers(99, None)) == "99"
+    assert status_name(encode_trailers([(":status", "415")])) == "HTTP(415)"

@@ -11,7 +11,7 @@ import pytest
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_block, status_block
+from protocols.grpc.h2.headers import OK_TRAILERS, OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_block, status_trailers
 from protocols.grpc.h2.streams import Stream, StreamEvent
 from protocols.grpc.h2.testing import (
     CLIENT_PREFACE,
@@ -154,7 +154,7 @@ def test_large_responses_send_one_frame_each_in_turn() -> None:
 def test_a_response_without_a_message_is_headers_alone() -> None:
     client = Client()
     stream = client.call(b"")
-    client.connection.sending.send_trailers(stream, status_block(5, "no model 'é'"))
+    client.connection.sending.send_trailers(stream, status_trailers(5, "no model 'é'"))
     client.exchange()
     headers, data, _ = client.response(1)
     assert headers["grpc-status"] == "5"
@@ -205,7 +205,7 @@ def test_a_call_that_fails_while_its_message_leaves_gets_its_status_at_once() ->
     assert not released, "what was taken may not have left yet"
     call_releases(connection)
     assert released == [True]
-    connection.sending.send_trailers(stream, OK_TRAILERS_BLOCK)
+    connection.sending.send_trailers(stream, OK_TRAILERS)
     assert sent_frames(connection.sending.write_queue) == [(frames.HEADERS, 5, 1, OK_TRAILERS_BLOCK)]
     assert not connection.streams.by_id
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
-from protocols.grpc.h2.headers import encode_block, status_block
+from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import StreamEvent
 
 BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("te", "trailers")])
@@ -47,7 +47,7 @@ def test_any_frames_get_valid_frames_or_the_end(parts: list[bytes], step: int, r
                 if responds:
                     connection.sending.respond(stream, [b"response"], lambda: None)
                 else:
-                    connection.sending.send_trailers(stream, status_block(1, "no"))
+                    connection.sending.send_trailers(stream, status_trailers(1, "no"))
         connection.sending.pump(2**20)
         written += b"".join(connection.sending.write_queue.take())
         assert len(connection.streams.by_id) <= limits.MAX_CONCURRENT_STREAMS

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
-from protocols.grpc.h2.headers import RequestHeadDecoder, encode_block, request_head, status_block
+from protocols.grpc.h2.headers import RequestHeadDecoder, encode_block, encode_trailers, request_head, status_trailers
 
 FIELDS = [
     (":method", "POST"),
@@ -73,8 +73,16 @@ def test_encoded_blocks_are_understood_and_leave_the_table_alone(fields: list[tu
 
 
 def test_a_status_without_a_text_has_no_message() -> None:
-    assert [(str(name), str(value)) for name, value in Decoder().decode(status_block(4, None))] == [
+    assert [(str(name), str(value)) for name, value in Decoder().decode(status_trailers(4, None).block)] == [
         (":status", "200"),
         ("content-type", "application/grpc+proto"),
         ("grpc-status", "4"),
     ]
+
+
+def test_trailers_say_the_status_in_their_block() -> None:
+    refused = [(":status", "200"), ("content-type", "application/grpc+proto"), ("grpc-status", "5")]
+    assert encode_trailers(refused).grpc_status == status_trailers(5, "text").grpc_status == 5
+    assert encode_trailers(refused).block == encode_block(refused)
+    not_grpc = encode_trailers([(":status", "415"), ("grpc-message", "text")])
+    assert (not_grpc.grpc_status, not_grpc.http_status) == (None, "415")

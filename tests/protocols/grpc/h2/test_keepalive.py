@@ -7,7 +7,7 @@ import pytest
 
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.connection import H2Connection
-from protocols.grpc.h2.headers import encode_block, status_block
+from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, LifetimeAction, PingStrikes
 
 SECOND = 10**9
@@ -197,7 +197,7 @@ def test_acknowledgements_do_not_forgive_pings_and_responses_do() -> None:
     for _ in range(10):
         head = frames.frame_header(len(BLOCK), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number)
         assert not ended(connection, head + BLOCK)
-        connection.sending.send_trailers(connection.streams.by_id[number], status_block(0, None))
+        connection.sending.send_trailers(connection.streams.by_id[number], status_trailers(0, None))
         assert not ended(connection, frames.PING_REQUEST * 3 + frames.settings([]))
         number += 2
     assert ended(connection, frames.PING_REQUEST)

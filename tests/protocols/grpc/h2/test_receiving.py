@@ -5,7 +5,7 @@ import pytest
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
-from protocols.grpc.h2.headers import encode_block, status_block
+from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.grpc.h2.testing import (
     CLIENT_PREFACE,
@@ -273,7 +273,7 @@ def test_unknown_frames_and_a_goaway_of_any_size_are_skipped() -> None:
 def test_what_a_client_still_sends_after_its_response_is_ignored() -> None:
     connection = open_connection()
     feed(connection, request_headers(1))
-    connection.sending.send_trailers(connection.streams.by_id[1], status_block(3, "no"))
+    connection.sending.send_trailers(connection.streams.by_id[1], status_trailers(3, "no"))
     assert resets(connection.sending.write_queue) == [(1, H2ErrorCode.NO_ERROR)]
     feed(connection, frame(frames.DATA, 0, 1, b"more") + request_headers(1, [("trailer", "x")], flags=5))
     assert not connection.sending.ended

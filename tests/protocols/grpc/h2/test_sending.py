@@ -8,7 +8,14 @@ from protocols.body_sizes import COPIED_RESPONSE_BYTE_SIZE
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
 from protocols.grpc.h2.frames import H2ErrorCode
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, request_head, status_block
+from protocols.grpc.h2.headers import (
+    OK_TRAILERS,
+    OK_TRAILERS_BLOCK,
+    RESPONSE_BLOCK,
+    Trailers,
+    request_head,
+    status_trailers,
+)
 from protocols.grpc.h2.sending import SendingHalf, WriteQueue
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.h2.streams import Stream, StreamEvent, Streams
@@ -184,13 +191,13 @@ def test_a_full_queue_makes_even_small_responses_wait() -> None:
 def test_a_response_without_a_message_is_headers_alone() -> None:
     sender = Sender()
     stream = sender.open(1)
-    sender.half.send_trailers(stream, status_block(5, "no"))
-    assert sender.sent == [(frames.HEADERS, END_BOTH, 1, status_block(5, "no"))]
+    sender.half.send_trailers(stream, status_trailers(5, "no"))
+    assert sender.sent == [(frames.HEADERS, END_BOTH, 1, status_trailers(5, "no").block)]
 
 
 def test_headers_too_large_for_a_frame_are_continued() -> None:
     sender = Sender()
-    sender.half.send_trailers(sender.open(1), RESPONSE_BLOCK + bytes(2**15))
+    sender.half.send_trailers(sender.open(1), Trailers(RESPONSE_BLOCK + bytes(2**15), 0))
     assert [(frame_type, flags) for frame_type, flags, *_ in sender.sent] == [(1, 1), (9, 0), (9, 4)]
 
 
@@ -238,7 +245,7 @@ def test_data_that_is_dropped_makes_way_for_the_trailers() -> None:
     sender.half.drop_data(stream)
     assert sender.log == [], "what was taken may not have been written yet"
     assert sender.written() == ["released"]
-    sender.half.send_trailers(stream, OK_TRAILERS_BLOCK)
+    sender.half.send_trailers(stream, OK_TRAILERS)
     assert sender.sent == [(frames.HEADERS, END_BOTH, 1, OK_TRAILERS_BLOCK)]
 
 

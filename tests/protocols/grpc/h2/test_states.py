@@ -5,7 +5,7 @@ import pytest
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_block
+from protocols.grpc.h2.headers import OK_TRAILERS, RESPONSE_BLOCK, encode_block
 from protocols.grpc.h2.states import (
     STREAM_STATES,
     STREAM_STATES_SENDING,
@@ -130,7 +130,7 @@ def send(connection: H2Connection, stream: Stream, server_frame: ServerFrame) ->
             sending.send_data(stream, [message(b"abc")])
             sending.pump(1000)
         case ServerFrame.HEADERS_END_STREAM:
-            sending.send_trailers(stream, OK_TRAILERS_BLOCK)
+            sending.send_trailers(stream, OK_TRAILERS)
         case ServerFrame.RST_STREAM:
             sending.reset(stream, H2ErrorCode.CANCEL)
 

@@ -8,7 +8,7 @@ import pytest
 
 from protocols.grpc.h2 import frames, limits, transport
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
-from protocols.grpc.h2.headers import encode_block, status_block
+from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import Stream, StreamCallbacks
 from protocols.grpc.h2.transport import ServerConnection
 
@@ -82,7 +82,7 @@ class RefusedCall:
         self.ends: list[str] = []
 
     def readable(self) -> None:
-        self._connection.sending.send_trailers(self._stream, status_block(5, "no"))
+        self._connection.sending.send_trailers(self._stream, status_trailers(5, "no"))
         self._connection.schedule_write()
 
     def data_sent(self) -> None:
@@ -117,7 +117,7 @@ class Acceptor:
 
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         if self.refuses:
-            connection.sending.send_trailers(stream, status_block(14, "no"))
+            connection.sending.send_trailers(stream, status_trailers(14, "no"))
             return None
         self.calls.append(self.call_type(connection, stream))
         return self.calls[-1]
@@ -349,7 +349,7 @@ def test_a_connection_that_is_too_old_closes_when_its_client_knows_and_the_last_
         assert wire.output.endswith(frames.rst_stream(5, H2ErrorCode.REFUSED_STREAM))
         assert not wire.closed
         for number in (1, 3):
-            connection.sending.send_trailers(connection.http2.streams.by_id[number], status_block(5, "no"))
+            connection.sending.send_trailers(connection.http2.streams.by_id[number], status_trailers(5, "no"))
         connection.schedule_write()
         await some_iterations()
         assert wire.closed
