@@ -109,7 +109,7 @@ class HandlerCall:
         self.wrapper: Wrapper | None = None
         self.connection = _ConnectionFacts(connection.transport)
         self._transport = connection.transport
-        self._connection = connection
+        self._server_connection = connection
         self._stream = stream
         self._reader = stream.message_reader
         #: The message whose prefix the handler has read.
@@ -191,8 +191,8 @@ class HandlerCall:
                 raise GRPCError(reader.fault.status, reader.fault.text)
             return None
         message = reader.messages.popleft()
-        self._connection.sending.consumed(self._stream)
-        self._connection.schedule_write()
+        self._server_connection.sending.consumed(self._stream)
+        self._server_connection.schedule_write()
         return message
 
     @property
@@ -210,8 +210,8 @@ class HandlerCall:
             if release is not None:
                 release()
             raise StreamClosedError(self._stream.id)
-        left = self._connection.sending.send_message(self._stream, parts, release)
-        self._connection.schedule_write()
+        left = self._server_connection.sending.send_message(self._stream, parts, release)
+        self._server_connection.schedule_write()
         return left
 
     # ---- grpclib.protocol.Stream ---------------------------------------------------------------
@@ -219,17 +219,19 @@ class HandlerCall:
     async def send_headers(self, headers: Fields, end_stream: bool = False) -> None:
         self._check_open()
         if end_stream:
-            self._connection.sending.drop_data(self._stream)  # of a message that was being sent when the call failed
-            self._connection.sending.send_trailers(self._stream, encode_trailers(headers))
+            self._server_connection.sending.drop_data(
+                self._stream
+            )  # of a message that was being sent when the call failed
+            self._server_connection.sending.send_trailers(self._stream, encode_trailers(headers))
         else:
-            self._connection.sending.send_headers(self._stream, encode_block(headers))
-        self._connection.schedule_write()
+            self._server_connection.sending.send_headers(self._stream, encode_block(headers))
+        self._server_connection.schedule_write()
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
         """Send `data`; returns when it has left: within the client's windows, and to the socket."""
         self._check_open()
-        self._connection.sending.send_data(self._stream, [data])
-        self._connection.schedule_write()
+        self._server_connection.sending.send_data(self._stream, [data])
+        self._server_connection.schedule_write()
         await self._wait_until_sent()
 
     async def _wait_until_sent(self) -> None:
@@ -242,8 +244,8 @@ class HandlerCall:
 
     def reset_nowait(self) -> None:
         if self._stream.is_open:
-            self._connection.sending.reset(self._stream, H2ErrorCode.NO_ERROR)
-            self._connection.schedule_write()
+            self._server_connection.sending.reset(self._stream, H2ErrorCode.NO_ERROR)
+            self._server_connection.schedule_write()
 
     @property
     def closable(self) -> bool:
@@ -252,8 +254,8 @@ class HandlerCall:
     def release(self) -> Any:
         """The handler has ended. If it has sent no status, the stream is reset, so that the client does not wait."""
         if self._stream.is_open:
-            self._connection.sending.reset(self._stream, H2ErrorCode.INTERNAL_ERROR)
-        self._connection.schedule_write()
+            self._server_connection.sending.reset(self._stream, H2ErrorCode.INTERNAL_ERROR)
+        self._server_connection.schedule_write()
 
     def _check_open(self) -> None:
         if not self._stream.is_open:
@@ -292,5 +294,5 @@ class CompressedCall(HandlerCall):
             if release is not None:
                 release()
         if self._stream.is_open:
-            self._connection.sending.send_data(self._stream, [message])  # `data_sent` is called when it has left
-            self._connection.schedule_write()
+            self._server_connection.sending.send_data(self._stream, [message])  # `data_sent` is called when it has left
+            self._server_connection.schedule_write()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from protocols.grpc.open_calls import OpenCalls
 
 SERVICE = "inference.GRPCInferenceService"
-#: The one RPC that is no handler of grpclib's, see `protocols.grpc.rpcs.infer`.
+#: The one RPC without a handler of grpclib, see `protocols.grpc.rpcs.infer`.
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
 MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
@@ -32,7 +32,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
 class InferenceService:
-    """`inference.GRPCInferenceService`, but for ModelInfer."""
+    """`inference.GRPCInferenceService`, except ModelInfer."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How much a connection may do of what costs the server work and the client nothing. Pure: time is handed in.
+"""How often a connection may do what costs the server work and the client almost nothing. Pure: time is handed in.
 
 A client that does more gets ENHANCE_YOUR_CALM and loses its connection; other connections do not wait.
 """
@@ -104,7 +104,7 @@ class FloodCounters:
             raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames without a use")
 
     def data(self, content_byte_size: int) -> None:
-        """A DATA frame that does not end its stream; padding is no content."""
+        """A DATA frame that does not end its stream; padding does not count as content."""
         if content_byte_size:
             self._empty_data = 0
             return

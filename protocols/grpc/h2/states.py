@@ -4,7 +4,7 @@ A frame of the client is checked in three steps; each one raises `ConnectionFail
 (5.4.2) for what is not allowed:
 
 1. by the state of the connection: `connection_state_after`;
-2. by its frame header alone, in whatever state (4.2 and 6): `check_frame_header`;
+2. by its frame header alone, in every state (4.2 and 6): `check_frame_header`;
 3. by the state of its stream: `STREAM_STATES`.
 
 The connection::

@@ -1,4 +1,4 @@
-"""Requests that repeat an earlier one but for their id and their tensors, made without parsing them. Pure.
+"""Requests that differ from an earlier one only in their id and their tensors, made without parsing them. Pure.
 
 Clients send the same kind of request again and again. Its message is compared byte by byte with those of earlier
 requests, and the prepared request of a matching one is used: it was parsed, checked and translated already. What was

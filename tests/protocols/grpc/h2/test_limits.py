@@ -1,4 +1,4 @@
-"""What a connection may do of what costs the server work and its client nothing."""
+"""How often a connection may do what costs the server work and the client almost nothing."""
 
 from collections.abc import Callable
 
