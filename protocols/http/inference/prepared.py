@@ -15,6 +15,7 @@ from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import InputTensor
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response_template import ResponseTemplate
+from protocols.prepared_cache import PreparedCache
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 #: that begins in another way is looked up as a whole, with its id where that stands elsewhere.
 _ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)(?=")')
 
-#: How many prepared bodies are remembered, and how long their JSON may be.
-_CAPACITY = 1024
+#: How many prepared bodies are kept, and how long their JSON may be.
+_MAX_BODIES = 1024
 _MAX_JSON_BYTE_SIZE = 2048
 
 #: Bodies up to this size are cut into copies; of larger ones inputs keep views.
@@ -54,27 +55,26 @@ class PreparedBodies:
     """The prepared bodies of one HTTP server, by what request heads share (`prepared_key`) and JSON without its id."""
 
     def __init__(self) -> None:
-        self._prepared: dict[tuple[str, bytes], PreparedBody] = {}
-        self._generation = -1
+        self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(_MAX_BODIES)
 
-    def find(
+    def match(
         self, head: InferRequestHead, body: RequestBody, generation: int, sink: Sink
     ) -> tuple[Request, PreparedBody] | None:
         """Return the request in `body` and what it was made from, or None where it has to be parsed.
 
         `generation` is that of the catalog. The request needs no checks but of its shared memory.
         """
-        if generation != self._generation:
-            self._prepared.clear()
-            self._generation = generation
+        cache = self._cache
+        if generation != cache.generation:
+            cache.start_generation(generation)
             return None
         start = head.header_length
         if start > _MAX_JSON_BYTE_SIZE:
             return None
-        # As in `remember`; a function for both would be a call for every request.
+        # As in `add`; a function for both would be a call for every request.
         id = _ID.match(body, 0, start)
         begin = 0 if id is None else id.end()
-        prepared = self._prepared.get((head.prepared_key, bytes(body[begin:start])))
+        prepared = cache.entries.get((head.prepared_key, bytes(body[begin:start])))
         byte_size = len(body)
         if prepared is None or byte_size - start != prepared.byte_size:
             return None
@@ -90,12 +90,12 @@ class PreparedBodies:
             start = end
         return prepared.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), prepared
 
-    def remember(
+    def add(
         self, head: InferRequestHead, body: RequestBody, outputs: OutputFormat, request: Request, model: Model
     ) -> None:
-        """Remember a request that was parsed out of `body` and checked for `model`, where it can be recognised.
+        """Keep a request that was parsed from `body` and checked for `model`, if it can be recognised.
 
-        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
+        `Kernel.submit` calls it when it has checked the request, while the catalog is as `match` has last seen it.
         """
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
@@ -109,10 +109,8 @@ class PreparedBodies:
         if id is not None and (b'"id"' in rest or b"\\" in rest):
             return  # a second id, which would count, may hide behind an escape
         sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
-        if len(self._prepared) >= _CAPACITY:
-            self._prepared.clear()
         total = sum(size for size in sizes if size > 0)
         common = prepare(request, model)
         binary_outputs = outputs.any_binary or common.leases
         template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
-        self._prepared[head.prepared_key, rest] = PreparedBody(common, outputs, sizes, total, template)
+        self._cache.add((head.prepared_key, rest), PreparedBody(common, outputs, sizes, total, template))
