@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.abc import AbstractAccessLogger
 
-#: How often connections are looked at while the server waits for them to become idle.
+#: How often connections are checked while the server waits for them to become idle.
 _DRAIN_INTERVAL_S = 0.02
 
-#: How long connections get to close that were not idle when their time was over.
+#: How long connections that did not become idle in time may take to close.
 _CLOSE_S = 1.0
 
 
@@ -28,7 +28,7 @@ class FirstServer(Protocol):
     """Gets every connection before aiohttp does, and gives it the messages that it does not serve itself."""
 
     def open(self, aiohttp_server: AiohttpServer) -> Callable[[], asyncio.BaseProtocol]:
-        """Return the factory of its connections."""
+        """Return the function that makes its connections."""
 
     @property
     def connection_count(self) -> int:
@@ -85,8 +85,8 @@ class HttpListener:
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, close idle ones, give requests that run `grace_s` seconds, and close.
 
-        aiohttp's own shutdown drops the body of a request whose headers have come already, so idle
-        connections are closed one by one as they become so.
+        aiohttp's own shutdown drops the body of a request whose head has come. So connections are closed one by
+        one, as soon as they are idle.
         """
         if self._server is None or self._connections is None:
             return

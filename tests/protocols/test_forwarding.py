@@ -57,5 +57,5 @@ def test_reserved_names_that_do_not_match_are_nobodys_concern() -> None:
 
 
 def test_a_pattern_that_is_none_is_refused_at_start() -> None:
-    with pytest.raises(BadOption, match=r"^'\(' is no regular expression for headers to forward: "):
+    with pytest.raises(BadOption, match=r"^'\(' is not a regular expression for headers to forward: "):
         make_forwarder("(")

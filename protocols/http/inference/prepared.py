@@ -1,7 +1,7 @@
-"""Requests whose JSON was seen before but for the id: a client sends the same kind all the time. Pure.
+"""Prepared requests for bodies whose JSON was seen before, except for the id: clients repeat it. Pure.
 
-The JSON is looked up instead of being parsed, checked and translated again, where all tensors are binary data
-or in shared memory. What is remembered holds until the catalog of models changes.
+Where all tensors are binary data or in shared memory, the JSON is looked up and not parsed, checked and translated
+again. A prepared body is valid until the catalog of models changes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PreparedBody(msgspec.Struct, frozen=True):
 
 
 class PreparedBodies:
-    """The prepared bodies of one HTTP server, by what request heads share (`prepared_key`) and JSON without its id."""
+    """The prepared bodies of one HTTP server, by `InferRequestHead.prepared_key` and the JSON without its id."""
 
     def __init__(self) -> None:
         self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(_MAX_BODIES)

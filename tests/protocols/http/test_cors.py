@@ -50,5 +50,5 @@ def test_what_is_no_list_of_names_is_not_repeated(requested: str | None) -> None
     "origin", ["", "example.com", "https://a.example/", "https://a/b", "https://a, https://b", "**"]
 )
 def test_what_no_browser_sends_is_refused_at_start(origin: str) -> None:
-    with pytest.raises(BadOption, match="is no origin"):
+    with pytest.raises(BadOption, match="is not an origin"):
         CorsPolicy([origin])
