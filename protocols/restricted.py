@@ -31,7 +31,7 @@ class Category(enum.Enum):
     LOGGING = "logging"
 
 
-class Door(msgspec.Struct, frozen=True):
+class RestrictedProtocol(msgspec.Struct, frozen=True):
     """The words of one protocol for restrictions."""
 
     flag: str
@@ -43,8 +43,8 @@ class Door(msgspec.Struct, frozen=True):
     refusal: str
 
 
-HTTP = Door("http-restricted-api", "api", "", "This API is restricted, expecting header")
-GRPC = Door(
+HTTP = RestrictedProtocol("http-restricted-api", "api", "", "This API is restricted, expecting header")
+GRPC = RestrictedProtocol(
     "grpc-restricted-protocol",
     "protocol",
     "triton-grpc-protocol-",
@@ -86,29 +86,33 @@ class Restrictions:
         return self._by_category.get(category)
 
 
-def parse_restrictions(texts: Iterable[str], door: Door) -> Restrictions:
+def parse_restrictions(texts: Iterable[str], protocol: RestrictedProtocol) -> Restrictions:
     """Return the restrictions that the values of a flag name, each `category,category:key=value`.
 
     Raises `BadOption` for a malformed value, and for a category that is unknown or comes twice.
     """
     found: dict[Category, Restriction] = {}
     for text in texts:
-        names, header, value = _split(text, door)
-        restriction = Restriction(door.prefix + header, value.encode(), f"{door.refusal} '{door.prefix}{header}'")
+        names, header, value = _split(text, protocol)
+        restriction = Restriction(
+            protocol.prefix + header, value.encode(), f"{protocol.refusal} '{protocol.prefix}{header}'"
+        )
         for name in names.split(","):
             try:
                 category = Category(name)
             except ValueError:
-                raise BadOption(f"unknown restricted {door.feature} '{name}'") from None
+                raise BadOption(f"unknown restricted {protocol.feature} '{name}'") from None
             if category in found:
-                raise BadOption(f"restricted {door.feature} '{name}' can not be specified in multiple config groups")
+                raise BadOption(
+                    f"restricted {protocol.feature} '{name}' can not be specified in multiple config groups"
+                )
             found[category] = restriction
     return Restrictions(found)
 
 
-def _split(text: str, door: Door) -> tuple[str, str, str]:
+def _split(text: str, protocol: RestrictedProtocol) -> tuple[str, str, str]:
     names, _, rest = text.partition(":")
     header, _, value = rest.partition("=")
     if not (names and header and value):
-        raise BadOption(f"--{door.flag} option format is '<config name>:<setting>=<value>'. Got {text}")
+        raise BadOption(f"--{protocol.flag} option format is '<config name>:<setting>=<value>'. Got {text}")
     return names, header, value
