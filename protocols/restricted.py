@@ -93,19 +93,17 @@ def parse_restrictions(texts: Iterable[str], protocol: RestrictedProtocol) -> Re
     """
     found: dict[Category, Restriction] = {}
     for text in texts:
-        names, header, value = _split(text, protocol)
-        restriction = Restriction(
-            protocol.prefix + header, value.encode(), f"{protocol.refusal} '{protocol.prefix}{header}'"
-        )
+        names, key, value = _split(text, protocol)
+        header = protocol.prefix + key
+        restriction = Restriction(header, value.encode(), f"{protocol.refusal} '{header}'")
         for name in names.split(","):
             try:
                 category = Category(name)
             except ValueError:
                 raise BadOption(f"unknown restricted {protocol.feature} '{name}'") from None
             if category in found:
-                raise BadOption(
-                    f"restricted {protocol.feature} '{name}' can not be specified in multiple config groups"
-                )
+                feature = protocol.feature
+                raise BadOption(f"restricted {feature} '{name}' can not be specified in multiple config groups")
             found[category] = restriction
     return Restrictions(found)
 

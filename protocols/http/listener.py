@@ -77,11 +77,8 @@ class HttpListener:
         if self._aiohttp_server is None:
             return 0
         # One that shares a transport with the fast path is counted there.
-        own = sum(
-            1
-            for each in self._aiohttp_server.connections
-            if isinstance(each, AiohttpConnection) and not each.on_response
-        )
+        connections = self._aiohttp_server.connections
+        own = sum(1 for each in connections if isinstance(each, AiohttpConnection) and not each.on_response)
         return own if self._first is None else own + self._first.connection_count
 
     async def stop(self, grace_s: float) -> None:

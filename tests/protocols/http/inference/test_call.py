@@ -120,7 +120,6 @@ def test_a_raw_request_has_no_json(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         call = begin(kernel, (0, bytes(8)), model="batched")
         assert received(call)[:2] == (200, BINARY)
-        assert begin(kernel, (0, b"")).response == begin(kernel, (0, b"")).response
 
     with_kernel(test)
 
@@ -145,7 +144,6 @@ def test_what_is_refused_before_it_is_queued_is_json(
         found_status, content_type, document = received(call)
         assert (found_status, content_type) == (status, JSON)
         assert text in document["error"]
-        assert isinstance(call.waiter, Waiter | None)
 
     with_kernel(test)
 
@@ -297,7 +295,7 @@ def test_a_cancelled_call_cancels_its_request_and_releases_what_still_comes(with
     async def test(kernel: Kernel) -> None:
         requests, released = submitted(kernel), []
         call = begin(kernel, body(), model="stuck")
-        kernel.cancel = lambda request: released.append("cancelled")  # type: ignore[method-assign,assignment]
+        kernel.cancel = lambda request: released.append("cancelled")  # type: ignore[method-assign]
         waiter = call.waiter
         assert isinstance(waiter, Waiter)
         call.cancel()
