@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 _BODY = {"id": "an id", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
 
 
-@pytest.fixture
-def talk(with_kernel: WithKernel) -> Callable[..., None]:
+@pytest.fixture(params=[True, False], ids=["fast path", "aiohttp"])
+def talk(request: pytest.FixtureRequest, with_kernel: WithKernel) -> Callable[..., None]:
     """Return a function that runs a coroutine function with a client of a server that logs every request."""
 
     def run(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]) -> None:
         async def inner(kernel: Kernel) -> None:
             sock = socket.socket()
             sock.bind(("127.0.0.1", 0))
-            server = HttpServer(kernel, sock, log_access=True)
+            server = HttpServer(kernel, sock, fast_path=request.param, log_access=True)
             await server.start()
             try:
                 async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:

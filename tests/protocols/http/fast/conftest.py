@@ -98,6 +98,8 @@ class FastPathLab:
         self.transport = RecordingTransport()
         self.connection = FastConnection(self.fast_path)
         self.connection.connection_made(self.transport)
+        assert self.fast_path._timer is not None
+        self.fast_path._timer.cancel()  # the test moves the clock
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass, and the connections see it."""
