@@ -52,11 +52,11 @@ def test_reserved_names_are_refused_as_they_were_sent(name: str) -> None:
     assert caught.value.message == f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
 
 
-def test_reserved_names_that_do_not_match_are_nobodys_concern() -> None:
+def test_reserved_names_that_do_not_match_are_ignored() -> None:
     assert HeaderForwarder("^x").parameters([("priority", "u=1"), ("triton_a", "1")]) == {}
 
 
-def test_a_pattern_that_is_none_is_refused_at_start() -> None:
+def test_a_bad_pattern_is_refused_at_start() -> None:
     with pytest.raises(BadOption, match=r"^'\(' is not a regular expression for headers to forward: "):
         make_forwarder("(")
 

@@ -1,4 +1,4 @@
-"""Sinks own what they were sent until it is taken, and release what nobody takes."""
+"""Streams own the responses in them until they are taken, and release the others; a call has one response."""
 
 from __future__ import annotations
 

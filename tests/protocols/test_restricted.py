@@ -74,7 +74,7 @@ def test_only_the_very_value_is_admitted(given: str | bytes | None, admitted: bo
 
 
 @pytest.mark.parametrize("text", ["", "health", "health:", "health:key", "health:key=", ":key=value", "health:=value"])
-def test_another_form_is_refused(text: str) -> None:
+def test_a_malformed_value_is_refused(text: str) -> None:
     with pytest.raises(BadOption) as caught:
         parse_restrictions((text,), HTTP)
     assert str(caught.value) == (

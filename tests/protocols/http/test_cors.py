@@ -1,4 +1,4 @@
-"""CORS: who may read answers in a browser, and what a browser is told beforehand."""
+"""CORS: which pages may read responses in a browser, and the responses to preflight requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_listed_origins_may_read_and_caches_know_the_difference() -> None:
         assert policy.response_headers(other) == {"Vary": "Origin"}
 
 
-def test_a_preflight_is_told_the_methods_of_the_path_and_may_send_what_it_asked_for() -> None:
+def test_a_preflight_allows_the_methods_of_the_path_and_the_requested_headers() -> None:
     headers = CorsPolicy(["https://a.example"]).preflight_headers(
         "https://a.example", ["POST", "GET"], "content-type, inference-header-content-length"
     )

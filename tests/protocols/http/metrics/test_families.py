@@ -162,7 +162,7 @@ def test_tritons_counters_have_its_names_texts_and_units() -> None:
         assert line in text, line
 
 
-def test_what_only_this_server_tells() -> None:
+def test_metrics_that_triton_lacks_have_their_lines() -> None:
     made = model()
     made.statistics.pending = 2
     made.statistics.refused = 3
