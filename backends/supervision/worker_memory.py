@@ -136,7 +136,7 @@ class WorkerMemory:
         if self._closed:
             return
         if not self._freed:
-            IterationEnd.here().decide(self._send_freed)
+            IterationEnd.current().add_decision(self._send_freed)
         self._freed += offsets
 
     def _send_freed(self) -> None:
