@@ -144,7 +144,7 @@ class VersionLoader:
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await _load_instances(instances, prepared.json)
             model = Model(prepared.spec, prepared.config, version, self._schedule, self._clock)
-            for line in model.statistics.measure(self._settings.metrics, prepared.config):
+            for line in model.statistics.configure(self._settings.metrics, prepared.config):
                 logger.warning("model '%s': %s", source.name, line)
             model.start()
             await self._join(model, instances, source)
