@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine, Sequence
 
-    from kernel.command.terminal import ServerOperator
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
+    from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
     from kernel.serving.events import Event
     from kernel.serving.inbox import Inbox
