@@ -236,8 +236,7 @@ _SERVER = FlagGroup(
              help="The longest wait (for a worker, a client, or a batch to fill) during which the server polls instead "
              "of sleeping. It polls only after waits that were as short, and yields to other processes; 0 for no "
              "polling."),
-        Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", default="half of the memory",
-             ours=True,
+        Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", ours=True,
              help="The most memory for the tensors of one model's requests, rounded down to a power of two."),
     ),
 )  # fmt: skip

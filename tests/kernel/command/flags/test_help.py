@@ -39,7 +39,8 @@ def test_defaults_are_shown_as_one_would_type_them() -> None:
     text = help_text(80)
     assert "Port; 0 for any free one. [8000]" in text
     assert "[local]" in text
-    assert "[half of the memory]" in text
+    assert "[17179869184]" in text
+    assert "[that of HTTP]" in text
 
 
 def test_flags_that_tritonserver_lacks_are_marked() -> None:
