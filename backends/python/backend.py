@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class PythonBackend(Backend):
     """One instance of a Python model, which may answer requests after `execute` by their senders."""
 
-    answers_later = True
+    responds_later = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
