@@ -140,7 +140,7 @@ class PythonBackend(Backend):
             raise InternalError(f"batch size {size} for '{self._instance.name}', max allowed is {limit}")
 
     def _call(self, batch: list[InferenceRequest]) -> object:
-        """Call the model's `execute` and return its result. A decoupled `async def` continues to run; its result is None."""
+        """Call the model's `execute` and return its result; None for a decoupled `async def`, which keeps running."""
         execute = getattr(self._model, "execute", None)
         if execute is None:
             raise self._failure(f"Python model {self._model_path} does not implement `execute` method.")
