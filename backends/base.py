@@ -128,11 +128,12 @@ class Backend(abc.ABC):
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Execute the requests as one batch, and send each one exactly one final response.
 
-        The inputs of a request are `request.inputs`. Their shapes include the batch dimension; the kernel has checked
-        names, datatypes and shapes. Together the requests have at most `max_batch_size` rows. An input of a client's
-        region (`InputView.foreign`) is read-only, and the client may change it after the final response. The memory of
-        other inputs is not reused while an array of it exists. Responses are sent with `WorkerRequest.respond`, `fail`
-        or `finish`, from any thread; after `execute` has returned only if `responds_later`.
+        The inputs of a request are `request.inputs`. The kernel has checked names, datatypes and shapes. If the model
+        batches, shapes begin with the batch dimension, and all requests together have at most `max_batch_size` rows.
+        An input of a client's region (`InputView.foreign`) is read-only, and the client may change it after the final
+        response. The memory of other inputs is not reused while an array of it exists. Responses are sent with
+        `WorkerRequest.respond`, `fail` or `finish`, from any thread; after `execute` has returned only if
+        `responds_later`.
 
         An exception fails every request without a final response: a `ServingError` with its code and text, any other
         exception with the code INTERNAL.

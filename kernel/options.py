@@ -47,7 +47,7 @@ class HttpOptions(msgspec.Struct, frozen=True):
 
     #: The largest request body in bytes: JSON, raw, or after decompression.
     max_input_size: int = 64 << 20
-    #: Headers whose names match this regular expression become parameters of inference requests; "" for none.
+    #: A regular expression. Headers whose names contain a match become parameters of inference requests; "" for none.
     header_forward_pattern: str = ""
     #: Values of --http-restricted-api, not parsed: "category,category:key=value".
     restricted_api: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class HttpOptions(msgspec.Struct, frozen=True):
 class GrpcOptions(msgspec.Struct, frozen=True):
     """Options of the gRPC front door. Names and defaults are gRPC's and tritonserver's."""
 
-    #: Metadata whose names match this regular expression become parameters of inference requests; "" for none.
+    #: A regular expression. Metadata whose names contain a match become parameters of inference requests; "" for none.
     header_forward_pattern: str = ""
     #: Values of --grpc-restricted-protocol, not parsed: "category,category:key=value".
     restricted_protocol: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class EmbeddedServer:
-    """A server in a thread of this program. Any thread may call its methods; they block until they are done.
+    """A server in a thread of this program. Any thread may call its methods. All except `stream` and `unload` block.
 
     Errors are `ServingError` with Triton's texts; a server that is not running raises its subclass `NotRunning`. Log
     lines go to Python's `logging`. With asyncio, use `await asyncio.to_thread(server.infer, …)`.

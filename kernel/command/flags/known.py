@@ -42,8 +42,8 @@ _MODELS = FlagGroup(
         Flag(name="model-control-mode", kind=one_of("none", "explicit", "poll", any_case=True),
              option="repository.control_mode",
              help="none: load all models at start, and never again. explicit: load the models of --load-model at "
-             "start; clients load and unload models. poll: load all models at start, and load changed ones again, see "
-             "--repository-poll-secs."),
+             "start; clients load and unload models. poll: load all models at start, and follow changes of the "
+             "repositories (--repository-poll-secs)."),
         Flag(name="repository-poll-secs", kind=integer(1, metavar="SECONDS"), option="repository.poll_s",
              help="Seconds between two checks of the repositories in poll mode."),
         Flag(name="load-model", kind=NAME, option="repository.load_models", repeat=True,
@@ -90,7 +90,7 @@ _HTTP = FlagGroup(
              help="The largest request body (JSON, raw, or after decompression). Binary tensors after JSON are not "
              "limited."),
         Flag(name="http-header-forward-pattern", kind=_PATTERN, option="http.header_forward_pattern",
-             help="Headers with matching names become parameters of inference requests."),
+             help="Headers whose names contain a match become parameters of inference requests."),
         Flag(name="http-restricted-api", kind=_RESTRICTION, option="http.restricted_api", repeat=True,
              help="Allow APIS only for requests with the header KEY: VALUE. "
              f"APIS is a comma-separated list of {_CATEGORIES}."),
@@ -120,7 +120,7 @@ _GRPC = FlagGroup(
         Flag(name="reuse-grpc-port", kind=SWITCH, option="grpc_listener.reuse_port",
              help="Share the port with other servers that are started with this flag."),
         Flag(name="grpc-header-forward-pattern", kind=_PATTERN, option="grpc.header_forward_pattern",
-             help="Metadata with matching names become parameters of inference requests."),
+             help="Metadata whose names contain a match become parameters of inference requests."),
         Flag(name="grpc-restricted-protocol", kind=_RESTRICTION, option="grpc.restricted_protocol", repeat=True,
              help="Allow APIS (see --http-restricted-api) only for calls with the metadata triton-grpc-protocol-KEY: "
              "VALUE."),
@@ -151,10 +151,10 @@ _GRPC = FlagGroup(
              help="A client without calls gets a strike for each ping within this time after another."),
         Flag(name="grpc-http2-max-ping-strikes", kind=_COUNT, option="grpc.http2_max_ping_strikes",
              help="Strikes after which the server closes a connection; 0 for never."),
-        Flag(name="grpc-max-connection-age", kind=_MILLISECONDS, option="grpc.max_connection_age_ms", default="no end",
-             help="Close connections after this time."),
+        Flag(name="grpc-max-connection-age", kind=_MILLISECONDS, option="grpc.max_connection_age_ms",
+             default="no limit", help="Close connections after this time."),
         Flag(name="grpc-max-connection-age-grace", kind=_MILLISECONDS, option="grpc.max_connection_age_grace_ms",
-             default="no end", help="Time in which calls on such a connection may end."),
+             default="no limit", help="Time in which calls on such a connection may end."),
     ),
 )  # fmt: skip
 
