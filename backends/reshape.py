@@ -17,8 +17,8 @@ from shm.datatypes import BY_CONFIG_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from backends.worker.request import InputView
     from shm.arrays import Array
+    from shm.tensor import Tensor
 
 
 class TensorShapes(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ def _integers(values: Iterable[int | str]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
-def input_array(view: InputView, spec: TensorShapes | None) -> Array:
+def input_array(view: Tensor, spec: TensorShapes | None) -> Array:
     """Return an input as the model sees it: a view in place, except for BYTES and misaligned memory.
 
     BF16, that numpy lacks, becomes uint16. Inputs that the configuration does not list among its inputs,
@@ -109,7 +109,7 @@ def input_array(view: InputView, spec: TensorShapes | None) -> Array:
     datatype = "UINT16" if view.datatype == "BF16" else view.datatype
     try:
         shape = view.shape if spec is None or spec.reshape is None else spec.model_shape(view.shape)
-        array = to_array(datatype, shape, view.data)
+        array = to_array(datatype, shape, view.raw())
     except ValueError as error:
         raise InvalidArgument(f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}") from error
     # Vector instructions of a model may fault on an element that straddles its natural boundary.

@@ -35,6 +35,7 @@ from protocols.grpc.rpcs.infer import InferCall, Inference
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from schedulers.direct import direct
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,8 +97,8 @@ class _Worker:
         self.on_message: Callable[[wire.ToKernel], None]
         self._asked: list[wire.Execute] = []
         self._reader = FrameReader()
-        outputs = [wire.TensorRef(name, "FP32", [16], _TENSOR) for name in ("OUTPUT0", "OUTPUT1")]
-        self._response = wire.ResponseRef(outputs)
+        outputs = [Tensor(name, "FP32", [16], _TENSOR) for name in ("OUTPUT0", "OUTPUT1")]
+        self._response = wire.ResponseMessage(outputs)
 
     def send(self, message: wire.Execute) -> None:
         wire.encoder.encode(message)
@@ -108,7 +109,7 @@ class _Worker:
 
     def answers(self) -> bytes:
         asked, self._asked = self._asked, []
-        executed = [wire.Executed(each.batch, [self._response], 1_000, 2_000, 3_000) for each in asked]
+        executed = [wire.Executed(each.batch, [self._response], 0, 1_000, 3_000, 6_000) for each in asked]
         return b"".join(frame(wire.encoder.encode(message)) for message in executed)
 
     def deliver(self, answers: bytes) -> None:

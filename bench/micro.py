@@ -15,13 +15,14 @@ from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.serving.validation import validate
 from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from shm.blocks import BlockAllocator
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,8 @@ def run() -> None:
 
 def operations() -> dict[str, Callable[[], object]]:
     """Return what is measured, by name."""
-    execute = wire.Execute(2, [wire.RequestRef(1, [wire.TensorRef("IN", "FP32", [16], bytes(64))] * 2)])
-    executed = wire.Executed(2, [wire.ResponseRef([wire.TensorRef("OUT", "FP32", [16], bytes(64))] * 2)])
+    execute = wire.Execute(2, [wire.RequestMessage(1, [Tensor("IN", "FP32", [16], bytes(64))] * 2)])
+    executed = wire.Executed(2, [wire.ResponseMessage([Tensor("OUT", "FP32", [16], bytes(64))] * 2)])
     encoded, answered = wire.encoder.encode(execute), wire.encoder.encode(executed)
     reader, framed = FrameReader(), frame(encoded)
     allocator = BlockAllocator(1 << 34)
@@ -64,7 +65,7 @@ def operations() -> dict[str, Callable[[], object]]:
 
 def _validation() -> Callable[[], object]:
     spec = model_spec(dims=(16,))
-    request = Request("model", [InputTensor("IN", "FP32", [16], bytes(64))], RecordingSink())
+    request = Request("model", [Tensor("IN", "FP32", [16], bytes(64))], RecordingSink())
     return lambda: validate(request, spec)
 
 
@@ -72,7 +73,7 @@ def _recording(metrics: MetricsConfig) -> Callable[[], object]:
     statistics = ModelStatistics()
     statistics.measure(metrics, ModelConfig())
     batch = Batch([Request("model", [], RecordingSink())])
-    times = ExecutionTimes(1_000, 100_000, 1_000)
+    times = ExecutionTimes(0, 1_000, 100_000, 1_000)
     return lambda: statistics.record_execution(batch, times, 250_000, 1)
 
 

@@ -121,9 +121,10 @@ class SmallBatches:
                     view = found
                 width = place.row_byte_size
                 shape = [size, *place.dims] if batched else place.dims
-                if view.shape != shape or view.datatype != place.datatype or len(view.data) != size * width:
+                data = view.data
+                if data is None or view.shape != shape or view.datatype != place.datatype or len(data) != size * width:
                     return None
-                place.memory[start * width : end * width] = view.data
+                place.memory[start * width : end * width] = data
             ends.append(end)
         return ends
 

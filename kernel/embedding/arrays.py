@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernel.errors import InvalidArgument
-from kernel.serving.request import InputTensor
 from shm.arena import INLINE_LIMIT
 from shm.arrays import NUMPY_TYPES, datatype_of, to_array, to_bytes
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.response import OutputTensor
     from shm.arrays import Array
 
 #: Values of Python itself, which have no datatype of their own and get the model's.
 _PLAIN = (list, tuple, str, bytes, bool, int, float)
 
 
-def input_tensor(name: str, value: Any, datatype: str | None) -> InputTensor:
+def input_tensor(name: str, value: Any, datatype: str | None) -> Tensor:
     """Return an input that holds `value`, which may be changed once its request was submitted.
 
     `datatype` is that of the model's input, None where it has none of this name. Lists and numbers become it; an
@@ -39,12 +38,12 @@ def input_tensor(name: str, value: Any, datatype: str | None) -> InputTensor:
         raise InvalidArgument(f"input '{name}' is an array of {array.dtype}, which no datatype of tensors stands for")
     data = to_bytes(array)
     # Large ones are copied to the model's arena when they are submitted; these, only when they are sent.
-    return InputTensor(name, found, list(array.shape), bytes(data) if len(data) <= INLINE_LIMIT else data)
+    return Tensor(name, found, list(array.shape), bytes(data) if len(data) <= INLINE_LIMIT else data)
 
 
-def output_array(output: OutputTensor) -> Array:
+def output_array(output: Tensor) -> Array:
     """Return a copy of an output, the caller's own. BF16 becomes float32, BYTES an object array of `bytes`."""
-    data = b"" if output.data is None else output.data
+    data = output.raw()
     if output.datatype == "BF16":
         bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
         return bits.view(np.float32).reshape(output.shape)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
-from kernel.serving.request import Request, RequestedOutput
+from kernel.serving.request import Request
 from kernel.serving.response import Response
+from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +142,7 @@ class EmbeddedCall:
             response.release()
             self.request.consumed()
 
-        if response.on_release is not None or not response.final:
+        if response.leased or not response.final:
             with contextlib.suppress(ServingError):  # a server that has ended wants nothing back
                 self._server.post(give_back)
 

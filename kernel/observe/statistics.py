@@ -102,8 +102,6 @@ class ModelStatistics:
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: dict[str, ResponseStatistics] = {}
         self.memory_usage: list[MemoryUsage] = []
-        #: Requests that were accepted and are not executing yet.
-        self.pending = 0
         #: Requests that a full queue refused: they were never accepted, and are counted nowhere else.
         self.refused = 0
         #: How often a worker of this version died, and how often another one took its place.
@@ -133,11 +131,12 @@ class ModelStatistics:
 
     def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, wall_ns: int) -> None:
         """Count an execution that has ended, and each of its requests that has not failed."""
-        input_ns, infer_ns, output_ns = times.input_ns, times.infer_ns, times.output_ns
+        start_ns = times.compute_start_ns
+        input_ns = times.input_end_ns - start_ns
+        infer_ns = times.output_start_ns - times.input_end_ns
+        output_ns = times.compute_end_ns - times.output_start_ns
         self.execution_count += 1
         self.last_inference_ns = wall_ns
-        # Whatever was not computing was waiting, also at a worker that was given it ahead of time.
-        computing_since_ns = now_ns - input_ns - infer_ns - output_ns
         success = self.success
         rows = 0
         for request in batch.requests:
@@ -146,7 +145,7 @@ class ModelStatistics:
                 continue
             self.inference_count += request.batch_size
             duration_ns = now_ns - request.received_ns
-            waited_ns = computing_since_ns - request.queue_start_ns
+            waited_ns = start_ns - request.queue_start_ns
             success.count += 1
             success.ns += duration_ns
             if waited_ns > 0:
@@ -186,19 +185,24 @@ class ModelStatistics:
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True):
-    """Where the time of one execution went, in nanoseconds."""
+    """When the parts of one execution ended, in monotonic nanoseconds of the kernel's clock.
 
-    input_ns: int
-    infer_ns: int
-    output_ns: int
+    Gathering the inputs goes from `compute_start_ns` to `input_end_ns`, the model itself from there to
+    `output_start_ns`, and writing the outputs from there to `compute_end_ns` (Triton's names of these times).
+    """
+
+    compute_start_ns: int
+    input_end_ns: int
+    output_start_ns: int
+    compute_end_ns: int
 
 
 def _summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:
     summaries.request.observe(duration_ns // 1000, now_ns)
     summaries.queue.observe(waited_ns // 1000, now_ns)
-    summaries.compute_input.observe(times.input_ns // 1000, now_ns)
-    summaries.compute_infer.observe(times.infer_ns // 1000, now_ns)
-    summaries.compute_output.observe(times.output_ns // 1000, now_ns)
+    summaries.compute_input.observe((times.input_end_ns - times.compute_start_ns) // 1000, now_ns)
+    summaries.compute_infer.observe((times.output_start_ns - times.input_end_ns) // 1000, now_ns)
+    summaries.compute_output.observe((times.compute_end_ns - times.output_start_ns) // 1000, now_ns)
 
 
 def _reason(request: Request, error: ServingError) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
 from kernel.repository.warmup import warmup_samples
+from kernel.serving.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +49,9 @@ async def _run(model: Model, instances: Sequence[Instance], sample: WarmupSample
     """Have every instance execute `sample` once, all at the same time. Raises `ServingError`."""
     answers = _Answers()
     now_ns = clock.now_ns()
-    batches = [answers.requests(model, sample, now_ns) for _ in instances]
-    for instance, requests in zip(instances, batches, strict=True):
-        model.instances.dispatch_to(instance, requests)
+    batches = [Batch([*answers.requests(model, sample, instance, now_ns)]) for instance in instances]
+    for instance, batch in zip(instances, batches, strict=True):
+        model.instances.dispatch_apart(instance, batch)
     await answers.all_final()
     if answers.errors:
         raise sample.failed(answers.errors)
@@ -64,12 +65,13 @@ class _Answers:
         self._open = 0
         self._done = asyncio.get_running_loop().create_future()
 
-    def requests(self, model: Model, sample: WarmupSample, now_ns: int) -> list[Request]:
-        """Return the requests of one batch, whose responses come here."""
+    def requests(self, model: Model, sample: WarmupSample, instance: Instance, now_ns: int) -> list[Request]:
+        """Return the requests of one batch for `instance`, whose responses come here."""
         made = []
         for _ in range(sample.batch_size):
-            sink = _WarmupSink(self)
+            sink = _WarmupSink(self, instance)
             sink.request = sample.request(model.name, sink)
+            sink.request.owner = sink
             sink.request.received_ns = sink.request.queue_start_ns = now_ns
             made.append(sink.request)
         self._open += len(made)
@@ -88,10 +90,11 @@ class _Answers:
 
 
 class _WarmupSink:
-    """Takes every response at once, so that a decoupled model is never held up."""
+    """Sink and owner of a request. It takes every response at once, so that a decoupled model never waits."""
 
-    def __init__(self, answers: _Answers) -> None:
+    def __init__(self, answers: _Answers, instance: Instance) -> None:
         self._answers = answers
+        self._instance = instance
         self.request: Request | None = None
 
     def send(self, response: Response) -> None:
@@ -100,3 +103,14 @@ class _WarmupSink:
             self.request.failed = self.request.failed or response.error is not None
             self.request.consumed()
         self._answers.received(response)
+
+    # ---- kernel.serving.request.RequestOwner -------------------------------------------------
+
+    def responded(self, request: Request, response: Response) -> None:
+        """Warm-up is not counted in the statistics."""
+
+    def consumed(self, request: Request, count: int) -> None:
+        self._instance.consumed(request, count)
+
+    def cancelled(self, request: Request) -> None:
+        self._instance.cancel(request)

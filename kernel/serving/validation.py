@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kernel.config.spec import ModelSpec, TensorSpec
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
@@ -76,13 +77,13 @@ def _quoted(names: Iterable[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> None:
+def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> None:
     request.batch_size = _batch_size(request, spec, inputs)
     for tensor in inputs:
         _check_tensor(request, spec, tensor, spec.inputs[tensor.name])
 
 
-def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> int:
+def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> int:
     """Return the request's rows: the first dimension that all inputs share, or 1 without batching.
 
     Raises `InvalidArgument`, also for inputs that the model has not.
@@ -116,7 +117,7 @@ def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]
     return rows
 
 
-def _check_tensor(request: Request, spec: ModelSpec, tensor: InputTensor, expected: TensorSpec) -> None:
+def _check_tensor(request: Request, spec: ModelSpec, tensor: Tensor, expected: TensorSpec) -> None:
     prefix = request_prefix(request.id)
     if tensor.datatype != expected.datatype:
         raise InvalidArgument(

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from grpclib.const import Handler
     from grpclib.utils import Wrapper
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
+    from shm.tensor import Buffer
 
 #: What a call says that is cut off while the server stops.
 CUT_OFF = "Server exiting: the call took too long"

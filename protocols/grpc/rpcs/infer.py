@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.grpc.calls import OpenCalls
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
+    from shm.tensor import Buffer
 
 
 #: What Triton calls this call in errors.
@@ -213,7 +214,7 @@ class InferCall(msgspec.Struct, eq=False):
         if compression is not None:
             compression.respond(self._connection, self._stream, parts, response.release)
             return
-        release = None if response.on_release is None else response.release
+        release = None if response.leased is False else response.release
         self._connection.machine.respond(self._stream, parts, release)
         self._connection.wake()
 

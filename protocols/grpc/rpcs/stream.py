@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.request import Request
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
     from protocols.grpc.metadata import MetadataForwarder
+    from shm.tensor import Buffer
 
 #: How many unanswered requests a stream may have while its client takes no replies.
 READ_AHEAD = 256
@@ -335,7 +336,7 @@ class _Port(msgspec.Struct, eq=False):
 
 def _reply(request: Request, live: _Live, response: Response) -> _Reply:
     """Return what is to be sent for a response, which is released with the reply."""
-    release = None if response.on_release is None else response.release
+    release = None if response.leased is False else response.release
     try:
         if response.outputs is not None and response.error is None:
             return _Reply(request, stream_response_parts(response), release, response.final)

@@ -98,7 +98,7 @@ class FastCall(msgspec.Struct, eq=False):
             # What is done here alone nearly every response takes: as `finish`, without the calls.
             octets = like.another(response, self.lane.now)
             if octets is not None:
-                if response.on_release is not None:
+                if response.leased:
                     response.release()
                 self.reply, self._request = ResponseBytes(octets), None
                 if self.connection is not None:

@@ -9,9 +9,10 @@ import pytest
 
 from kernel.embedding.requests import EmbeddedCall, Outputs, ResponseStream, make_call, read_options
 from kernel.errors import InternalError, InvalidArgument, ModelNotFound, ServingError, Unavailable
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from kernel.testing import model_spec
 from protocols.testing import FrontDoorLab
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ class Bench:
 
 def response(request: Request, value: float = 0, *, final: bool = True, on_release: Any = None) -> Response:
     data = np.full(2, value, np.float32).tobytes()
-    outputs = [OutputTensor("OUT", "FP32", [2], data)]
+    outputs = [Tensor("OUT", "FP32", [2], data)]
     return Response("m", "1", request.id, outputs, {"seen": True}, None, final, on_release)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +30,7 @@ def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
 
 
 def answer(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+    output = Tensor("OUT_IN", "FP32", [1], bytes(4))
     request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
 
 
@@ -153,7 +154,7 @@ def test_more_than_one_response_is_an_error(with_lane: WithLane) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 2)
         released: list[int] = []
-        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
         for number in range(2):
             lab.waiting[0].respond(
                 Response("stuck", "1", "", outputs=[output], final=number == 1, on_release=lambda: released.append(1))
