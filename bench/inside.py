@@ -85,13 +85,17 @@ def _kernel() -> tuple[Kernel, _Worker]:
     model.start()
     catalog.set_state("add_sub", 1, ModelState.READY, "", model)
     worker = _Worker()
-    handle = WorkerHandle("add_sub_0", worker, model, LoopPoller(BusyPolling(0, 1)))  # type: ignore[arg-type]  # what it uses of a session
+    handle = WorkerHandle("add_sub_0", worker, model, LoopPoller(BusyPolling(0, 1)), None)  # type: ignore[arg-type]  # what it uses of a session
     model.instances.add(handle)
     return kernel, worker
 
 
 class _Worker:
     """A session whose worker has answered as soon as it is asked."""
+
+    local = True
+    concurrency = 1
+    clock_offset_ns = 0
 
     def __init__(self) -> None:
         self.on_message: Callable[[wire.ToKernel], None]

@@ -147,6 +147,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     #: The longest wait that is polled through, in microseconds; 0 for none.
     busy_poll_us: int = 500
     arena_byte_size: int = 1 << 34
+    #: Whether memory is shared with workers; otherwise tensors travel over their connections.
+    worker_shared_memory: bool = True
 
     @property
     def demo(self) -> bool:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _numbers = itertools.count(1)
 
 
+def new_region_number() -> int:
+    """Return a number that no region of this process has or had."""
+    return next(_numbers)
+
+
 class RegionKind(enum.Enum):
     SYSTEM = "system"  # POSIX shared memory that a client registered
     CUDA = "cuda"  # device memory that a client registered by an IPC handle
@@ -70,7 +75,7 @@ class Region:
         self, name: str, kind: RegionKind, handle: Handle, byte_size: int, *, key: str = "", offset: int = 0
     ) -> None:
         """The region owns `handle` from now on."""
-        self.number = next(_numbers)
+        self.number = new_region_number()
         self.name = name
         self.kind = kind
         self.handle = handle

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shm.tensor import RequestedOutput, Span, Tensor, decode_lease, encode_lease
+from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: Raised when either side changes; a worker of another number is refused.
 PROTOCOL = 5
@@ -233,7 +233,7 @@ class Chunk(Message):
 
     number: int
     offset: int
-    data: bytes
+    data: Buffer
 
 
 class Detach(Message):

@@ -231,6 +231,9 @@ _SERVER = FlagGroup(
         Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", default="half of the memory",
              ours=True,
              help="The most that tensors of one model's requests may take; the power of two below."),
+        Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
+             help="Whether large tensors go to workers through shared memory; false sends them over connections, as to "
+             "workers of other hosts, which is slower."),
     ),
 )  # fmt: skip
 
