@@ -109,16 +109,16 @@ async def infer(kernel: Kernel, model: str, tensor: Tensor) -> Response:
 
 def passed_on(response: Response) -> Tensor:
     """Return the output of a response as the input of another request, which has a lease of its own."""
-    (output,) = response.outputs or [None]
-    assert output is not None
+    assert response.outputs is not None
+    (output,) = response.outputs
     assert output.data is None
     assert output.span is not None
     return Tensor("IN", output.datatype, output.shape, None, output.span.shared())
 
 
 def elements(response: Response) -> list[float]:
-    (output,) = response.outputs or [None]
-    assert output is not None
+    assert response.outputs is not None
+    (output,) = response.outputs
     return list(np.frombuffer(output.raw(), np.float32))
 
 
@@ -164,8 +164,8 @@ def test_the_blocks_of_a_worker_that_is_gone_stay_readable(server: ServerThread)
     async def work(kernel: Kernel) -> None:
         produced = await infer(kernel, "double", Tensor("IN", "FP32", [len(VALUES)], memoryview(VALUES.tobytes())))
         gone = asyncio.get_running_loop().create_future()
-        (output,) = produced.outputs or [None]
-        assert output is not None
+        assert produced.outputs is not None
+        (output,) = produced.outputs
         assert output.span is not None
         arena = output.span.lease.region
         arena.on_closed(lambda _: gone.set_result(None))
