@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from bench import against as against_commit
 from bench import compare, curve, growth, machine, start, store
+from bench.checkout import UnknownCommit
+from bench.server import ServerFailed
 from bench.triton import NotAvailable
 
 cli = typer.Typer(
@@ -30,8 +34,17 @@ cli = typer.Typer(
 )
 
 Only = Annotated[str, typer.Option(help="only rows whose name contains this: 'small', 'grpc', 'c=8'")]
-Rounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; figures are medians")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="length of a window; a round has three")]
+Rounds = Annotated[
+    int | None,
+    typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="length of a window; a round has three", show_default="1.0, with --against 0.5"),
+]
+Against = Annotated[
+    str, typer.Option(metavar="COMMIT", help="compare this tree with a commit of ours instead of with Triton")
+]
 Output = Annotated[Path | None, typer.Option(help="write figures and settings to this JSON file", dir_okay=False)]
 WithoutTriton = Annotated[bool, typer.Option("--without-triton", help="measure our server alone")]
 Quick = Annotated[
@@ -42,14 +55,22 @@ Quick = Annotated[
 @cli.command()
 def rows(
     only: Only = "",
-    rounds: Rounds = 3,
-    seconds: Seconds = 1.0,
+    rounds: Rounds = None,
+    seconds: Seconds = None,
     output: Output = None,
     without_triton: WithoutTriton = False,
+    against: Against = "",
 ) -> None:
-    """32 rows of load: requests/s, p99, CPU seconds per 1,000 requests, and the ratios. 13 minutes."""
+    """32 rows of load: requests/s, p99, CPU time of a request, and the ratios. 13 minutes, with --against 25.
+
+    With --against both commits are measured in paired rounds, and each ratio has an interval. The exit code is 1
+    where a row is worse than before by more than 7 % with confidence, or all rows together by more than 2 %.
+    """
     _warn_if_busy()
-    raise typer.Exit(compare.run(only, rounds, seconds, output, with_triton=not without_triton))
+    if against:
+        generator = random.Random(0)  # equal orders in every run
+        raise typer.Exit(against_commit.run(against, only, rounds or 9, seconds or 0.5, output, generator))
+    raise typer.Exit(compare.run(only, rounds or 3, seconds or 1.0, output, with_triton=not without_triton))
 
 
 @cli.command("curve")
@@ -128,7 +149,7 @@ def main() -> None:
         arguments = ["rows", *arguments]
     try:
         cli(args=arguments, prog_name="python -m bench")
-    except NotAvailable as error:
+    except (NotAvailable, UnknownCommit, ServerFailed) as error:
         sys.exit(f"cannot measure: {error}")
 
 

@@ -16,6 +16,7 @@ from hpack import Encoder
 from backends.supervision.handle import WorkerHandle
 from backends.transport import wire
 from backends.transport.framing import FrameReader, frame
+from bench.inside_apart import PATHS
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -49,10 +50,8 @@ _TENSOR = struct.pack("<16f", *range(16))
 
 def measure() -> dict[str, float]:
     """Return microseconds per request by front door: the best of three runs."""
-    return {
-        f"whole request in the kernel: {name}": min(asyncio.run(_run(door)) for _ in range(3))
-        for name, door in (("HTTP", _HttpDoor), ("gRPC", _GrpcDoor))
-    }
+    doors: tuple[type[_HttpDoor | _GrpcDoor], ...] = (_HttpDoor, _GrpcDoor)
+    return {path: min(asyncio.run(_run(door)) for _ in range(3)) for path, door in zip(PATHS, doors, strict=True)}
 
 
 async def _run(door_type: type[_HttpDoor | _GrpcDoor]) -> float:

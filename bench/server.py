@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from bench.checkout import ROOT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -32,7 +34,9 @@ class ServerFailed(Exception):
 class ServerProcess:
     """`python -m kernel run` over a repository, ready when the `with` block begins, stopped at its end."""
 
-    def __init__(self, repository: Path | None, *flags: str) -> None:
+    def __init__(self, repository: Path | None, *flags: str, tree: Path | None = None) -> None:
+        """`tree` is the source tree whose server is started; without it, the one that this process imports."""
+        self._tree = tree
         self._flags = [f"--model-repository={repository}"] if repository is not None else []
         self._flags += flags
         self.http_port = self.grpc_port = self.metrics_port = 0
@@ -73,7 +77,14 @@ class ServerProcess:
         self._log = tempfile.NamedTemporaryFile(prefix="naiad-", suffix=".log")  # noqa: SIM115 - closed in stop
         command = [sys.executable, "-m", "kernel", "run", "--http-port=0", "--grpc-port=0", "--metrics-port=0",
                    "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *self._flags]  # fmt: skip
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
+        self._process = subprocess.Popen(
+            command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            cwd=self._tree,
+            env=environment(self._tree),
+            start_new_session=True,
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             while not self._ports_found():
@@ -139,6 +150,15 @@ class ServerProcess:
             return reply.status, reply.read().decode()
         finally:
             connection.close()
+
+
+def environment(tree: Path | None) -> dict[str, str]:
+    """Return the environment of a Python process that imports the packages of `tree`, and none of the working tree."""
+    if tree is None:
+        return dict(os.environ)
+    others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    paths = [str(tree), *(each for each in others if Path(each).resolve() != ROOT.resolve())]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def rss_bytes(pid: int) -> int:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 
 from bench.compare import Measured, report_line
+from bench.contenders import Measurement
 from bench.machine import ProcessTimes
 from bench.rows import Figures, Row
 
 ROW = Row("small http c=8", "add_sub", "http", 8)
-OURS = Measured([Figures(20_000, 300, 800, 1000, client_cpu_s=0.04)], [ProcessTimes(0.03, 0.01)])
-TRITON = Measured([Figures(10_000, 600, 1600, 1000, client_cpu_s=0.04)], [ProcessTimes(0.08, 0.02)])
+OURS = Measured([
+    Measurement(Figures(20_000, 300, 800, 1000, client_cpu_s=0.04), ProcessTimes(0.02, 0.01), ProcessTimes(0.01, 0.0))
+])  # fmt: skip
+TRITON = Measured([
+    Measurement(Figures(10_000, 600, 1600, 1000, client_cpu_s=0.04), ProcessTimes(0.05, 0.02), ProcessTimes(0.03, 0.0))
+])  # fmt: skip
 
 
 def test_cpu_time_is_that_of_one_request() -> None:
