@@ -16,11 +16,11 @@ from array import array
 
 import msgspec
 
+from bench.load_clients import LOAD_CLIENTS, BadResponse, LoadClient
 from bench.machine import children_of, cpu_times_of
-from bench.peers import PEERS, BadAnswer, Peer
 
 #: What a request may take before the load is given up.
-PATIENCE_S = 10.0
+RESPONSE_TIMEOUT_S = 10.0
 #: From the first request to the first that counts: at least so long, and at least so many requests to each model.
 #: Models of Triton that were just loaded answered their first twenty requests at a tenth of the later rate (64 models:
 #: 485 a second, 5,400 ten seconds later), so time alone would flatter whoever warms up faster.
@@ -60,9 +60,9 @@ class LoadConnection:
     """A socket, its protocol state, and when its request left."""
 
     def __init__(self, spec: Spec, number: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", spec.port), timeout=PATIENCE_S)
+        self.socket = socket.create_connection(("127.0.0.1", spec.port), timeout=RESPONSE_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer: Peer = PEERS[spec.protocol]()
+        self.peer: LoadClient = LOAD_CLIENTS[spec.protocol]()
         self._models = spec.models
         self._next = number
         self.sent_at = 0.0
@@ -84,12 +84,12 @@ class LoadConnection:
         """Read what is there; returns whether the answer is complete."""
         received = self.socket.recv(1 << 16)
         if not received:
-            raise BadAnswer("the server closed the connection")
+            raise BadResponse("the server closed the connection")
         return self.peer.feed(received)
 
 
 def run(spec: Spec) -> Sample:
-    """Carry a load out, in this thread. Raises `BadAnswer`, `OSError`."""
+    """Carry a load out, in this thread. Raises `BadResponse`, `OSError`."""
     gc.disable()  # a collection in the client would look like a slow server
     poll = select.epoll()
     connections: dict[int, LoadConnection] = {}
@@ -111,7 +111,7 @@ def run(spec: Spec) -> Sample:
     used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
     count = len(latencies)
     if not count:
-        raise BadAnswer("no request was answered")
+        raise BadResponse("no request was answered")
     ordered = sorted(latencies)
     return Sample(
         rate=count / elapsed_s,
@@ -134,10 +134,10 @@ def _drive(
     began = now = time.perf_counter()
     while now - began < seconds or len(latencies) < requests:
         if now - began > seconds + WARM_UP_LIMIT_S:
-            raise BadAnswer(f"only {len(latencies)} of {requests} requests of the warm-up were answered")
-        ready = poll.poll(PATIENCE_S)
+            raise BadResponse(f"only {len(latencies)} of {requests} requests of the warm-up were answered")
+        ready = poll.poll(RESPONSE_TIMEOUT_S)
         if not ready:
-            raise BadAnswer(f"no answer for {PATIENCE_S:.0f} s")
+            raise BadResponse(f"no answer for {RESPONSE_TIMEOUT_S:.0f} s")
         for descriptor, _ in ready:
             connection = connections[descriptor]
             if connection.receive():
@@ -157,7 +157,7 @@ def _cpu(pid: int) -> dict[int, float]:
 def run_apart(spec: Spec) -> Sample:
     """Carry a load out in a process of its own, away from progress bars. Raises `LoadNotRun`."""
     command = [sys.executable, "-m", "bench.load", msgspec.json.encode(spec).decode()]
-    timeout_s = spec.seconds + WARM_UP_S + WARM_UP_LIMIT_S + 2 * PATIENCE_S + 10
+    timeout_s = spec.seconds + WARM_UP_S + WARM_UP_LIMIT_S + 2 * RESPONSE_TIMEOUT_S + 10
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
@@ -171,7 +171,7 @@ def main() -> int:
     """Carry out the load in the first argument."""
     try:
         sample = run(msgspec.json.decode(sys.argv[1], type=Spec))
-    except (BadAnswer, OSError) as error:
+    except (BadResponse, OSError) as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(sample))

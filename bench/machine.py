@@ -24,7 +24,7 @@ PERF_ANALYZER = "2.41"
 BUSY = 1.0
 
 #: For how long that is looked at. A load average would tell of a measurement that has just ended.
-_LOOK_S = 1.0
+_LOAD_INTERVAL_S = 1.0
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -66,8 +66,8 @@ def this_machine() -> Machine:
 
 def _processors_in_use() -> float:
     before = _idle_seconds()
-    time.sleep(_LOOK_S)
-    idle = (_idle_seconds() - before) / _LOOK_S
+    time.sleep(_LOAD_INTERVAL_S)
+    idle = (_idle_seconds() - before) / _LOAD_INTERVAL_S
     return round(max(0.0, (os.cpu_count() or 1) - idle), 2)
 
 

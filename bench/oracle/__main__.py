@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.oracle import servers
-from bench.oracle.answers import Answer, cleaned, expected, is_expected, verdict
 from bench.oracle.record import Record, Stale, load_cases
+from bench.oracle.responses import StepResponse, cleaned, expected, is_expected, verdict
 from bench.triton import NotAvailable
 
 if TYPE_CHECKING:
     from bench.oracle.steps import Case
 
 #: Answers of one file's cases, in order.
-Answers = list[tuple["Case", list[Answer]]]
+Responses = list[tuple["Case", list[StepResponse]]]
 
 
-def answers(server: servers.Ours | servers.Triton, cases: list[Case]) -> Answers:
+def responses_of(server: servers.Ours | servers.Triton, cases: list[Case]) -> Responses:
     """Take all steps of all cases on one server."""
     return [
         (case, [cleaned(server.ask(step), step.ignore, server.repository) for step in case.steps]) for case in cases
     ]
 
 
-def show(answer: Answer) -> str:
+def show(answer: StepResponse) -> str:
     return f"{answer.status}  {answer.error or ''}  {json.dumps(answer.body)[:1500]}"
 
 
-def compare(name: str, ours: Answers, theirs: Answers, *, verbose: bool) -> Counter[str]:
+def compare(name: str, ours: Responses, theirs: Responses, *, verbose: bool) -> Counter[str]:
     """Print where two servers differ; steps that differ as they may count as `allowed`."""
     counted: Counter[str] = Counter()
     for (case, mine), (_, real) in zip(ours, theirs, strict=True):
@@ -48,17 +48,17 @@ def compare(name: str, ours: Answers, theirs: Answers, *, verbose: bool) -> Coun
     return counted
 
 
-def recorded(path: Path, cases: list[Case]) -> Answers:
+def recorded(path: Path, cases: list[Case]) -> Responses:
     """Return the recorded answers; a step without one gets an answer that says so."""
     record = Record.read(path)
-    found: Answers = []
+    found: Responses = []
     for case in cases:
         told = []
         for number, step in enumerate(case.steps):
             try:
                 told.append(record.answer(case, number, step))
             except Stale:
-                told.append(Answer("not recorded"))
+                told.append(StepResponse("not recorded"))
         found.append((case, told))
     return found
 
@@ -73,13 +73,13 @@ def main() -> int:
     told = parser.parse_args()
     files = told.files or sorted(servers.CASES.glob("*.py"))
     cases = {path.stem: [case for case in load_cases(path) if told.only in case.name] for path in files}
-    theirs: dict[str, Answers] = {}
+    theirs: dict[str, Responses] = {}
     try:
         if told.recorded:
             theirs = {name: recorded(servers.RECORDED / f"{name}.json", found) for name, found in cases.items()}
         else:
             with servers.Triton(servers.MODELS) as real:
-                theirs = {name: answers(real, found) for name, found in cases.items()}
+                theirs = {name: responses_of(real, found) for name, found in cases.items()}
     except NotAvailable as error:
         print(error, file=sys.stderr)
         return 2
@@ -93,7 +93,7 @@ def main() -> int:
     counted: Counter[str] = Counter()
     with servers.Ours(servers.MODELS) as ours:
         for name, asked in cases.items():
-            counted += compare(name, answers(ours, asked), theirs[name], verbose=told.verbose)
+            counted += compare(name, responses_of(ours, asked), theirs[name], verbose=told.verbose)
     print(", ".join(f"{count} {label}" for label, count in counted.most_common()), f"of {counted.total()}")
     return 0 if counted.total() == counted["same"] + counted["allowed"] else 1
 

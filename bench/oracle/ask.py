@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from bench.oracle.answers import Answer, renamed, told_bytes
+from bench.oracle.responses import StepResponse, binary_text, renamed
 from bench.oracle.steps import KEY
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ class AskedServer:
         self._channel.close()
         _remove_region(_OWN_KEY)  # a step that failed may have left it
 
-    def ask(self, step: Step) -> Answer:
+    def ask(self, step: Step) -> StepResponse:
         """Send one step; an answer that cannot be read has the status `broken`."""
         answer = self._ask(renamed(step.args, KEY, _OWN_KEY), step.kind)
-        return Answer(answer.status, renamed(answer.body, _OWN_KEY, KEY), renamed(answer.error, _OWN_KEY, KEY))
+        return StepResponse(answer.status, renamed(answer.body, _OWN_KEY, KEY), renamed(answer.error, _OWN_KEY, KEY))
 
-    def _ask(self, args: Document, kind: str) -> Answer:
-        kinds: dict[str, Callable[..., Answer]] = {
+    def _ask(self, args: Document, kind: str) -> StepResponse:
+        kinds: dict[str, Callable[..., StepResponse]] = {
             "http": self._http,
             "chunked": self._chunked,
             "rpc": self._rpc,
@@ -63,17 +63,17 @@ class AskedServer:
         try:
             return kinds[kind](**args)
         except grpc.RpcError as error:
-            return Answer(f"grpc {error.code().name}", None, error.details())
+            return StepResponse(f"grpc {error.code().name}", None, error.details())
         except (OSError, http.client.HTTPException, TimeoutError) as error:
-            return Answer("broken", None, f"{type(error).__name__}: {error}")
+            return StepResponse("broken", None, f"{type(error).__name__}: {error}")
 
-    def _http(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Answer:
+    def _http(self, method: str, path: str, body: Any, headers: dict[str, str]) -> StepResponse:
         content = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
         with contextlib.closing(self._connection()) as connection:
             connection.request(method, path, body=content, headers=headers)
             return _read(connection.getresponse())
 
-    def _chunked(self, path: str, chunks: list[bytes], headers: dict[str, str]) -> Answer:
+    def _chunked(self, path: str, chunks: list[bytes], headers: dict[str, str]) -> StepResponse:
         with contextlib.closing(self._connection()) as connection:
             connection.request("POST", path, body=iter(chunks), headers=headers, encode_chunked=True)
             return _read(connection.getresponse())
@@ -83,14 +83,14 @@ class AskedServer:
 
     def _rpc(
         self, name: str, request: Document, raw: list[bytes], timeout: float, metadata: dict[str, str] | None = None
-    ) -> Answer:
+    ) -> StepResponse:
         call = getattr(self._stub, name)
         reply = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
-        return Answer("grpc OK", _document(reply))
+        return StepResponse("grpc OK", _document(reply))
 
     def _stream(
         self, requests: list[Document], raws: list[list[bytes]], metadata: dict[str, str] | None = None
-    ) -> Answer:
+    ) -> StepResponse:
         messages = [_message("ModelInferRequest", request, raw) for request, raw in zip(requests, raws, strict=True)]
         replies: list[Document] = []
         status, details = "OK", None
@@ -101,10 +101,10 @@ class AskedServer:
             status, details = error.code().name, error.details()
         errors = [reply.pop("error_message") for reply in replies if reply.get("error_message")]
         texts = [*errors, details] if details is not None else errors
-        return Answer(f"grpc {status}", replies, "\n".join(texts) if texts else None)
+        return StepResponse(f"grpc {status}", replies, "\n".join(texts) if texts else None)
 
 
-def _read(reply: http.client.HTTPResponse) -> Answer:
+def _read(reply: http.client.HTTPResponse) -> StepResponse:
     content = reply.read()
     encoding = reply.getheader("Content-Encoding")
     told: dict[str, Any] = {"content-type": (reply.getheader("Content-Type") or "").split(";")[0]}
@@ -117,7 +117,7 @@ def _read(reply: http.client.HTTPResponse) -> Answer:
     length = reply.getheader("Inference-Header-Content-Length")
     if length is not None:
         told["json"] = json.loads(content[: int(length)].decode("utf-8", "replace"))
-        told["binary"] = told_bytes(content[int(length) :])
+        told["binary"] = binary_text(content[int(length) :])
     elif told["content-type"] == "text/event-stream":
         told["events"] = _events(content.decode())
     elif content[:1] in (b"{", b"["):
@@ -126,7 +126,7 @@ def _read(reply: http.client.HTTPResponse) -> Answer:
             error = told["json"].pop("error")
     else:
         told["text"] = content.decode("utf-8", "replace")
-    return Answer(f"http {reply.status}", told, error)
+    return StepResponse(f"http {reply.status}", told, error)
 
 
 def _events(text: str) -> list[Any]:
@@ -150,16 +150,16 @@ def _pairs(metadata: dict[str, str] | None) -> list[tuple[str, str]] | None:
     return None if metadata is None else list(metadata.items())
 
 
-def _make_region(key: str, content: bytes) -> Answer:
+def _make_region(key: str, content: bytes) -> StepResponse:
     (_SHARED_MEMORY / key).write_bytes(content)
-    return Answer("done")
+    return StepResponse("done")
 
 
-def _read_region(key: str, offset: int, byte_size: int) -> Answer:
+def _read_region(key: str, offset: int, byte_size: int) -> StepResponse:
     content = (_SHARED_MEMORY / key).read_bytes()[offset : offset + byte_size]
-    return Answer("done", {"binary": told_bytes(content)})
+    return StepResponse("done", {"binary": binary_text(content)})
 
 
-def _remove_region(key: str) -> Answer:
+def _remove_region(key: str) -> StepResponse:
     (_SHARED_MEMORY / key).unlink(missing_ok=True)
-    return Answer("done")
+    return StepResponse("done")

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bench.oracle.answers import Answer
+from bench.oracle.responses import StepResponse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,13 +48,13 @@ class Record:
         """Return the names of the cases that have answers."""
         return set(self._answers)
 
-    def put(self, case: Case, answers: list[Answer]) -> None:
+    def put(self, case: Case, answers: list[StepResponse]) -> None:
         """Keep the cleaned answers to all steps of a case."""
         self._answers[case.name] = [
             {"request": step.digest(), **asdict(answer)} for step, answer in zip(case.steps, answers, strict=True)
         ]
 
-    def answer(self, case: Case, number: int, step: Step) -> Answer:
+    def answer(self, case: Case, number: int, step: Step) -> StepResponse:
         """Return the answer to a step, counted from 0. Raises `Stale`."""
         kept = self._answers.get(case.name, [])
         if number >= len(kept) or kept[number]["request"] != step.digest():
@@ -62,7 +62,7 @@ class Record:
         found = kept[number]
         error = found["error"]
         assert error is None or isinstance(error, str)
-        return Answer(str(found["status"]), found["body"], error)
+        return StepResponse(str(found["status"]), found["body"], error)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self._answers, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.oracle.answers import Answer
 from bench.oracle.ask import AskedServer
+from bench.oracle.responses import StepResponse
 from bench.server import ServerProcess, free_ports, wait_for
 from bench.triton import triton
 
@@ -67,7 +67,7 @@ class Ours:
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
-    def ask(self, step: Step) -> Answer:
+    def ask(self, step: Step) -> StepResponse:
         return self._server.ask(step)
 
 
@@ -97,7 +97,7 @@ class Triton:
         self._server = self._running.enter_context(AskedServer(http_port, grpc_port))
         self.repository = str(copy)
 
-    def ask(self, step: Step) -> Answer:
+    def ask(self, step: Step) -> StepResponse:
         """Send one step; the status is `crashed` where it ends the server."""
         answer = self._server.ask(step)
         if "tatistics" in str(step.args.get("name")) or str(step.args.get("path")).endswith("/stats"):
@@ -105,10 +105,10 @@ class Triton:
         if (answer.status == "broken" or answer.status == "grpc UNAVAILABLE") and self._has_ended():
             self._running.close()
             self._start()
-            return Answer("crashed")
+            return StepResponse("crashed")
         return answer
 
-    def _settled(self, step: Step, answer: Answer) -> Answer:
+    def _settled(self, step: Step, answer: StepResponse) -> StepResponse:
         """Ask again until nothing changes: Triton counts a request some time after it has answered it."""
         while True:
             time.sleep(0.1)

@@ -30,7 +30,7 @@ class Difference:
     """Where our answer is knowingly another one than Triton's: why, and what it says instead."""
 
     reason: str
-    #: Fields of `bench.oracle.answers.Answer` that are ours; `...` for one that is not compared.
+    #: Fields of `bench.oracle.responses.StepResponse` that are ours; `...` for one that is not compared.
     ours: Document
 
 

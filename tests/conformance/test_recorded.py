@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
-from bench.oracle.answers import cleaned, expected, is_expected
 from bench.oracle.record import Record, load_cases
+from bench.oracle.responses import cleaned, expected, is_expected
 from bench.oracle.servers import CASES, MODELS, RECORDED, Ours
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ Verdict = Literal["same", "wording", "body", "status", "broken"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class StepResponse:
     """One answer: a status such as `http 200` or `grpc NOT_FOUND`, what it says, and the text of an error."""
 
     status: str
@@ -63,24 +63,24 @@ def _time(value: Any) -> str:
     return "some" if float(value) > 0 else "none"
 
 
-def cleaned(answer: Answer, ignore: tuple[str, ...], repository: str) -> Answer:
+def cleaned(answer: StepResponse, ignore: tuple[str, ...], repository: str) -> StepResponse:
     """Return `answer` as it is kept: without times and without the place of the models on this machine."""
-    return Answer(answer.status, plain(answer.body, ignore, repository), plain(answer.error, (), repository))
+    return StepResponse(answer.status, plain(answer.body, ignore, repository), plain(answer.error, (), repository))
 
 
-def expected(theirs: Answer, difference: Difference | None) -> Answer:
+def expected(theirs: StepResponse, difference: Difference | None) -> StepResponse:
     """Return what our answer has to be, given Triton's."""
     return theirs if difference is None else replace(theirs, **difference.ours)
 
 
-def is_expected(answer: Answer, wanted: Answer) -> bool:
+def is_expected(answer: StepResponse, wanted: StepResponse) -> bool:
     """Say whether `answer` is what was wanted; a body of `...` is any body."""
     if wanted.body is ...:
         wanted = replace(wanted, body=answer.body)
     return answer == wanted
 
 
-def verdict(ours: Answer, theirs: Answer) -> Verdict:
+def verdict(ours: StepResponse, theirs: StepResponse) -> Verdict:
     """Say what differs between two cleaned answers."""
     if ours.status == "broken" and theirs.status != "broken":
         return "broken"
@@ -91,7 +91,7 @@ def verdict(ours: Answer, theirs: Answer) -> Verdict:
     return "same" if ours.error == theirs.error else "wording"
 
 
-def told_bytes(content: bytes) -> str:
+def binary_text(content: bytes) -> str:
     """Return binary content in a form that fits into a record."""
     if len(content) <= LONGEST_HEX:
         return content.hex()

@@ -7,19 +7,19 @@ import struct
 import hpack
 import pytest
 
-from bench.peers import (
+from bench.load_clients import (
+    CLIENT_PREFACE,
     DATA,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
-    GREETING,
     HEADERS,
     PING,
     SETTINGS,
     WINDOW_UPDATE,
-    BadAnswer,
-    GrpcPeer,
-    HttpPeer,
+    BadResponse,
+    GrpcLoadClient,
+    HttpLoadClient,
     frame,
 )
 from protocols.grpc.generated import grpc_service_pb2 as pb
@@ -29,19 +29,19 @@ HTTP_ANSWER = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\nContent
 
 @pytest.mark.parametrize("cut", range(len(HTTP_ANSWER)))
 def test_an_http_answer_is_complete_with_its_last_byte(cut: int) -> None:
-    peer = HttpPeer()
+    peer = HttpLoadClient()
     assert not peer.feed(HTTP_ANSWER[:cut])
     assert peer.feed(HTTP_ANSWER[cut:])
     assert peer.feed(HTTP_ANSWER)
 
 
 def test_an_http_error_is_not_counted() -> None:
-    with pytest.raises(BadAnswer, match="no such model"):
-        HttpPeer().feed(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\n\r\nno such model")
+    with pytest.raises(BadResponse, match="no such model"):
+        HttpLoadClient().feed(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\n\r\nno such model")
 
 
 def test_an_http_request_names_its_model_and_lengths() -> None:
-    head, _, body = HttpPeer().request("m").partition(b"\r\n\r\n")
+    head, _, body = HttpLoadClient().request("m").partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
     assert f"\r\nContent-Length: {len(body)}".encode() in head
     json_size = int(head.partition(b"Inference-Header-Content-Length: ")[2].partition(b"\r\n")[0])
@@ -63,40 +63,40 @@ def grpc_answer(status: str = "0", message: str = "") -> bytes:
 def test_a_grpc_answer_is_complete_with_its_trailers_however_it_is_cut() -> None:
     answer = grpc_answer()
     for cut in range(len(answer)):
-        peer = GrpcPeer()
+        peer = GrpcLoadClient()
         assert not peer.feed(answer[:cut])
         assert peer.feed(answer[cut:])
 
 
 def test_a_grpc_error_is_not_counted() -> None:
-    with pytest.raises(BadAnswer, match="14 it is gone"):
-        GrpcPeer().feed(grpc_answer("14", "it is gone"))
+    with pytest.raises(BadResponse, match="14 it is gone"):
+        GrpcLoadClient().feed(grpc_answer("14", "it is gone"))
 
 
 def test_a_goodbye_ends_the_load() -> None:
-    with pytest.raises(BadAnswer, match="type 7"):
-        GrpcPeer().feed(frame(GOAWAY, 0, 0, bytes(8)))
+    with pytest.raises(BadResponse, match="type 7"):
+        GrpcLoadClient().feed(frame(GOAWAY, 0, 0, bytes(8)))
 
 
 def test_a_grpc_connection_begins_with_its_greeting_and_acknowledges() -> None:
-    peer = GrpcPeer()
-    assert peer.pending.startswith(GREETING)
+    peer = GrpcLoadClient()
+    assert peer.pending.startswith(CLIENT_PREFACE)
     peer.pending.clear()
     peer.feed(frame(SETTINGS, 0, 0, b"") + frame(PING, 0, 0, b"12345678") + frame(SETTINGS, 1, 0, b""))
     assert peer.pending == frame(SETTINGS, 1, 0, b"") + frame(PING, 1, 0, b"12345678")
 
 
 def grpc_message(model: str) -> bytes:
-    request = GrpcPeer().request(model)
+    request = GrpcLoadClient().request(model)
     headers = int.from_bytes(request[:3])
     return request[9 + headers + 9 :]
 
 
 def test_grpc_requests_use_new_streams_and_the_connection_window() -> None:
-    peer = GrpcPeer()
+    peer = GrpcLoadClient()
     requests = [peer.request("m") for _ in range(65535 // len(grpc_message("m")))]
     assert [struct.unpack_from(">I", request, 5)[0] for request in requests[:3]] == [1, 3, 5]
-    with pytest.raises(BadAnswer, match="window"):
+    with pytest.raises(BadResponse, match="window"):
         peer.request("m")
     peer.feed(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 65535)))
     assert peer.request("m")

@@ -19,11 +19,11 @@ TENSOR = struct.pack(f"<{VALUES}f", *range(VALUES))
 INPUTS = ("INPUT0", "INPUT1")
 
 
-class BadAnswer(Exception):
+class BadResponse(Exception):
     """The server answered with an error, or not in the protocol."""
 
 
-class Peer(Protocol):
+class LoadClient(Protocol):
     """One connection's state."""
 
     #: Bytes to send before the next request: greetings and acknowledgements. The caller sends and clears them.
@@ -34,11 +34,11 @@ class Peer(Protocol):
         ...
 
     def feed(self, received: bytes) -> bool:
-        """Take bytes; returns whether they complete the answer. Raises `BadAnswer`."""
+        """Take bytes; returns whether they complete the answer. Raises `BadResponse`."""
         ...
 
 
-class HttpPeer:
+class HttpLoadClient:
     """HTTP/1.1 with keep-alive and the binary tensor extension."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class HttpPeer:
             return False
         head = bytes(self._buffer[:end_of_head]).lower()
         if not head.startswith(b"http/1.1 200 "):
-            raise BadAnswer(bytes(self._buffer).decode(errors="replace"))
+            raise BadResponse(bytes(self._buffer).decode(errors="replace"))
         length = int(head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
         if len(self._buffer) < end_of_head + 4 + length:
             return False
@@ -84,7 +84,7 @@ END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
 #: Our receive window is so large that no run uses it up (a thousand answers take 200 kB).
 WINDOW = (1 << 31) - 1
 #: No dynamic table in either direction: equal headers are equal bytes, so each block is decoded once.
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -92,13 +92,13 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-class GrpcPeer:
+class GrpcLoadClient:
     """gRPC's unary ModelInfer over HTTP/2."""
 
     def __init__(self) -> None:
         settings = struct.pack(">HIHI", 0x1, 0, 0x2, 0)  # HEADER_TABLE_SIZE 0, ENABLE_PUSH 0
         window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - 65535))
-        self.pending = bytearray(GREETING + frame(SETTINGS, 0, 0, settings) + window)
+        self.pending = bytearray(CLIENT_PREFACE + frame(SETTINGS, 0, 0, settings) + window)
         self._buffer = bytearray()
         self._stream = -1
         self._window = 65535
@@ -113,7 +113,7 @@ class GrpcPeer:
         self._stream += 2
         self._window -= len(message)
         if self._window < 0:
-            raise BadAnswer("the server has not enlarged the window of the connection")
+            raise BadResponse("the server has not enlarged the window of the connection")
         return frame(HEADERS, END_HEADERS, self._stream, headers) + frame(DATA, END_STREAM, self._stream, message)
 
     def feed(self, received: bytes) -> bool:
@@ -141,7 +141,7 @@ class GrpcPeer:
         elif kind == PING and not flags & ACK:
             self.pending += frame(PING, ACK, 0, payload)
         elif kind in (RST_STREAM, GOAWAY):
-            raise BadAnswer(f"the server sent a frame of type {kind}: {payload!r}")
+            raise BadResponse(f"the server sent a frame of type {kind}: {payload!r}")
         return False
 
     def _take_headers(self, flags: int, block: bytes) -> bool:
@@ -150,7 +150,7 @@ class GrpcPeer:
         if not flags & END_STREAM:
             return False
         if self._statuses[block] != "0":
-            raise BadAnswer(f"grpc-status {self._statuses[block]}")
+            raise BadResponse(f"grpc-status {self._statuses[block]}")
         return True
 
 
@@ -173,4 +173,4 @@ def _grpc_request(model: str) -> tuple[bytes, bytes]:
     return headers, b"\0" + struct.pack(">I", len(encoded)) + encoded
 
 
-PEERS: dict[str, type[HttpPeer] | type[GrpcPeer]] = {"http": HttpPeer, "grpc": GrpcPeer}
+LOAD_CLIENTS: dict[str, type[HttpLoadClient] | type[GrpcLoadClient]] = {"http": HttpLoadClient, "grpc": GrpcLoadClient}
