@@ -1,8 +1,8 @@
 """`python -m bench --against COMMIT`: this working tree and another commit of ours under the same loads.
 
-In each round both servers are started anew, so that the luck of one start (where its memory lies, which processor it
-gets) is in one round and not in all. Both then run every row, one directly after the other, in random order. What
-counts is the ratio now/before of each pair, see `bench/intervals.py`.
+Each round starts both servers again, because two starts of the same server may differ by some percent for as long as
+they run. Then both run every row, one directly after the other, in random order. The results are the ratios now/before
+of these pairs, see `bench/intervals.py`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ BEFORE, NOW = "before", "now"
 #: The smallest ratios of rates that are accepted: of a row, and of the geometric mean of all rows.
 ROW_LIMIT, MEAN_LIMIT = 0.93, 0.98
 
-#: The system counts CPU time in such steps; a process that has taken less seems to have taken nothing.
+#: The system counts CPU time in steps of this size. A process that has used less seems to have used none.
 _CPU_STEP_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """A quantity of one row, or of all: medians before and now (None for all rows), the ratio now/before, a verdict."""
+    """A quantity of one row or of all rows: the medians (None for all rows), the ratio now/before, and a verdict."""
 
     before: float | None
     now: float | None
@@ -53,10 +53,10 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 class PairedRow(msgspec.Struct):
-    """The rounds of one row in which both servers had figures. `failures` say what happened in the others."""
+    """The rounds of one row in which both servers had figures, and the failures of the other rounds."""
 
     row: str
-    #: By the title of the quantity, a value for each round.
+    #: A value for each round, by the title of the quantity.
     before: dict[str, list[float]] = {}
     now: dict[str, list[float]] = {}
     failures: list[str] = []
@@ -73,7 +73,7 @@ class PairedRow(msgspec.Struct):
         return [now / before for before, now in rounds]
 
     def compare(self, quantity: Quantity, limit: float) -> None:
-        """Judge all rounds of a quantity, if there are any."""
+        """Compare all rounds of a quantity, if there are any."""
         title = quantity.title
         if title in self.before:
             ratio = median_interval(self.ratios(quantity))
@@ -88,14 +88,14 @@ class AgainstReport(msgspec.Struct, frozen=True):
     before: str
     load: str
     rows: list[PairedRow]
-    #: The kernel process without sockets and workers (`bench/inside.py`): CPU time alone.
+    #: CPU time in the kernel process without sockets and workers (`bench/inside.py`).
     inside: list[PairedRow]
     #: The geometric mean of the rows without failures, by the title of the quantity.
     mean: dict[str, Compared]
 
     @property
     def failed(self) -> bool:
-        """Whether a row has failures, or is beyond its limit with confidence, or the mean is."""
+        """Whether a row has failures, or a row or the mean is beyond its limit with confidence."""
         every = [*self.mean.values()]
         for each in (*self.rows, *self.inside):
             every += each.compared.values()
@@ -103,9 +103,9 @@ class AgainstReport(msgspec.Struct, frozen=True):
 
 
 def run(commit: str, only: str, rounds: int, window_s: float, output: Path | None, generator: random.Random) -> int:
-    """Measure, print figures and verdicts, write JSON. Returns 1 where `AgainstReport.failed`, else 0.
+    """Measure, print figures and verdicts, write JSON. Returns 1 if `AgainstReport.failed`, else 0.
 
-    `generator` decides the order of the two in each pair. Raises `UnknownCommit`, `NotAvailable`, `ServerFailed`.
+    `generator` decides which server of a pair is first. Raises `UnknownCommit`, `NotAvailable`, `ServerFailed`.
     """
     before = short_hash(commit)
     analyzer = Analyzer(*perf_analyzer(), window_s)
@@ -132,7 +132,7 @@ def run(commit: str, only: str, rounds: int, window_s: float, output: Path | Non
 
 
 class Rounds:
-    """The rounds of a comparison, and what they have measured."""
+    """The rounds of a comparison, and their results."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Rounds:
         self._generator = generator
 
     def measure(self, count: int) -> None:
-        """Measure `count` rounds, and show how far they are."""
+        """Measure `count` rounds, with a progress bar."""
         steps = len(self.rows) + bool(self.inside)
         with progress() as shown:
             bar = shown.add_task("starting", total=count * steps * len(self._trees))
@@ -193,7 +193,7 @@ class Rounds:
 
 
 def value_of(each: Measurement, quantity: Quantity) -> float:
-    """Return one quantity of a measurement: requests per second, or microseconds. Never 0."""
+    """Return a quantity of a measurement in requests per second or microseconds. It is never 0."""
     match quantity:
         case Quantity.RATE:
             return each.figures.rate
@@ -204,7 +204,7 @@ def value_of(each: Measurement, quantity: Quantity) -> float:
 
 
 def report_of(machine: Machine, before: str, load: str, measured: Rounds) -> AgainstReport:
-    """Compare the rounds of each row, and of all rows without failures together."""
+    """Compare the rounds of each row, and the geometric mean of all rows without failures."""
     rows, inside = list(measured.rows.values()), list(measured.inside.values())
     for row in rows:
         for quantity in Quantity:
@@ -224,7 +224,7 @@ _MEAN = "geometric mean of the rows"
 
 
 def print_report(report: AgainstReport) -> None:
-    """Print the figures of each row and of the mean, then what failed, then the verdicts."""
+    """Print the figures of each row and of the mean, then failures, then the verdicts."""
     every = [*((row.row, row.compared) for row in (*report.rows, *report.inside)), (_MEAN, report.mean)]
     lines = [(name, compared) for name, compared in every if compared]
     print(f"before: {report.before}, now: {report.machine.commit or 'this tree'}; {report.load}")
@@ -235,7 +235,7 @@ def print_report(report: AgainstReport) -> None:
             print(f"{row.row}: {len(row.failures)} failures, first in {row.failures[0]}")
     confidence = max((each.ratio.confidence for _, compared in lines for each in compared.values()), default=0.0)
     if confidence < CONFIDENCE:
-        print(f"no verdicts: {CONFIDENCE:.0%} confidence needs six rounds, these reach {confidence:.0%}")
+        print(f"no verdicts: {CONFIDENCE:.0%} confidence needs six rounds, this run has {confidence:.0%}")
         return
     for name, compared in lines:
         print(f"{name}: " + "; ".join(f"{title} {each.verdict.text}" for title, each in compared.items()))

@@ -1,4 +1,4 @@
-"""Copies of the source tree, of a commit or as it is now, in temporary folders that are removed afterwards."""
+"""Copies of the source tree, of a commit or of the working tree, in temporary folders."""
 
 from __future__ import annotations
 
@@ -36,10 +36,7 @@ def short_hash(commit: str, repository: Path = ROOT) -> str:
 
 @contextlib.contextmanager
 def checkout(commit: str, repository: Path = ROOT) -> Iterator[Path]:
-    """Give a folder with the files of `commit`, without what was changed since; it is removed at the end.
-
-    Raises `UnknownCommit`.
-    """
+    """Yield a folder with the files of `commit`. It is removed at the end. Raises `UnknownCommit`."""
     commit = short_hash(commit, repository)
     with tempfile.TemporaryDirectory(prefix=f"naiad-{commit}-") as temporary:
         archive, tree = Path(temporary) / "commit.tar", Path(temporary) / "tree"
@@ -52,16 +49,16 @@ def checkout(commit: str, repository: Path = ROOT) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def snapshot(repository: Path = ROOT) -> Iterator[Path]:
-    """Give a folder with the working tree as it is now, changes included; it is removed at the end.
+    """Yield a folder with a copy of the working tree, with changes that are not committed. It is removed at the end.
 
-    What is edited later does not change it. Files that git ignores are left out, as in a checkout.
+    Later edits do not change the copy. Files that git ignores are left out, as in a checkout.
     """
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=repository, check=True, capture_output=True).stdout
     with tempfile.TemporaryDirectory(prefix="naiad-now-") as temporary:
         tree = Path(temporary) / "tree"
         for name in filter(None, listed.decode().split("\0")):
-            if (repository / name).is_file():  # one that was deleted is still listed
+            if (repository / name).is_file():  # a deleted file is still listed
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(repository / name, tree / name)
         yield tree

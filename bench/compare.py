@@ -1,9 +1,9 @@
-"""`python -m bench rows`: our server and, where it can be had, a real Triton under the same loads, in turn.
+"""`python -m bench rows`: our server and, if available, a real Triton under the same loads.
 
-Every row is measured in rounds, ours and Triton's in turn, so that a drift of the machine hits both;
-figures are medians of the rounds. Beside rate and latency stands the CPU time of a request: of the servers with
-their workers, and of perf_analyzer, which shares the processors with them. What perf_analyzer and the system take
-limits the ratio that a row can have.
+Every row is measured in rounds that alternate between the two servers, so that a drift of the machine affects both.
+Figures are medians of the rounds: rate, latency, and the CPU time of a request. CPU time is that of the servers with
+their workers, and that of perf_analyzer, which shares the processors with them. What perf_analyzer and the system use
+limits the ratio that a row can reach.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class Measured(msgspec.Struct):
 
     @property
     def client_us(self) -> float:
-        """CPU time of perf_analyzer for a request."""
+        """CPU time of perf_analyzer per request."""
         return statistics.median(each.figures.client_cpu_s / each.figures.requests for each in self.rounds) * 1e6
 
     @property
     def user_us(self) -> float:
-        """CPU time of the server and its workers for a request, without the system's."""
+        """CPU time of the server and its workers per request in user mode."""
         return statistics.median(each.cpu.user_s / each.figures.requests for each in self.rounds) * 1e6
 
     @property
     def system_us(self) -> float:
-        """CPU time of the system for the server and its workers, for a request."""
+        """CPU time that the system uses for the server and its workers per request."""
         return statistics.median(each.cpu.system_s / each.figures.requests for each in self.rounds) * 1e6
 
 
 def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_triton: bool) -> int:
-    """Measure, print a table, write JSON; returns the number of rows that failed on our server."""
+    """Measure, print a table, write JSON. Returns the number of rows that failed on our server."""
     binary, environment = perf_analyzer()
     analyzer = Analyzer(binary, environment, window_s)
     rows = [row for row in all_rows() if only in row.name]
@@ -100,7 +100,7 @@ def _measure_all(
 
 
 def report_line(row: Row, measured: dict[str, Measured], processor_count: int) -> dict[str, Any]:
-    """Return what is said of a row: figures by server, and their ratios where both have some."""
+    """Return the report on a row: figures by server, and ratios if both servers have figures."""
     line: dict[str, Any] = {"row": row.name}
     for name, each in measured.items():
         if each.failure or not each.rounds:
@@ -114,7 +114,7 @@ def report_line(row: Row, measured: dict[str, Measured], processor_count: int) -
     if "failed" not in ours and "failed" not in theirs:
         line["rate_ratio"] = ours["rate"] / theirs["rate"]
         line["p99_ratio"] = ours["p99_us"] / theirs["p99_us"]
-        # The rate with which client and system alone would take all processors, if our own code took no time.
+        # The rate at which client and system would use all processors, if our own code took no time.
         most = processor_count * 1e6 / (ours["cpu_us"]["client"] + ours["cpu_us"]["system"])
         line["ratio_limit"] = most / theirs["rate"]
     return line

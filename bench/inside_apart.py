@@ -1,4 +1,4 @@
-"""The measurement of `bench/inside.py` in a process of its own: for any source tree, and without importing a server."""
+"""The measurement of `bench/inside.py` in its own process, for any source tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.server import environment
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: What is measured. Commits are compared by these names: a name that changes cannot be compared any more.
+#: The paths that are measured. Commits are compared by these names, so a name that changes cannot be compared any more.
 PATHS = ("whole request in the kernel: HTTP", "whole request in the kernel: gRPC")
 
 _CODE = "import json; from bench import inside; print(json.dumps(inside.measure()))"
@@ -20,9 +20,9 @@ _TIMEOUT_S = 120
 
 
 def measure_apart(tree: Path) -> dict[str, float]:
-    """Return microseconds of CPU time per request by path, as the tree's own `bench/inside.py` measures them.
+    """Return microseconds of CPU time per request by path, measured by the `bench/inside.py` of the tree.
 
-    Empty where the tree has none, or one that fails.
+    The result is empty if the tree has no such file, or if it fails.
     """
     command = [sys.executable, "-c", _CODE]
     try:

@@ -1,8 +1,8 @@
-"""What paired rounds say about two servers: the median of their ratios, how sure it is, and a verdict in words. Pure.
+"""Statistics of paired rounds: the median of the ratios of two servers, its confidence interval, and a verdict. Pure.
 
-Each round measures both servers shortly after one another, so a drift of the machine is in both halves of a ratio.
-The interval of the median comes from the order of the ratios alone (the sign test): it needs no assumption about how
-they are distributed, and one round that was disturbed does not move it.
+Each round measures one server directly after the other, so a drift of the machine affects both sides of a ratio. The
+interval of the median uses only the order of the ratios (sign test). It needs no assumption about their distribution,
+and a single round that was disturbed has no influence on it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: How sure a statement must be to be called "with confidence".
+#: The confidence that a verdict needs.
 CONFIDENCE = 0.95
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A median, and limits between which the true median lies with the probability `confidence`."""
+    """A median, and the limits between which the true median lies with probability `confidence`."""
 
     median: float
     low: float
@@ -36,11 +36,11 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the median of `values` with its narrowest exact interval of at least `confidence`.
+    """Return the median of `values`, at least one, with its narrowest exact interval that reaches `confidence`.
 
-    Limits are the k-th smallest and the k-th largest value: the true median lies outside when at most k - 1 of n values
-    lie on one side of it, each with probability 1/2. Few values cannot reach `confidence`; their interval goes from the
-    smallest to the largest, and says what it reaches. Six values are needed for 0.95. There must be a value.
+    The limits are the k-th smallest and the k-th largest value. The true median lies outside if fewer than k values lie
+    on one side of it, where each value lies with probability 1/2. If there are too few values for `confidence` (six for
+    0.95), the limits are the smallest and the largest value, with the confidence that they have.
     """
     ordered = sorted(values)
     count = len(ordered)
@@ -51,13 +51,13 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def _coverage(count: int, k: int) -> float:
-    """Return how probably the true median lies between the k-th smallest and the k-th largest of `count` values."""
+    """Return the probability that the true median lies between the k-th smallest and the k-th largest value."""
     outside = sum(math.comb(count, each) for each in range(k)) / 2.0 ** (count - 1)
     return max(0.0, 1 - outside)
 
 
 def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return for each round the geometric mean of all rows; `rows` hold one positive value per round each."""
+    """Return the geometric mean of all rows for each round. Each row has one positive value per round."""
     return [statistics.geometric_mean(each) for each in zip(*rows, strict=True)]
 
 
@@ -75,7 +75,7 @@ class Quantity(enum.Enum):
 
 
 class RatioVerdict(msgspec.Struct, frozen=True):
-    """A few words about a ratio, and whether it is beyond the limit with confidence."""
+    """A verdict on a ratio in words, and whether the ratio is beyond the limit with confidence."""
 
     text: str
     beyond_limit: bool = False
@@ -84,9 +84,9 @@ class RatioVerdict(msgspec.Struct, frozen=True):
 def verdict(quantity: Quantity, ratio: Interval, limit: float) -> RatioVerdict:
     """Judge the ratio now/before of a quantity.
 
-    `limit` is the smallest ratio of rates that is accepted, for example 0.93. Where less is better, the largest ratio
-    that is accepted is its reciprocal. "Worse with confidence" is said only where the whole interval lies on that side
-    of 1, and "beyond the limit with confidence" only where the whole interval does.
+    `limit` is the smallest ratio of rates that is accepted, for example 0.93. Its reciprocal is the largest ratio of
+    latencies and of CPU times that is accepted. A quantity is worse with confidence only if the whole interval lies on
+    the bad side of 1, and beyond the limit with confidence only if the whole interval lies beyond it.
     """
     is_rate = quantity is Quantity.RATE
     good = ratio if is_rate else ratio.inverse

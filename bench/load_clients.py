@@ -1,7 +1,7 @@
-"""The client's side of the two protocols for requests that never change: bytes in, bytes out, nothing decoded twice.
+"""The client's side of both protocols, for requests that never change: bytes in, bytes out, nothing decoded twice.
 
-A peer is one connection with at most one request under way. It checks that every answer is a success, and leaves
-sockets and time to `bench/load.py`.
+A load client is the state of one connection with at most one request in flight. It checks that every response is a
+success. Sockets and time belong to `bench/load.py`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ INPUTS = ("INPUT0", "INPUT1")
 
 
 class BadResponse(Exception):
-    """The server answered with an error, or not in the protocol."""
+    """The response is an error, or breaks the protocol."""
 
 
 class LoadClient(Protocol):
     """One connection's state."""
 
-    #: Bytes to send before the next request: greetings and acknowledgements. The caller sends and clears them.
+    #: Bytes to send before the next request: the connection preface and acknowledgements. The caller sends and clears
+    #: them.
     pending: bytearray
 
     def request(self, model: str) -> bytes:
-        """Return the bytes of a request; its answer must be complete before the next."""
+        """Return the bytes of a request. Its response must be complete before the next one is sent."""
         ...
 
     def feed(self, received: bytes) -> bool:
-        """Take bytes; returns whether they complete the answer. Raises `BadResponse`."""
+        """Take received bytes. Returns whether they complete the response. Raises `BadResponse`."""
         ...
 
 
@@ -81,9 +82,8 @@ def _http_request(model: str) -> bytes:
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x8
 END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
-#: Our receive window is so large that no run uses it up (a thousand answers take 200 kB).
+#: Our receive window is so large that no run uses it up (a thousand responses take 200 kB).
 WINDOW = (1 << 31) - 1
-#: No dynamic table in either direction: equal headers are equal bytes, so each block is decoded once.
 CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -93,7 +93,10 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 class GrpcLoadClient:
-    """gRPC's unary ModelInfer over HTTP/2."""
+    """gRPC's unary ModelInfer over HTTP/2.
+
+    Neither side uses HPACK's dynamic table. So equal headers are equal bytes, and each header block is decoded once.
+    """
 
     def __init__(self) -> None:
         settings = struct.pack(">HIHI", 0x1, 0, 0x2, 0)  # HEADER_TABLE_SIZE 0, ENABLE_PUSH 0
@@ -113,7 +116,7 @@ class GrpcLoadClient:
         self._stream += 2
         self._window -= len(message)
         if self._window < 0:
-            raise BadResponse("the server has not enlarged the window of the connection")
+            raise BadResponse("the server has not enlarged the connection window")
         return frame(HEADERS, END_HEADERS, self._stream, headers) + frame(DATA, END_STREAM, self._stream, message)
 
     def feed(self, received: bytes) -> bool:

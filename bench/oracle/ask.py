@@ -1,4 +1,4 @@
-"""Sends steps to a server and reads its answers, over `http.client` and grpcio."""
+"""Sends steps to a server and reads its responses, with `http.client` and grpcio."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 15
 _SHARED_MEMORY = Path("/dev/shm")
-#: What `KEY` is on this machine, so that runs at the same time leave each other's regions alone.
+#: Stands for `KEY` on this machine, so that runs at the same time do not share regions.
 _OWN_KEY = f"{KEY}_{os.getpid()}"
 
 
 class AskedServer:
-    """One server under comparison; close it with `with`."""
+    """One server under comparison, with its connections. Use it in a `with` block."""
 
     def __init__(self, http_port: int, grpc_port: int) -> None:
         self._http_port = http_port
@@ -46,9 +46,9 @@ class AskedServer:
         _remove_region(_OWN_KEY)  # a step that failed may have left it
 
     def ask(self, step: Step) -> StepResponse:
-        """Send one step; an answer that cannot be read has the status `broken`."""
-        answer = self._ask(renamed(step.args, KEY, _OWN_KEY), step.kind)
-        return StepResponse(answer.status, renamed(answer.body, _OWN_KEY, KEY), renamed(answer.error, _OWN_KEY, KEY))
+        """Send one step. A response that cannot be read has the status `broken`."""
+        found = self._ask(renamed(step.args, KEY, _OWN_KEY), step.kind)
+        return StepResponse(found.status, renamed(found.body, _OWN_KEY, KEY), renamed(found.error, _OWN_KEY, KEY))
 
     def _ask(self, args: Document, kind: str) -> StepResponse:
         kinds: dict[str, Callable[..., StepResponse]] = {
@@ -85,48 +85,48 @@ class AskedServer:
         self, name: str, request: Document, raw: list[bytes], timeout: float, metadata: dict[str, str] | None = None
     ) -> StepResponse:
         call = getattr(self._stub, name)
-        reply = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
-        return StepResponse("grpc OK", _document(reply))
+        response = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
+        return StepResponse("grpc OK", _document(response))
 
     def _stream(
         self, requests: list[Document], raws: list[list[bytes]], metadata: dict[str, str] | None = None
     ) -> StepResponse:
         messages = [_message("ModelInferRequest", request, raw) for request, raw in zip(requests, raws, strict=True)]
-        replies: list[Document] = []
+        found: list[Document] = []
         status, details = "OK", None
         try:
-            answers = self._stub.ModelStreamInfer(iter(messages), timeout=_TIMEOUT_S, metadata=_pairs(metadata))
-            replies += [_document(reply) for reply in answers]
+            responses = self._stub.ModelStreamInfer(iter(messages), timeout=_TIMEOUT_S, metadata=_pairs(metadata))
+            found += [_document(response) for response in responses]
         except grpc.RpcError as error:
             status, details = error.code().name, error.details()
-        errors = [reply.pop("error_message") for reply in replies if reply.get("error_message")]
+        errors = [each.pop("error_message") for each in found if each.get("error_message")]
         texts = [*errors, details] if details is not None else errors
-        return StepResponse(f"grpc {status}", replies, "\n".join(texts) if texts else None)
+        return StepResponse(f"grpc {status}", found, "\n".join(texts) if texts else None)
 
 
-def _read(reply: http.client.HTTPResponse) -> StepResponse:
-    content = reply.read()
-    encoding = reply.getheader("Content-Encoding")
-    told: dict[str, Any] = {"content-type": (reply.getheader("Content-Type") or "").split(";")[0]}
+def _read(response: http.client.HTTPResponse) -> StepResponse:
+    content = response.read()
+    encoding = response.getheader("Content-Encoding")
+    body: dict[str, Any] = {"content-type": (response.getheader("Content-Type") or "").split(";")[0]}
     if encoding is not None:
-        told["content-encoding"] = encoding
+        body["content-encoding"] = encoding
         content = gzip.decompress(content) if encoding == "gzip" else zlib.decompress(content)
-    if reply.getheader("Accept-Encoding") is not None:
-        told["accept-encoding"] = reply.getheader("Accept-Encoding")
+    if response.getheader("Accept-Encoding") is not None:
+        body["accept-encoding"] = response.getheader("Accept-Encoding")
     error = None
-    length = reply.getheader("Inference-Header-Content-Length")
+    length = response.getheader("Inference-Header-Content-Length")
     if length is not None:
-        told["json"] = json.loads(content[: int(length)].decode("utf-8", "replace"))
-        told["binary"] = binary_text(content[int(length) :])
-    elif told["content-type"] == "text/event-stream":
-        told["events"] = _events(content.decode())
+        body["json"] = json.loads(content[: int(length)].decode("utf-8", "replace"))
+        body["binary"] = binary_text(content[int(length) :])
+    elif body["content-type"] == "text/event-stream":
+        body["events"] = _events(content.decode())
     elif content[:1] in (b"{", b"["):
-        told["json"] = json.loads(content.decode("utf-8", "replace"))
-        if isinstance(told["json"], dict) and set(told["json"]) == {"error"}:
-            error = told["json"].pop("error")
+        body["json"] = json.loads(content.decode("utf-8", "replace"))
+        if isinstance(body["json"], dict) and set(body["json"]) == {"error"}:
+            error = body["json"].pop("error")
     else:
-        told["text"] = content.decode("utf-8", "replace")
-    return StepResponse(f"http {reply.status}", told, error)
+        body["text"] = content.decode("utf-8", "replace")
+    return StepResponse(f"http {response.status}", body, error)
 
 
 def _events(text: str) -> list[Any]:
@@ -141,8 +141,8 @@ def _message(kind: str, request: Document, raw: list[bytes]) -> Any:
     return message
 
 
-def _document(reply: Any) -> Document:
-    found: Document = json_format.MessageToDict(reply, preserving_proto_field_name=True)
+def _document(response: Any) -> Document:
+    found: Document = json_format.MessageToDict(response, preserving_proto_field_name=True)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Copies of the source tree are what git says, and are removed whatever happens."""
+"""Copies of the source tree have the right files, and are removed after an interrupt too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a row: medians, CPU time of a request, ratios, and the ratio that client and system allow."""
+"""The report on a row: medians, CPU time of a request, ratios, and the ratio that client and system allow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_client_and_system_alone_limit_the_ratio() -> None:
     assert line["ratio_limit"] == pytest.approx(4)
 
 
-def test_a_server_without_figures_says_why() -> None:
-    line = report_line(ROW, {"ours": Measured(failure="no answer"), "triton": TRITON}, processor_count=2)
-    assert line["ours"] == {"failed": "no answer"}
+def test_a_server_without_figures_has_the_reason_in_its_place() -> None:
+    line = report_line(ROW, {"ours": Measured(failure="no response"), "triton": TRITON}, processor_count=2)
+    assert line["ours"] == {"failed": "no response"}
     assert "ratio_limit" not in line

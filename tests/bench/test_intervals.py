@@ -1,4 +1,4 @@
-"""What paired rounds say: exact intervals of the median, and verdicts that claim no more than these hold."""
+"""Exact intervals of the median, and verdicts that claim no more than the intervals show."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_limits_are_the_kth_values_from_both_ends(count: int, low: int, high: in
     assert median_interval(values) == Interval(statistics.median(values), low, high, confidence)
 
 
-def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
+def test_the_interval_holds_the_true_median_as_often_as_its_confidence() -> None:
     generator = random.Random(0)
     samples = ([generator.expovariate(1) for _ in range(9)] for _ in range(4000))
     held = [found.low <= math.log(2) <= found.high for found in map(median_interval, samples)]
@@ -78,7 +78,7 @@ def test_a_rate_is_lower_only_where_the_whole_interval_lies_below_1(low: float, 
         (0.80, 0.90, "shorter with confidence"),
     ],
 )
-def test_of_a_latency_less_is_better(low: float, high: float, text: str) -> None:
+def test_a_latency_is_longer_only_where_the_whole_interval_lies_above_1(low: float, high: float, text: str) -> None:
     found = verdict(Quantity.P99, Interval((low + high) / 2, low, high, 0.96), LIMIT)
     assert found == RatioVerdict(text, beyond_limit=low > 1.08)
 

@@ -1,4 +1,4 @@
-"""The measuring client's protocols: answers are complete when they are, and errors are never counted."""
+"""The load client's protocols: a response is complete with its last byte, and an error is never counted."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from bench.load_clients import (
 )
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
-HTTP_ANSWER = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\nContent-Length: 5\r\n\r\nabcde"
+HTTP_RESPONSE = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 3\r\nContent-Length: 5\r\n\r\nabcde"
 
 
-@pytest.mark.parametrize("cut", range(len(HTTP_ANSWER)))
-def test_an_http_answer_is_complete_with_its_last_byte(cut: int) -> None:
-    peer = HttpLoadClient()
-    assert not peer.feed(HTTP_ANSWER[:cut])
-    assert peer.feed(HTTP_ANSWER[cut:])
-    assert peer.feed(HTTP_ANSWER)
+@pytest.mark.parametrize("cut", range(len(HTTP_RESPONSE)))
+def test_an_http_response_is_complete_with_its_last_byte(cut: int) -> None:
+    client = HttpLoadClient()
+    assert not client.feed(HTTP_RESPONSE[:cut])
+    assert client.feed(HTTP_RESPONSE[cut:])
+    assert client.feed(HTTP_RESPONSE)
 
 
 def test_an_http_error_is_not_counted() -> None:
@@ -48,7 +48,7 @@ def test_an_http_request_names_its_model_and_lengths() -> None:
     assert len(body) - json_size == 128
 
 
-def grpc_answer(status: str = "0", message: str = "") -> bytes:
+def grpc_response(status: str = "0", message: str = "") -> bytes:
     encoder = hpack.Encoder()
     encoder.header_table_size = 0
     head = encoder.encode([(":status", "200"), ("content-type", "application/grpc")])
@@ -60,30 +60,30 @@ def grpc_answer(status: str = "0", message: str = "") -> bytes:
     )
 
 
-def test_a_grpc_answer_is_complete_with_its_trailers_however_it_is_cut() -> None:
-    answer = grpc_answer()
-    for cut in range(len(answer)):
-        peer = GrpcLoadClient()
-        assert not peer.feed(answer[:cut])
-        assert peer.feed(answer[cut:])
+def test_a_grpc_response_is_complete_with_its_trailers_however_it_is_cut() -> None:
+    response = grpc_response()
+    for cut in range(len(response)):
+        client = GrpcLoadClient()
+        assert not client.feed(response[:cut])
+        assert client.feed(response[cut:])
 
 
 def test_a_grpc_error_is_not_counted() -> None:
     with pytest.raises(BadResponse, match="14 it is gone"):
-        GrpcLoadClient().feed(grpc_answer("14", "it is gone"))
+        GrpcLoadClient().feed(grpc_response("14", "it is gone"))
 
 
-def test_a_goodbye_ends_the_load() -> None:
+def test_a_goaway_ends_the_load() -> None:
     with pytest.raises(BadResponse, match="type 7"):
         GrpcLoadClient().feed(frame(GOAWAY, 0, 0, bytes(8)))
 
 
-def test_a_grpc_connection_begins_with_its_greeting_and_acknowledges() -> None:
-    peer = GrpcLoadClient()
-    assert peer.pending.startswith(CLIENT_PREFACE)
-    peer.pending.clear()
-    peer.feed(frame(SETTINGS, 0, 0, b"") + frame(PING, 0, 0, b"12345678") + frame(SETTINGS, 1, 0, b""))
-    assert peer.pending == frame(SETTINGS, 1, 0, b"") + frame(PING, 1, 0, b"12345678")
+def test_a_grpc_connection_begins_with_the_preface_and_acknowledges() -> None:
+    client = GrpcLoadClient()
+    assert client.pending.startswith(CLIENT_PREFACE)
+    client.pending.clear()
+    client.feed(frame(SETTINGS, 0, 0, b"") + frame(PING, 0, 0, b"12345678") + frame(SETTINGS, 1, 0, b""))
+    assert client.pending == frame(SETTINGS, 1, 0, b"") + frame(PING, 1, 0, b"12345678")
 
 
 def grpc_message(model: str) -> bytes:
@@ -93,13 +93,13 @@ def grpc_message(model: str) -> bytes:
 
 
 def test_grpc_requests_use_new_streams_and_the_connection_window() -> None:
-    peer = GrpcLoadClient()
-    requests = [peer.request("m") for _ in range(65535 // len(grpc_message("m")))]
+    client = GrpcLoadClient()
+    requests = [client.request("m") for _ in range(65535 // len(grpc_message("m")))]
     assert [struct.unpack_from(">I", request, 5)[0] for request in requests[:3]] == [1, 3, 5]
     with pytest.raises(BadResponse, match="window"):
-        peer.request("m")
-    peer.feed(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 65535)))
-    assert peer.request("m")
+        client.request("m")
+    client.feed(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 65535)))
+    assert client.request("m")
 
 
 def test_a_grpc_request_is_one_message() -> None:

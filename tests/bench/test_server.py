@@ -9,7 +9,7 @@ from bench.server import ServerProcess
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Says what a server says when its ports listen, then imports what its workers would, and waits for its end.
+#: Logs its folders, and the ports as a server does, and waits for its end.
 KERNEL = """import os
 import signal
 

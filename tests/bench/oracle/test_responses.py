@@ -1,4 +1,4 @@
-"""How answers of two servers are compared."""
+"""How the responses of two servers are compared."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from bench.oracle.responses import StepResponse, cleaned, expected, is_expected,
 from bench.oracle.steps import get
 
 
-def test_what_changes_from_run_to_run_is_left_out() -> None:
+def test_what_differs_between_runs_is_left_out() -> None:
     body = {"ns": 17, "list": [{"name": "late"}, {"name": "kept", "share": 0.123456789}], "path": "/here/m", "more": 1}
-    answer = cleaned(StepResponse("http 200", body, "in /here/m"), ("late", "more"), "/here")
-    assert answer == StepResponse(
+    response = cleaned(StepResponse("http 200", body, "in /here/m"), ("late", "more"), "/here")
+    assert response == StepResponse(
         "http 200", {"ns": "some", "list": [{"name": "kept", "share": 0.123457}], "path": "MODELS/m"}, "in MODELS/m"
     )
 
@@ -19,16 +19,16 @@ def test_not_a_number_is_the_same_as_itself() -> None:
     assert verdict(one, other) == "same"
 
 
-def test_status_body_and_wording_are_told_apart() -> None:
-    answer = StepResponse("http 400", {}, "no")
-    assert verdict(StepResponse("http 500", {}, "no"), answer) == "status"
-    assert verdict(StepResponse("http 400", {"a": 1}, "no"), answer) == "body"
-    assert verdict(StepResponse("http 400", {}, None), answer) == "body"
-    assert verdict(StepResponse("http 400", {}, "never"), answer) == "wording"
-    assert verdict(StepResponse("broken", None, "closed"), answer) == "broken"
+def test_status_body_and_wording_are_distinguished() -> None:
+    response = StepResponse("http 400", {}, "no")
+    assert verdict(StepResponse("http 500", {}, "no"), response) == "status"
+    assert verdict(StepResponse("http 400", {"a": 1}, "no"), response) == "body"
+    assert verdict(StepResponse("http 400", {}, None), response) == "body"
+    assert verdict(StepResponse("http 400", {}, "never"), response) == "wording"
+    assert verdict(StepResponse("broken", None, "closed"), response) == "broken"
 
 
-def test_a_difference_tells_what_we_say_instead() -> None:
+def test_a_difference_has_the_values_of_our_response() -> None:
     step = get("/").differs("for a reason", status="http 404", body=...)
     wanted = expected(StepResponse("http 200", {"a": 1}, "text"), step.difference)
     assert is_expected(StepResponse("http 404", {"b": 2}, "text"), wanted)
@@ -36,6 +36,6 @@ def test_a_difference_tells_what_we_say_instead() -> None:
     assert not is_expected(StepResponse("http 200", {"a": 1}, "text"), wanted)
 
 
-def test_the_digest_of_a_request_does_not_depend_on_what_we_answer() -> None:
+def test_the_digest_of_a_request_does_not_depend_on_our_response() -> None:
     assert get("/").digest() == get("/").differs("for a reason", status="http 404").digest()
     assert get("/").digest() != get("/v2").digest()
