@@ -1,8 +1,8 @@
 """`python -m bench --against COMMIT`: this working tree and another commit of ours under the same loads.
 
-Each round starts both servers again, because two starts of the same server may differ by some percent for as long as
-they run. Then both run every row, one directly after the other, in random order. The results are the ratios now/before
-of these pairs, see `bench/intervals.py`.
+Each round starts both servers again, because two starts of the same server may differ by some percent. Then both run
+every row, one directly after the other, in random order. The results are the ratios now/before of these pairs, see
+`bench/intervals.py`.
 """
 
 from __future__ import annotations
