@@ -19,9 +19,9 @@ from backends.transport import wire
 from kernel.errors import InternalError, ServingError, Unavailable
 
 if TYPE_CHECKING:
-    from backends.supervision.helper import Helper
     from collections.abc import Awaitable
 
+    from backends.supervision.helper import Helper
     from backends.supervision.launcher import Launcher
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan

@@ -42,7 +42,9 @@ class IterationEnd:
     def leave(self, callback: Callable[[], None]) -> None:
         """Call `callback`, which sends what was said in this turn, after all decisions of the turn."""
         self._departures.append(callback)
-        self._expect()
+        if not self._expected:  # as `_expect`, of which every send would be a call
+            self._expected = True
+            self.loop.call_soon(self._end)
 
     def _expect(self) -> None:
         if not self._expected:
