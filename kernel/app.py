@@ -136,7 +136,7 @@ class Server:
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
         settings = KernelSettings(
-            trace=TraceSettings(options.trace),
+            trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,

@@ -7,14 +7,21 @@ changes nothing at all. What a trace records is not decided here.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: In the order in which settings show them.
 TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 _OFF = ("OFF",)
+
+#: What is said wherever traces are asked for.
+NOT_RECORDED = "traces are not recorded yet; the settings are kept and shown to clients (/v2/trace/setting)"
 
 #: What Triton calls the range of a number that is out of it.
 _RANGES = {
@@ -71,8 +78,10 @@ _Own = dict[str, object]
 class TraceSettings:
     """Settings of the server and of single models, which inherit what they do not set themselves."""
 
-    def __init__(self, startup: TraceValues | None = None) -> None:
+    def __init__(self, startup: TraceValues | None = None, warn: Callable[[str], object] | None = None) -> None:
+        """`warn` is called with a line for the log after each change that asks for traces: none is recorded yet."""
         self._startup = startup or TraceValues()
+        self._warn = warn
         self._server: _Own = {}
         self._models: dict[str, _Own] = {}
 
@@ -85,6 +94,13 @@ class TraceSettings:
 
         `got` is what the front door's error has before a trace count that is too low.
         """
+        values = self._update(change, model, got)
+        if change and values.trace_level != _OFF and self._warn is not None:
+            whose = f"model '{model}'" if model else "the server"
+            self._warn(f"trace settings of {whose}: trace level {', '.join(values.trace_level)}, but {NOT_RECORDED}")
+        return values
+
+    def _update(self, change: TraceChange, model: str, got: str) -> TraceValues:
         own = _changed(self._models.get(model, {}) if model else self._server, change, got)
         if model:
             values = self._values(self._server, own)

@@ -173,3 +173,27 @@ def test_log_formats(form: str) -> None:
 @pytest.mark.parametrize(("asked", "level"), [(2**31 - 1, 2**31 - 1), (2**32, 0), (2**32 + 5, 5), (2**32 - 1, 0)])
 def test_a_verbose_level_has_32_bits_with_a_sign_and_is_never_below_zero(asked: int, level: int) -> None:
     assert LogSettings().update({"log_verbose_level": asked}).log_verbose_level == level
+
+
+def test_a_change_that_asks_for_traces_says_once_that_none_is_recorded() -> None:
+    said: list[str] = []
+    settings = TraceSettings(TRACING, said.append)
+    assert said == [], "what the command line asks for, the command line says"
+    settings.update({"trace_rate": ["7"]})
+    settings.update({"trace_level": ["TENSORS", "TIMESTAMPS"]}, "m")
+    more = "but traces are not recorded yet; the settings are kept and shown to clients (/v2/trace/setting)"
+    assert said == [
+        f"trace settings of the server: trace level TIMESTAMPS, {more}",
+        f"trace settings of model 'm': trace level TIMESTAMPS, TENSORS, {more}",
+    ]
+
+
+def test_nothing_is_said_of_traces_that_are_off_refused_or_only_looked_at() -> None:
+    said: list[str] = []
+    settings = TraceSettings(TRACING, said.append)
+    settings.update({})
+    settings.get("m")
+    problem(settings, {"trace_rate": ["0"]})
+    settings.update({"trace_level": ["OFF"]})
+    settings.update({"trace_rate": ["7"]})
+    assert said == []

@@ -11,7 +11,7 @@ import msgspec
 
 from kernel.command.flags.values import BadValue, parse_whole
 from kernel.options import BadOption
-from kernel.settings import TRACE_LEVELS, TraceValues
+from kernel.settings import NOT_RECORDED, TRACE_LEVELS, TraceValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ _EXPORTER_DEFAULTS = (
 def trace_values(
     config: Sequence[str], old: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> tuple[TraceValues, list[str]]:
-    """Return the trace settings of the start, and what has to be said about ignored ones.
+    """Return the trace settings of the start, and what has to be said about ignored ones and levels without effect.
 
     `config` are values of --trace-config in order; `old` are those of --trace-NAME by NAME, which count where
     `config` says nothing else. Raises `BadOption`.
@@ -74,6 +74,8 @@ def trace_values(
             raise BadOption(f"--trace-config {f'{mode},' if mode else ''}{key}: {error}") from None
     on = tuple(level for level in TRACE_LEVELS if level in levels and level != "OFF")
     values = msgspec.structs.replace(values, trace_level=on or ("OFF",))
+    if on:
+        notes.append(f"--trace-config level={','.join(on)} has no effect: {NOT_RECORDED}")
     if values.trace_mode == "opentelemetry":
         for key, variable, default in _EXPORTER_DEFAULTS:
             exporter.setdefault(key, [environment.get(variable, default)])

@@ -100,8 +100,9 @@ def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
 
 
 async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0.001)
+    """Let both ends read what was sent, and act on it: what was written to a socket can be read at once."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def responses(request: Request) -> list[str]:

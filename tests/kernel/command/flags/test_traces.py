@@ -83,3 +83,12 @@ def test_wrong_values_are_refused(setting: str, said: str) -> None:
     with pytest.raises(BadOption) as caught:
         values(setting)
     assert str(caught.value) == said
+
+
+def test_levels_that_ask_for_traces_are_said_to_have_no_effect_yet() -> None:
+    said = (
+        "--trace-config level=TIMESTAMPS,TENSORS has no effect: traces are not recorded yet; the settings are kept and "
+        "shown to clients (/v2/trace/setting)"
+    )
+    assert trace_values(["level=tensors"], {"level": ["max"]}, {})[1] == [said]
+    assert trace_values(["level=OFF", "rate=5"], {}, {})[1] == []
