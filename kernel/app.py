@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from backends.registry import known_backends
-from backends.supervision.helper import Helper
+from backends.supervision.helper_process import Helper
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.supervisor import InstanceSupervisor
 from kernel.command.terminal import Terminal

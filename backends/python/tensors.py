@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from shm.arrays import Array
     from shm.tensor import RequestedOutput
-    from shm.tensor import Tensor as Tensor
+    from shm.tensor import Tensor as ReceivedTensor
 
 
 _NO_NAME = "Tensor name cannot be an empty string."
@@ -35,7 +35,7 @@ class Tensor:
     _datatype: str
     #: None until the first use of a tensor that comes from `_view`.
     _array: Array | None
-    _view: Tensor | None
+    _view: ReceivedTensor | None
     _writable: bool
 
     def __init__(self, name: str, array: Array, /) -> None:
@@ -55,7 +55,7 @@ class Tensor:
         self._writable = False
 
     @staticmethod
-    def received(views: Sequence[Tensor], writable: bool) -> list[Tensor]:
+    def received(views: Sequence[ReceivedTensor], writable: bool) -> list[Tensor]:
         """Return the tensors of a request's inputs; `writable` asks for copies of a client's memory."""
         tensors: list[Tensor] = []
         for view in views:

@@ -22,7 +22,7 @@ from kernel.serving.response import Response
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends.supervision.helper import Helper
+    from backends.supervision.helper_process import Helper
     from backends.supervision.session import WorkerSession
     from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller

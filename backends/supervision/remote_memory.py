@@ -22,7 +22,7 @@ from shm.tensor import Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backends.supervision.helper import Helper
+    from backends.supervision.helper_process import Helper
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
     from kernel.serving.response import Response

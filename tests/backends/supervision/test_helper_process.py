@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends.supervision.helper import Helper
+from backends.supervision.helper_process import Helper
 from backends.supervision.launcher import LocalLauncher, LocalProcess
 from kernel.errors import InvalidArgument, Unavailable
 from shm.region import FileHandle, Region, RegionKind
