@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.reshape import TensorShapes
-    from backends.worker.request import InputView, WorkerRequest
+    from backends.worker.request import WorkerRequest
     from shm.arrays import Array
+    from shm.tensor import Tensor
 
 
 def batch_sizes(requests: Sequence[WorkerRequest], max_batch_size: int) -> list[int]:
@@ -66,6 +67,6 @@ def _concatenated(requests: Sequence[WorkerRequest], name: str, specs: Mapping[s
     return np.concatenate(parts)
 
 
-def _model_input(view: InputView, spec: TensorShapes | None) -> Array:
+def _model_input(view: Tensor, spec: TensorShapes | None) -> Array:
     array = input_array(view, spec)
     return array.reshape(-1) if spec is not None and spec.ragged else array

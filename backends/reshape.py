@@ -17,8 +17,8 @@ from shm.datatypes import BY_CONFIG_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from backends.worker.request import InputView
     from shm.arrays import Array
+    from shm.tensor import Tensor
 
 
 class TensorShapes(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ def _integers(values: Iterable[int | str]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
-def input_array(view: InputView, spec: TensorShapes | None) -> Array:
+def input_array(view: Tensor, spec: TensorShapes | None) -> Array:
     """Return an input in the model's shape: a view of its memory, but a copy for BYTES and misaligned memory.
 
     BF16, which NumPy lacks, becomes uint16. `spec` is None for inputs that are not under `input` in the configuration,
@@ -113,7 +113,7 @@ def input_array(view: InputView, spec: TensorShapes | None) -> Array:
     datatype = "UINT16" if view.datatype == "BF16" else view.datatype
     try:
         shape = view.shape if spec is None or spec.reshape is None else spec.model_shape(view.shape)
-        array = to_array(datatype, shape, view.data)
+        array = to_array(datatype, shape, view.raw())
     except ValueError as error:
         raise InvalidArgument(f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}") from error
     # A model's vector instructions may crash on misaligned elements.

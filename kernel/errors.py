@@ -178,7 +178,10 @@ class WorkerLost(Unavailable):
 
 
 class DecoupledOverUnary(Unsupported):
-    """A decoupled model was called with a call that can have only one response."""
+    """A decoupled model was called through `entry_point`, a call that can have only one response."""
+
+    def __init__(self, entry_point: str) -> None:
+        super().__init__(f"{entry_point} doesn't support models with decoupled transaction policy")
 
 
 # ---- shared memory --------------------------------------------------------------------------

@@ -7,14 +7,23 @@ nothing at all. This module only stores the settings.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: In the order of responses.
 TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 _OFF = ("OFF",)
+
+#: The text for all settings and flags that enable traces.
+NOT_RECORDED = (
+    "traces are not recorded yet; the server only stores the settings and shows them to clients (/v2/trace/setting)"
+)
 
 #: Number setting → its range in Triton's errors.
 _RANGES = {
@@ -72,8 +81,10 @@ _Own = dict[str, object]
 class TraceSettings:
     """The settings of the server and of single models. A model inherits the settings that it does not change."""
 
-    def __init__(self, startup: TraceValues | None = None) -> None:
+    def __init__(self, startup: TraceValues | None = None, warn: Callable[[str], object] | None = None) -> None:
+        """`warn` gets a log line after each change with which tracing is on, because traces are not recorded yet."""
         self._startup = startup or TraceValues()
+        self._warn = warn
         self._server: _Own = {}
         self._models: dict[str, _Own] = {}
 
@@ -87,6 +98,13 @@ class TraceSettings:
         `got` is the text before a wrong trace count in the front door's error. Raises `ServingError`; then nothing
         has changed.
         """
+        values = self._update(change, model, got)
+        if change and values.trace_level != _OFF and self._warn is not None:
+            owner = f"model '{model}'" if model else "the server"
+            self._warn(f"trace settings of {owner}: trace level {', '.join(values.trace_level)}, but {NOT_RECORDED}")
+        return values
+
+    def _update(self, change: TraceChange, model: str, got: str) -> TraceValues:
         own = _changed(self._models.get(model, {}) if model else self._server, change, got)
         if model:
             values = self._values(self._server, own)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backends.base import ModelArguments, Timings
-    from backends.worker.request import InputView, WorkerRequest
+    from backends.worker.request import WorkerRequest
+    from shm.tensor import Tensor
 
 _INPUTS = (
     ExpectedTensor("IN", "INT32", dims=None),
@@ -63,7 +64,7 @@ def _check_same(values: Sequence[int], delays: Sequence[int]) -> None:
         )
 
 
-def _input(request: WorkerRequest, name: str) -> InputView:
+def _input(request: WorkerRequest, name: str) -> Tensor:
     view = request.input(name)
     assert view is not None, "the model has no optional inputs"
     return view

@@ -123,9 +123,10 @@ class SmallBatches:
                     view = found
                 width = tensor.row_byte_size
                 shape = [size, *tensor.dims] if batched else tensor.dims
-                if view.shape != shape or view.datatype != tensor.datatype or len(view.data) != size * width:
+                data = view.data
+                if data is None or view.shape != shape or view.datatype != tensor.datatype or len(data) != size * width:
                     return None
-                tensor.memory[start * width : end * width] = view.data
+                tensor.memory[start * width : end * width] = data
             ends.append(end)
         return ends
 

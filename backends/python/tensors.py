@@ -12,15 +12,15 @@ import numpy as np
 
 from backends.python import datatypes, dlpack
 from backends.python.failures import TritonModelException, incompatible_arguments
-from backends.worker.request import OutputValue
+from backends.worker.request import OutputValue, in_memory_of_client
 from shm.arrays import to_array, to_new_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
-    from backends.transport.wire import OutputRef
-    from backends.worker.request import InputView
     from shm.arrays import Array
+    from shm.tensor import RequestedOutput
+    from shm.tensor import Tensor as ReceivedTensor
 
 
 _NO_NAME = "Tensor name cannot be an empty string."
@@ -35,7 +35,7 @@ class Tensor:
     _datatype: str
     #: None before the first use of a tensor with a `_view`.
     _array: Array | None
-    _view: InputView | None
+    _view: ReceivedTensor | None
     _writable: bool
 
     def __init__(self, name: str, array: Array, /) -> None:
@@ -55,7 +55,7 @@ class Tensor:
         self._writable = False
 
     @staticmethod
-    def received(views: Sequence[InputView], writable: bool) -> list[Tensor]:
+    def received(views: Sequence[ReceivedTensor], writable: bool) -> list[Tensor]:
         """Return the tensors of a request's inputs. With `writable`, inputs in a client's memory are copied."""
         tensors: list[Tensor] = []
         for view in views:
@@ -137,21 +137,21 @@ class Tensor:
         view = self._view
         assert view is not None
         datatype, data = view.datatype, view.data
+        assert data is not None
         if datatype == "BYTES":
             array = to_array(datatype, view.shape, data)
         else:
-            # Tensors inside a message are read-only and small.
-            copied = self._writable if view.foreign else data.readonly
             datatype = "UINT16" if datatype == "BF16" else datatype
-            array = (to_new_array if copied else to_array)(datatype, view.shape, data)
-            if view.foreign and not copied:
-                array.flags.writeable = False
+            if in_memory_of_client(view):
+                array = (to_new_array if self._writable else to_array)(datatype, view.shape, data)
+            else:  # bytes of a message are read-only and small: the model gets a writable copy
+                array = (to_new_array if type(data) is bytes else to_array)(datatype, view.shape, data)
         self._array = array
         return array
 
 
 def select_outputs(
-    tensors: Sequence[Tensor], requested: Sequence[OutputRef], configured: Set[str]
+    tensors: Sequence[Tensor], requested: Sequence[RequestedOutput], configured: Set[str]
 ) -> list[OutputValue]:
     """Return the tensors that the client requested; without requested outputs, all configured ones.
 

@@ -67,6 +67,8 @@ class LoopChannel:
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._fds: deque[int] = deque()
         self._closed = False
+        #: What `written` waits for.
+        self._progress: asyncio.Future[None] | None = None
         #: What the other side keeps, and how many bytes of its stream have arrived and have been taken: more
         #: where they were read out of its outbox.
         self._kept: OutboxReader | None = None
@@ -125,6 +127,7 @@ class LoopChannel:
                     sent = self._socket.sendmsg([data], [rights])
                     os.close(fd)
                 self._unsent.popleft()
+                self._note_progress()
                 if sent < len(data):
                     self._unsent.appendleft((data[sent:], None))
         except (BlockingIOError, InterruptedError):
@@ -134,7 +137,20 @@ class LoopChannel:
             self._drop_unsent()
         self._loop.remove_writer(self._socket.fileno())
 
+    async def written(self, byte_size: int) -> None:
+        """Wait until at most `byte_size` bytes are unsent, or the channel has ended."""
+        while not self._closed and len(self._outbox) + sum(len(data) for data, _ in self._unsent) > byte_size:
+            self.flush()
+            if self._unsent:
+                self._progress = self._loop.create_future()
+                await self._progress
+
+    def _note_progress(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
     def _drop_unsent(self) -> None:
+        self._note_progress()
         for _, fd in self._unsent:
             if fd is not None:
                 os.close(fd)

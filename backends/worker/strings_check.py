@@ -12,16 +12,18 @@ from kernel.errors import InvalidArgument, request_prefix
 from shm.datatypes import element_count
 
 if TYPE_CHECKING:
-    from backends.worker.request import InputView
+    from shm.tensor import Tensor
 
 _LENGTH = struct.Struct("<I")
 
 
-def check_strings(view: InputView, request_id: str, model: str) -> None:
+def check_strings(view: Tensor, request_id: str, model: str) -> None:
     """Raise `InvalidArgument` unless `view` holds exactly the elements of its shape."""
     wanted = element_count(view.shape)
     found = position = 0
-    data, end = view.data, len(view.data)
+    data = view.data
+    assert data is not None
+    end = len(data)
     where = f"for inference input '{view.name}' for model '{model}'"
     while position < end:
         if end - position < 4:

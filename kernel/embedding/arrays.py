@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kernel.errors import InvalidArgument
-from kernel.serving.request import InputTensor
 from shm.arena import INLINE_LIMIT
 from shm.arrays import NUMPY_TYPES, datatype_of, to_array, to_bytes
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.response import OutputTensor
     from shm.arrays import Array
 
 #: Python values without a datatype of their own. They are converted to the datatype of the model's input.
 _PLAIN = (list, tuple, str, bytes, bool, int, float)
 
 
-def input_tensor(name: str, value: Any, datatype: str | None) -> InputTensor:
+def input_tensor(name: str, value: Any, datatype: str | None) -> Tensor:
     """Return an input tensor with the elements and shape of `value`. Raises `InvalidArgument`.
 
     `datatype` is that of the model's input, None if the model has no input with this name. Lists and numbers are
@@ -43,15 +42,15 @@ def input_tensor(name: str, value: Any, datatype: str | None) -> InputTensor:
     data = to_bytes(array)
     # The kernel copies a large tensor to the model's arena when it is submitted. It sends a small one later, so a
     # small one is copied here.
-    return InputTensor(name, found, list(array.shape), bytes(data) if len(data) <= INLINE_LIMIT else data)
+    return Tensor(name, found, list(array.shape), bytes(data) if len(data) <= INLINE_LIMIT else data)
 
 
-def output_array(output: OutputTensor) -> Array:
+def output_array(output: Tensor) -> Array:
     """Return a copy of an output in its shape; the caller owns it.
 
     BF16 becomes float32, BYTES becomes an object array of `bytes`.
     """
-    data = b"" if output.data is None else output.data
+    data = output.raw()
     if output.datatype == "BF16":
         bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
         return bits.view(np.float32).reshape(output.shape)

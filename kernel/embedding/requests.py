@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
-from kernel.errors import DecoupledOverUnary, InternalError, InvalidArgument, ServingError
-from kernel.serving.request import Request, RequestedOutput
+from kernel.errors import InternalError, InvalidArgument, ServingError
+from kernel.serving.request import Request
 from kernel.serving.response import Response
+from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +143,7 @@ class EmbeddedCall:
             response.release()
             self.request.consumed()
 
-        if response.on_release is not None or not response.final:
+        if response.leased or not response.final:
             with contextlib.suppress(ServingError):  # a server that has ended has freed its memory
                 self._server.post(release)
 
@@ -164,9 +165,6 @@ class EmbeddedCall:
     def _submit(self) -> None:
         request, kernel = self.request, self._server.kernel
         try:
-            decoupled = kernel.resolve(request.model_name, request.model_version).spec.decoupled
-            if decoupled and not request.streaming:
-                raise DecoupledOverUnary("infer doesn't support models with decoupled transaction policy, stream does")
             kernel.submit(request)
         except ServingError as error:
             self.send(Response(request.model_name, request.model_version, request.id, error=error))
@@ -257,6 +255,7 @@ def make_call(
         priority=given.get("priority", 0),
         timeout_us=given.get("timeout_us", 0),
         streaming=streaming,
+        entry_point="infer(), unlike stream(),",
     )
     return call
 

@@ -42,7 +42,9 @@ class IterationEnd:
     def add_send(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, after all decisions of this iteration, to send the messages of the iteration."""
         self._sends.append(callback)
-        self._schedule()
+        if not self._scheduled:  # repeats `_schedule`, to save a call for each send
+            self._scheduled = True
+            self.loop.call_soon(self._end)
 
     def _schedule(self) -> None:
         if not self._scheduled:

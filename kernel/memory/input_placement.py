@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import ArenaFull
-from kernel.memory.receive_buffer import ALIGNMENT, Body
+from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
 from shm.datatypes import DATATYPES
-from shm.region import Span
 
 if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.serving.model import Model
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 
 class InputPlacer:
@@ -29,39 +29,43 @@ class InputPlacer:
         Whoever calls releases the request's leases where that, or anything after it, fails.
         """
         for tensor in request.inputs:
-            if tensor.shared_memory is not None:
-                tensor.span = self._regions.lease(tensor.shared_memory)
+            if tensor.client_span is not None:
+                tensor.span, tensor.client_span = self._regions.lease(tensor.client_span), None
+                request.leased = True
+            elif tensor.span is not None:  # an output of another model
                 request.leased = True
         for output in request.outputs:
-            if output.shared_memory is not None:
-                output.span = self._regions.lease(output.shared_memory)
+            if output.client_span is not None:
+                output.span, output.client_span = self._regions.lease(output.client_span), None
                 request.leased = True
 
-    def body(self, model: Model, byte_size: int, first_tensor: int) -> Body | None:
-        """Return memory of the model's arena for a body that is about to be received, None where there is none.
+    def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
+        """Return a buffer in the model's arena for a message that is about to be received; None where none is free.
 
-        `first_tensor` is where in the body the first tensor begins. An announced size costs no memory, but
-        room in the arena: bodies take at most half of it, so that what has come in full finds some.
+        `first_tensor` is the offset of the first tensor in the message. An announced size costs no memory, only
+        address space of the arena: buffers take at most half of it, so that tensors that are copied find some.
         """
         arena = self._arena(model)
         start = -first_tensor % ALIGNMENT
         if arena.allocator.used_bytes + start + byte_size > self._arena_byte_size // 2:
             return None
         block = arena.take(start + byte_size)
-        return None if block is None else Body(block, start, byte_size)
+        return None if block is None else ReceiveBuffer(block, start, byte_size)
 
-    def place_large(self, request: Request, model: Model, body: Body | None) -> None:
-        """Have inputs that are too large for a message in the model's arena. Raises `ArenaFull`.
+    def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
+        """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
 
-        Those that lie in `body` stay where they are; others are copied. Nothing refers to `body.view` afterwards.
+        Inputs that lie in `received_in` stay where they are; others are copied. Afterwards nothing refers to
+        `received_in.view`.
         """
-        # Not so where the model was loaded again while the body came.
-        usable = body if body is not None and body.region is self._arena(model).region else None
+        # A model that was loaded again while the message came has another arena: then the inputs are copied.
+        in_arena = received_in is not None and received_in.region is self._arena(model).region
+        usable = received_in if in_arena else None
         for tensor in request.inputs:
             if tensor.data is None:
                 continue
             if len(tensor.data) <= INLINE_LIMIT:
-                if body is not None:
+                if received_in is not None:
                     tensor.data = bytes(tensor.data)
             else:
                 request.leased = True
@@ -73,20 +77,20 @@ class InputPlacer:
             model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size)
         return model.input_arena
 
-    def _copy_to_arena(self, tensor: InputTensor, model: Model) -> None:
+    def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:
         assert tensor.data is not None
         byte_size = len(tensor.data)
         block = self._arena(model).take(byte_size)
         if block is None:
             raise ArenaFull(byte_size)
         block.view()[:] = tensor.data
-        tensor.span = Span(block, block.offset, byte_size)
-        tensor.data = None  # the received body can be freed
+        tensor.span = block.span
+        tensor.data = None  # so that the received message can be freed
 
 
-def _use_in_place(tensor: InputTensor, body: Body) -> bool:
+def _use_in_place(tensor: Tensor, buffer: ReceiveBuffer) -> bool:
     assert tensor.data is not None
-    tensor.span = body.span(tensor.data, DATATYPES[tensor.datatype].byte_size or 1)
+    tensor.span = buffer.span(tensor.data, DATATYPES[tensor.datatype].byte_size or 1)
     if tensor.span is None:
         return False
     tensor.data = None

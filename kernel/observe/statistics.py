@@ -104,8 +104,6 @@ class ModelStatistics:
         #: Index of a response among the responses of its request → statistics.
         self.responses: dict[str, ResponseStatistics] = {}
         self.memory_usage: list[MemoryUsage] = []
-        #: Requests that were accepted and are not executing yet.
-        self.pending = 0
         #: Requests that a full queue refused. They were never accepted, and no other counter contains them.
         self.refused = 0
         #: How often a worker of this version died, and how often a dead worker was replaced.
@@ -135,11 +133,12 @@ class ModelStatistics:
 
     def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, wall_ns: int) -> None:
         """Count an execution that has ended, and all its requests that have not failed."""
-        input_ns, infer_ns, output_ns = times.input_ns, times.infer_ns, times.output_ns
+        start_ns = times.compute_start_ns
+        input_ns = times.input_end_ns - start_ns
+        infer_ns = times.output_start_ns - times.input_end_ns
+        output_ns = times.compute_end_ns - times.output_start_ns
         self.execution_count += 1
         self.last_inference_ns = wall_ns
-        # Time that is not computing time is waiting time, also in a worker that got the batch ahead of time.
-        computing_since_ns = now_ns - input_ns - infer_ns - output_ns
         success = self.success
         rows = 0
         for request in batch.requests:
@@ -148,7 +147,7 @@ class ModelStatistics:
                 continue
             self.inference_count += request.batch_size
             duration_ns = now_ns - request.received_ns
-            waited_ns = computing_since_ns - request.queue_start_ns
+            waited_ns = start_ns - request.queue_start_ns
             success.count += 1
             success.ns += duration_ns
             if waited_ns > 0:
@@ -188,19 +187,24 @@ class ModelStatistics:
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True):
-    """The durations of one execution by stage, in nanoseconds."""
+    """The times of one execution, in monotonic nanoseconds of the kernel's clock. The names are Triton's.
 
-    input_ns: int
-    infer_ns: int
-    output_ns: int
+    The input stage ends at `input_end_ns`, the inference stage at `output_start_ns`, the output stage at
+    `compute_end_ns`; each begins where the one before ends.
+    """
+
+    compute_start_ns: int
+    input_end_ns: int
+    output_start_ns: int
+    compute_end_ns: int
 
 
 def _summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:
     summaries.request.observe(duration_ns // 1000, now_ns)
     summaries.queue.observe(waited_ns // 1000, now_ns)
-    summaries.compute_input.observe(times.input_ns // 1000, now_ns)
-    summaries.compute_infer.observe(times.infer_ns // 1000, now_ns)
-    summaries.compute_output.observe(times.output_ns // 1000, now_ns)
+    summaries.compute_input.observe((times.input_end_ns - times.compute_start_ns) // 1000, now_ns)
+    summaries.compute_infer.observe((times.output_start_ns - times.input_end_ns) // 1000, now_ns)
+    summaries.compute_output.observe((times.compute_end_ns - times.output_start_ns) // 1000, now_ns)
 
 
 def _reason(request: Request, error: ServingError) -> str:

@@ -49,7 +49,8 @@ class EchoInstance(FakeInstance):
                 request.fail(InternalError(self._error))
             else:
                 request.respond(Response(request.model_name, "1", request.id, outputs=[]))
-        self._model.instances.executed(self, ExecutionTimes(0, 0, 0))
+        self.record.executed(batch.number)
+        self._model.instances.executed(self, batch, ExecutionTimes(0, 0, 0, 0))
 
 
 class FakeKeeper:

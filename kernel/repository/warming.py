@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
 from kernel.repository.warmup import warmup_samples
+from kernel.serving.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,9 +50,9 @@ async def _run(model: Model, instances: Sequence[Instance], sample: WarmupSample
     """Let all instances execute `sample` once, at the same time. Raises `ServingError`."""
     responses = _WarmupResponses()
     now_ns = clock.now_ns()
-    batches = [responses.requests(model, sample, now_ns) for _ in instances]
-    for instance, requests in zip(instances, batches, strict=True):
-        model.instances.dispatch_to(instance, requests)
+    batches = [Batch([*responses.requests(model, sample, instance, now_ns)]) for instance in instances]
+    for instance, batch in zip(instances, batches, strict=True):
+        model.instances.dispatch_apart(instance, batch)
     await responses.all_final()
     if responses.errors:
         raise sample.failed(responses.errors)
@@ -65,12 +66,13 @@ class _WarmupResponses:
         self._unfinished_count = 0
         self._done = asyncio.get_running_loop().create_future()
 
-    def requests(self, model: Model, sample: WarmupSample, now_ns: int) -> list[Request]:
-        """Return the requests of one batch. Their responses go to `received`."""
+    def requests(self, model: Model, sample: WarmupSample, instance: Instance, now_ns: int) -> list[Request]:
+        """Return the requests of one batch for `instance`. Their responses go to `received`."""
         made = []
         for _ in range(sample.batch_size):
-            sink = _WarmupSink(self)
+            sink = _WarmupSink(self, instance)
             sink.request = sample.request(model.name, sink)
+            sink.request.owner = sink
             sink.request.received_ns = sink.request.queue_start_ns = now_ns
             made.append(sink.request)
         self._unfinished_count += len(made)
@@ -90,10 +92,11 @@ class _WarmupResponses:
 
 
 class _WarmupSink:
-    """Consumes every response immediately, so that a decoupled model can send the next one."""
+    """Sink and owner of a request. Consumes every response immediately, so that a decoupled model can send the next."""
 
-    def __init__(self, responses: _WarmupResponses) -> None:
+    def __init__(self, responses: _WarmupResponses, instance: Instance) -> None:
         self._responses = responses
+        self._instance = instance
         self.request: Request | None = None
 
     def send(self, response: Response) -> None:
@@ -102,3 +105,14 @@ class _WarmupSink:
             self.request.failed = self.request.failed or response.error is not None
             self.request.consumed()
         self._responses.received(response)
+
+    # ---- kernel.serving.request.RequestOwner -------------------------------------------------
+
+    def responded(self, request: Request, response: Response) -> None:
+        """Do nothing: statistics do not count the warm-up."""
+
+    def consumed(self, request: Request, count: int) -> None:
+        self._instance.consumed(request, count)
+
+    def cancelled(self, request: Request) -> None:
+        self._instance.cancel(request)

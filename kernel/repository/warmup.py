@@ -12,9 +12,10 @@ import msgspec
 
 from kernel.config.generated.model_config_pb2 import DataType
 from kernel.errors import InvalidArgument, request_prefix
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.serving.validation import validate
 from shm.datatypes import BY_CONFIG_NAME, element_count
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +46,7 @@ class WarmupSample(msgspec.Struct, frozen=True):
     name: str
     batch_size: int
     count: int
-    inputs: tuple[InputTensor, ...]
+    inputs: tuple[Tensor, ...]
 
     def request(self, model_name: str, sink: Sink) -> Request:
         """Return a new request of this sample, with one row. Requests share the bytes of the tensors."""
@@ -110,9 +111,7 @@ def _check_dims(name: str, given: ModelWarmup.Input) -> None:
         raise InvalidArgument(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
 
 
-def _input(
-    name: str, given: ModelWarmup.Input, spec: ModelSpec, files: Mapping[str, bytes], random: Random
-) -> InputTensor:
+def _input(name: str, given: ModelWarmup.Input, spec: ModelSpec, files: Mapping[str, bytes], random: Random) -> Tensor:
     """Return one input of a warm-up request, with one row."""
     datatype = BY_CONFIG_NAME.get(DataType.Name(given.data_type)) if given.data_type in DataType.values() else None
     element_byte_size = datatype.byte_size if datatype is not None else 0
@@ -134,7 +133,7 @@ def _input(
     if datatype is not None and datatype.name == "BOOL":
         data = bytes(byte & 1 for byte in data)
     rows = [1] if spec.max_batch_size > 0 else []
-    return InputTensor(name, datatype.name if datatype is not None else "INVALID", [*rows, *given.dims], data)
+    return Tensor(name, datatype.name if datatype is not None else "INVALID", [*rows, *given.dims], data)
 
 
 def _check_byte_size(name: str, byte_size: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel import __version__
-from kernel.errors import ClientSharedMemoryDisabled, ServerStopping, Unavailable
+from kernel.errors import ClientSharedMemoryDisabled, DecoupledOverUnary, ServerStopping, Unavailable
 from kernel.serving.catalog import parse_version
 from kernel.serving.validation import validate
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.memory.client_regions import RegionRegistry
     from kernel.memory.input_placement import InputPlacer
-    from kernel.memory.receive_buffer import Body
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.model import Model
+    from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
     from kernel.settings import LogSettings, TraceSettings
 
@@ -122,75 +123,76 @@ class Kernel:
         """Return the model version that would execute a request. Raises `ServingError`."""
         return self.catalog.resolve(name, version)
 
-    def submit(self, request: Request) -> None:
-        """Check and queue `request`; its sink gets the responses, possibly before this returns.
+    def resolve_unary(self, name: str, version: str, entry_point: str) -> Model:
+        """Return the model version for a call that carries one response only.
 
-        Raises `ServingError` where the request is refused: nothing is sent to the sink then.
+        `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
         """
-        self.start(request, self.check(request))
-
-    def check(self, request: Request) -> Model:
-        """Return the model that is to execute `request`, for `start`. Raises `ServingError`."""
-        model = self.catalog.resolve(request.model_name, request.model_version)
-        assert request.streaming or not model.spec.decoupled, "front doors refuse decoupled models over unary calls"
-        self.lease(request)
-        try:
-            validate(request, model.spec)
-        except BaseException:
-            request.release_leases()
-            raise
+        model = self.catalog.resolve(name, version)
+        if model.spec.decoupled:
+            raise DecoupledOverUnary(entry_point)
         return model
 
-    def lease(self, request: Request) -> None:
-        """Begin a request, the first part of `check` and all that is needed where its like was checked before.
+    def submit(
+        self,
+        request: Request,
+        prepared: PreparedRequest | None = None,
+        received_in: ReceiveBuffer | None = None,
+        on_checked: Callable[[Request, Model], None] | None = None,
+    ) -> Model:
+        """Check and queue `request`; its sink gets the responses, possibly before this returns.
 
-        What is known of another request holds as long as `catalog.generation` stays. Raises `ServingError`.
+        Args:
+            prepared: a request of the same form that was checked before, while `catalog.generation` was the same.
+                Only leases are checked again then.
+            received_in: the buffer that holds the request's large tensors. It stays the caller's to release.
+            on_checked: called with the request and its model once a request that was not prepared has been
+                checked, and before its tensors are placed. What it raises is raised here.
+
+        Returns the model that executes the request. Raises `ServingError` where the request is refused: then the
+        sink gets nothing, and no lease is kept.
         """
+        if prepared is not None:
+            model = prepared.model
+        elif request.streaming:
+            model = self.catalog.resolve(request.model_name, request.model_version)
+        else:
+            model = self.resolve_unary(request.model_name, request.model_version, request.entry_point)
         if self.stopping:
             raise ServerStopping(request.id)
         request.received_ns = self._clock.now_ns()
-        try:
-            self._inputs.lease(request)  # first: Triton looks regions up while it decodes
-        except BaseException:
-            request.release_leases()
-            raise
-
-    def receive(self, model: Model, byte_size: int, first_tensor: int) -> Body | None:
-        """Return where to receive the body of a request for `model`; see `InputPlacer.body`."""
-        return self._inputs.body(model, byte_size, first_tensor)
-
-    def start_small(self, request: Request, model: Model) -> None:
-        """Queue a request whose like was checked, and whose inputs are all small and travel in the message.
-
-        The same as `lease` and `start`, without looking at each tensor. Raises `ServingError`.
-        """
-        if self.stopping:
-            raise ServerStopping(request.id)
-        request.received_ns = self._clock.now_ns()
+        if prepared is None or not prepared.small:
+            try:
+                self._inputs.lease(request)  # before the check: Triton looks regions up while it decodes
+                if prepared is None:
+                    validate(request, model.spec)
+                    if on_checked is not None:
+                        on_checked(request, model)
+                self._inputs.place_large(request, model, received_in)
+            except BaseException:
+                request.release_leases()
+                raise
         model.submit(request)
+        return model
 
-    def start(self, request: Request, model: Model, body: Body | None = None) -> None:
-        """Queue a request that was checked, or leased. Raises `ServingError` as `submit`.
-
-        `body` is what the request was received in, and stays the caller's to release.
-        """
-        try:
-            self._inputs.place_large(request, model, body)
-        except BaseException:
-            request.release_leases()
-            raise
-        model.submit(request)
+    def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
+        """Return a buffer to receive a request for `model` in; see `InputPlacer.receive_buffer`."""
+        return self._inputs.receive_buffer(model, byte_size, first_tensor)
 
     def cancel(self, request: Request) -> None:
         """The client of a submitted request has gone. The request still gets its final response."""
-        if request.model is not None:
-            request.model.cancel(request)
+        request.cancel()
 
     def check_client_shm(self, *, local_peer: bool) -> None:
         """Raise unless a client may register shared memory: by default only one on this machine."""
         allowed = self.settings.allow_client_shm
         if allowed == "false" or (allowed == "local" and not local_peer):
             raise ClientSharedMemoryDisabled
+
+    def check(self) -> None:
+        """Recompute the invariants of every model's requests and batches; for tests."""
+        for model in self.catalog.ready_models():
+            model.check()
 
     # ---- stopping ----------------------------------------------------------------------------
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, request_prefix
-from kernel.serving.input_order import walk_order
+from kernel.serving.triton_input_order import triton_input_order
 from shm.datatypes import DATATYPES, MAX_SIZE, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kernel.config.spec import ModelSpec, TensorSpec
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
@@ -35,7 +36,7 @@ def validate(request: Request, spec: ModelSpec) -> None:
     except InvalidArgument:
         # Whether a request is good does not depend on the order, but which input is named does.
         by_name = {tensor.name: tensor for tensor in request.inputs}
-        _check_inputs(request, spec, [by_name[name] for name in walk_order(list(by_name))])
+        _check_inputs(request, spec, [by_name[name] for name in triton_input_order(list(by_name))])
         raise
 
 
@@ -63,10 +64,11 @@ def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
     most, fewest = len(spec.inputs), len(spec.required_inputs)
     wanted = f"{most} inputs" if most == fewest else f"number of inputs between {fewest} and {most}"
     missing = [name for name, tensor in spec.inputs.items() if not tensor.optional and name not in names]
+    given = _quoted(triton_input_order(names))
     opening = "[" if missing else ""  # Triton loses it with the last comma of an empty list
     return (
         f"{request_prefix(request.id)}expected {wanted} but got {len(names)} inputs for model '{spec.name}'. "
-        f"Got input(s) [{_quoted(walk_order(names))}], but missing required input(s) {opening}{_quoted(missing)}]. "
+        f"Got input(s) [{given}], but missing required input(s) {opening}{_quoted(missing)}]. "
         "Please provide all required input(s)."
     )
 
@@ -75,13 +77,13 @@ def _quoted(names: Iterable[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> None:
+def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> None:
     request.batch_size = _batch_size(request, spec, inputs)
     for tensor in inputs:
         _check_tensor(request, spec, tensor, spec.inputs[tensor.name])
 
 
-def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> int:
+def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> int:
     """Return the request's rows: the first dimension that all inputs share, or 1 without batching.
 
     Raises `InvalidArgument`, also for inputs that the model has not.
@@ -115,7 +117,7 @@ def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]
     return rows
 
 
-def _check_tensor(request: Request, spec: ModelSpec, tensor: InputTensor, expected: TensorSpec) -> None:
+def _check_tensor(request: Request, spec: ModelSpec, tensor: Tensor, expected: TensorSpec) -> None:
     prefix = request_prefix(request.id)
     if tensor.datatype != expected.datatype:
         raise InvalidArgument(

@@ -19,10 +19,10 @@ from protocols.grpc.service import MODEL_INFER
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.h2.frames import H2ErrorCode
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
+    from shm.tensor import Buffer
 
 #: Fields of a ModelInferRequest that clients send first (grpc_service.proto), with their wire tags.
 _NAME, _VERSION, _ID = 0x0A, 0x12, 0x1A

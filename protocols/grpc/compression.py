@@ -17,10 +17,10 @@ from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.h2.headers import RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
+    from shm.tensor import Buffer
 
 #: In increasing order of compression, says gRPC core, and zlib's names for them.
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}

@@ -18,7 +18,7 @@ from grpclib.const import Status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 #: The largest message of gRPC's own limit (INT32_MAX).
 MAX_MESSAGE_BYTE_SIZE = 2**31 - 1

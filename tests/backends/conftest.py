@@ -11,8 +11,9 @@ import pytest
 from backends.base import Timings
 from backends.metric_registry import MetricRegistry
 from backends.transport import wire
-from backends.worker.request import InputView, WorkerRequest
+from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +52,9 @@ class Lab:
             datatype = "BF16" if name in bf16 else datatype_of(array)
             assert datatype is not None
             data = memoryview(to_bytes(array))
-            views.append(InputView(name, datatype, list(array.shape), data.toreadonly() if foreign else data, foreign))
-        refs = [wire.OutputRef(name) for name in outputs]
-        return WorkerRequest(wire.RequestRef(next(self._numbers), [], refs), views, self)
+            views.append(Tensor(name, datatype, list(array.shape), data.toreadonly() if foreign else data, foreign))
+        refs = [RequestedOutput(name) for name in outputs]
+        return WorkerRequest(wire.RequestMessage(next(self._numbers), [], refs), views, self)
 
     def outputs(self, request: WorkerRequest) -> dict[str, Array]:
         """Return the outputs of the last response without an error."""
@@ -74,7 +75,7 @@ class Lab:
             return None
         dtype = NUMPY_TYPES["UINT16" if datatype == "BF16" else datatype]
         destination = np.zeros(tuple(shape), dtype)
-        request.reserved[name] = (destination, wire.TensorRef(name, datatype, list(shape)))
+        request.reserved[name] = (destination, Tensor(name, datatype, list(shape)))
         return destination
 
     def respond(

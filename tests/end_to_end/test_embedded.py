@@ -106,7 +106,9 @@ def test_errors_are_those_that_clients_read(server: EmbeddedServer) -> None:
         server.infer("echo", {"F": np.zeros((1, 2), np.float32)}, request_id="5")
     with pytest.raises(ServingError, match="unexpected inference input 'X' for model 'echo'"):
         server.infer("echo", {"X": np.zeros(1, np.float32)})
-    with pytest.raises(ServingError, match="infer doesn't support models with decoupled transaction policy"):
+    with pytest.raises(
+        ServingError, match=r"infer\(\), unlike stream\(\), doesn't support models with decoupled transaction"
+    ):
         server.infer("square_int32", {"IN": [1]})
 
 

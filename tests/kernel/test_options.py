@@ -1,18 +1,17 @@
-"""Options that contradict each other, and options that the server does not use."""
+"""Options that contradict each other. The effects of flags are in tests/kernel/command/flags/test_effects.py."""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from kernel import options as module
-from kernel.command.flags.read import DEFAULTS, FLAGS
+from kernel.command.flags.read import DEFAULTS
 from kernel.options import BadOption, ListenAddress, RepositoryOptions, ServerOptions, check_options
 
-ROOT = Path(module.__file__).parents[1]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def problem(options: ServerOptions) -> str:
@@ -63,13 +62,3 @@ def test_closed_front_doors_and_free_ports_do_not_conflict() -> None:
     check_options(listeners(http=(False, "h", 7), grpc=(True, "h", 7)))
     check_options(listeners(http=(True, "h", 0), grpc=(True, "h", 0)))
     check_options(listeners(http=(True, "a", 7), grpc=(True, "b", 7)))
-
-
-def test_every_option_is_read_by_the_server() -> None:
-    read = set()
-    for path in [*(ROOT / "kernel").rglob("*.py"), *(ROOT / "protocols").rglob("*.py")]:
-        if "flags" not in path.parts and "generated" not in path.parts:
-            tree = ast.parse(path.read_text())
-            read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    names = {flag.option.rpartition(".")[2] for flag in FLAGS.values() if flag.option}
-    assert names - read == set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.errors import InvalidArgument, ServingError, Unavailable, Unsupported
-from kernel.settings import LogSettings, TraceSettings, TraceValues
+from kernel.settings import NOT_RECORDED, LogSettings, TraceSettings, TraceValues
 
 TRACING = TraceValues(("TIMESTAMPS",), trace_rate=5, trace_file="/t.json")
 
@@ -173,3 +173,26 @@ def test_every_log_format_can_be_set(log_format: str) -> None:
 @pytest.mark.parametrize(("given", "level"), [(2**31 - 1, 2**31 - 1), (2**32, 0), (2**32 + 5, 5), (2**32 - 1, 0)])
 def test_a_verbose_level_is_a_signed_32_bit_number_and_never_negative(given: int, level: int) -> None:
     assert LogSettings().update({"log_verbose_level": given}).log_verbose_level == level
+
+
+def test_a_change_that_enables_traces_is_logged_once_as_without_effect() -> None:
+    lines: list[str] = []
+    settings = TraceSettings(TRACING, lines.append)
+    assert lines == [], "the command line logs its own settings"
+    settings.update({"trace_rate": ["7"]})
+    settings.update({"trace_level": ["TENSORS", "TIMESTAMPS"]}, "m")
+    assert lines == [
+        f"trace settings of the server: trace level TIMESTAMPS, but {NOT_RECORDED}",
+        f"trace settings of model 'm': trace level TIMESTAMPS, TENSORS, but {NOT_RECORDED}",
+    ]
+
+
+def test_trace_settings_that_are_off_refused_or_only_read_are_not_logged() -> None:
+    lines: list[str] = []
+    settings = TraceSettings(TRACING, lines.append)
+    settings.update({})
+    settings.get("m")
+    problem(settings, {"trace_rate": ["0"]})
+    settings.update({"trace_level": ["OFF"]})
+    settings.update({"trace_rate": ["7"]})
+    assert lines == []

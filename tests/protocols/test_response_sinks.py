@@ -9,8 +9,9 @@ import pytest
 
 from kernel.errors import InternalError, Unavailable
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.response_sinks import StreamSink, UnarySink
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ class Released:
 
 
 def response(release: Released | None = None, *, final: bool = True, empty: bool = False) -> Response:
-    outputs = None if empty else [OutputTensor("OUT", "FP32", [0], b"")]
+    outputs = None if empty else [Tensor("OUT", "FP32", [0], b"")]
     return Response("m", "1", "", outputs=outputs, final=final, on_release=release)
 
 

@@ -192,15 +192,11 @@ _LOG = FlagGroup(
     ),
 )  # fmt: skip
 
-_TRACE_NOTE = (
-    "traces are not recorded yet; the server only stores the settings and shows them to clients (/v2/trace/setting)"
-)
-
 
 def _old_trace_flag(name: str, kind: Kind, instead: str, *, repeat: bool = False) -> Flag:
     return Flag(
         name=f"trace-{name}", kind=kind, option="trace", repeat=repeat, help=f"Deprecated: --trace-config {instead}.",
-        note=f"'--trace-{name}' has been deprecated. Please use '--trace-config {instead}' instead; {_TRACE_NOTE}",
+        note=f"'--trace-{name}' has been deprecated. Please use '--trace-config {instead}' instead.",
     )  # fmt: skip
 
 
@@ -208,8 +204,9 @@ _TRACES = FlagGroup(
     "Traces",
     "Traces are not recorded yet. The server only stores the settings and shows them to clients (/v2/trace/setting).",
     (
-        Flag(name="trace-config", kind=TRACE_SETTING, option="trace", repeat=True, note=_TRACE_NOTE,
-             help="level=OFF|TIMESTAMPS|TENSORS, rate=N (one request of N), count=N (-1 for no end), "
+        Flag(name="trace-config", kind=TRACE_SETTING, option="trace", repeat=True,
+             help="Traces are not recorded yet: a level other than OFF is shown to clients and has no other effect. "
+             "level=OFF|TIMESTAMPS|TENSORS, rate=N (one request of N), count=N (-1 for no limit), "
              "mode=triton|opentelemetry; triton,file=FILE; triton,log-frequency=N; opentelemetry,url=URL; "
              "opentelemetry,resource=KEY=VALUE."),
         _old_trace_flag("file", TEXT, "triton,file=FILE"),
@@ -238,6 +235,9 @@ _SERVER = FlagGroup(
              "polling."),
         Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", ours=True,
              help="The most memory for the tensors of one model's requests, rounded down to a power of two."),
+        Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
+             help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
+             "to workers on other hosts; this is slower."),
     ),
 )  # fmt: skip
 

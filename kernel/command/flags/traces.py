@@ -11,7 +11,7 @@ import msgspec
 
 from kernel.command.flags.values import BadValue, parse_integer
 from kernel.options import BadOption
-from kernel.settings import TRACE_LEVELS, TraceValues
+from kernel.settings import NOT_RECORDED, TRACE_LEVELS, TraceValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,9 @@ _EXPORTER_DEFAULTS = (
 def trace_values(
     config: Sequence[str], old: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> tuple[TraceValues, list[str]]:
-    """Return the trace settings at start, and a log line for each ignored setting. Raises `BadOption`.
+    """Return the trace settings at start, and log lines for ignored settings and for levels without effect.
+
+    Raises `BadOption`.
 
     `config` are the values of --trace-config in their order. `old` maps NAME to the values of the deprecated flags
     --trace-NAME; `config` takes precedence over `old`.
@@ -74,6 +76,8 @@ def trace_values(
             raise BadOption(f"--trace-config {f'{mode},' if mode else ''}{key}: {error}") from None
     on = tuple(level for level in TRACE_LEVELS if level in levels and level != "OFF")
     values = msgspec.structs.replace(values, trace_level=on or ("OFF",))
+    if on:
+        notes.append(f"--trace-config level={','.join(on)} has no effect: {NOT_RECORDED}")
     if values.trace_mode == "opentelemetry":
         for key, variable, default in _EXPORTER_DEFAULTS:
             exporter.setdefault(key, [environment.get(variable, default)])

@@ -20,7 +20,7 @@ from protocols.grpc.h2.streams import Event, Stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 #: Answers up to here are copied into one piece; larger ones are written as they lie.
 SMALL_ANSWER_BYTE_SIZE = 64 * 2**10

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 
 class ReceiveWindow:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.prepared import PreparedRequest, form_of
-from kernel.serving.request import InputTensor
+from kernel.serving.prepared import PreparedRequest, prepare
 from protocols.grpc.messages.raw import varint
 from shm.datatypes import DATATYPES
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.request import Request
     from kernel.serving.response import Sink
+    from shm.tensor import Buffer
 
 #: The first bytes of fields of ModelInferRequest: their numbers, all with a length.
 _MODEL_NAME, _MODEL_VERSION, _ID = 0x0A, 0x12, 0x1A
@@ -48,16 +49,16 @@ class PreparedMessage(msgspec.Struct, frozen=True):
     def another(self, message: Buffer, start: int, id: str, sink: Sink) -> Request | None:
         """Return the request in `message`, whose contents begin at `start`; None where it is of another form."""
         position = start
-        inputs: list[InputTensor] = []
+        inputs: list[Tensor] = []
         for tensor, (begin, byte_size) in zip(self.common.request.inputs, self.contents, strict=True):
             if begin:
                 content = position + len(begin)
                 if message[position:content] != begin:
                     return None
                 position = content + byte_size
-                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, message[content:position]))
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, message[content:position]))
             else:
-                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, None, tensor.client_span))
         return self.common.with_inputs(inputs, id, sink)
 
 
@@ -110,7 +111,7 @@ class PreparedMessages:
     def remember(self, message: Buffer, request: Request, model: Model, *, wants_empty_final: bool = False) -> None:
         """Remember the form of a request that was parsed out of `message` and checked for `model`.
 
-        Called before it is started, and with the catalog as it was when `find` was asked.
+        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
         """
         found = _split(message)
         if found is None:
@@ -119,10 +120,10 @@ class PreparedMessages:
         contents: list[tuple[bytes, int]] = []
         byte_size = 0
         for tensor in request.inputs:
-            if tensor.shared_memory is not None:
+            if tensor.data is None:
                 contents.append((b"", 0))
                 continue
-            if tensor.data is None or not DATATYPES[tensor.datatype].byte_size:
+            if not DATATYPES[tensor.datatype].byte_size:
                 return  # of BYTES every request may have other lengths
             begin = bytes((_RAW_CONTENTS,)) + varint(len(tensor.data))
             contents.append((begin, len(tensor.data)))
@@ -131,7 +132,7 @@ class PreparedMessages:
         rest = bytes(message[position:end])
         if not 0 < len(rest) <= _MAX_REST_BYTE_SIZE or not _has_only_tensors(rest):
             return
-        form = PreparedMessage(form_of(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
+        form = PreparedMessage(prepare(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
         if form.another(memoryview(message), end, "", request.sink) is None:
             return  # typed contents, or in another order
         if len(self._forms) >= _MODELS:

@@ -9,11 +9,11 @@ from protocols.grpc.messages.prepared import model_of
 from protocols.grpc.messages.raw import first_raw_content
 
 if TYPE_CHECKING:
-    from kernel.memory.receive_buffer import Body
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
 
 
-def place_for(kernel: Kernel, head: bytes, byte_size: int, *, streaming: bool) -> Body | None:
+def place_for(kernel: Kernel, head: bytes, byte_size: int, *, streaming: bool) -> ReceiveBuffer | None:
     """Return memory for a message of `byte_size` bytes that begins with `head`, None where any will do.
 
     The caller releases it once the request has been started, or refused.
@@ -22,9 +22,7 @@ def place_for(kernel: Kernel, head: bytes, byte_size: int, *, streaming: bool) -
     if target is None:
         return None
     try:
-        model = kernel.resolve(*target)
+        model = kernel.resolve(*target) if streaming else kernel.resolve_unary(*target, "")
     except ServingError:
-        return None  # told when the message has come
-    if model.spec.decoupled and not streaming:
-        return None
-    return kernel.receive(model, byte_size, first_raw_content(head))
+        return None  # the caller gets the error when the message has been received
+    return kernel.receive_buffer(model, byte_size, first_raw_content(head))

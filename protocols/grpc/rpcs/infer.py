@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
-from kernel.errors import DecoupledOverUnary, InternalError
+from kernel.errors import InternalError
 from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.h2.headers import status_block
 from protocols.grpc.handlers import CUT_OFF
@@ -23,16 +23,21 @@ from protocols.grpc.rpc import grpc_error
 from protocols.response_sinks import OnlyResponse
 
 if TYPE_CHECKING:
-    from kernel.memory.receive_buffer import Body
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.grpc.calls import OpenCalls
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
+    from shm.tensor import Buffer
+
+
+#: What Triton calls this call in errors.
+ENTRY_POINT = "ModelInfer RPC"
 
 
 class Inference:
@@ -52,25 +57,13 @@ class Inference:
         self.forwarder = forwarder
         self.forms = PreparedMessages()
 
-    def receive(self, head: bytes, byte_size: int) -> Body | None:
+    def receive(self, head: bytes, byte_size: int) -> ReceiveBuffer | None:
         """Return where to receive a message that begins with `head`, None where any memory will do."""
         known = self.forms.announced(head, byte_size, self.kernel.catalog.generation)
         if known is not None:
             model, first_tensor = known
-            return self.kernel.receive(model, byte_size, first_tensor)
+            return self.kernel.receive_buffer(model, byte_size, first_tensor)
         return place_for(self.kernel, head, byte_size, streaming=False)
-
-    def parse(self, message: Buffer, call: InferCall) -> tuple[Request, Model]:
-        """Return the request in `message`, checked, and remember its form. Raises what is wrong with it."""
-        kernel = self.kernel
-        parsed, raw_contents = parse_request(message)
-        if kernel.resolve(parsed.model_name, parsed.model_version).spec.decoupled:
-            raise DecoupledOverUnary("ModelInfer RPC doesn't support models with decoupled transaction policy")
-        request = start_request(parsed, call, streaming=False)
-        decode_request(parsed, request, raw_contents)
-        model = kernel.check(request)
-        self.forms.remember(message, request, model)
-        return request, model
 
 
 class InferCall(msgspec.Struct, eq=False):
@@ -84,7 +77,7 @@ class InferCall(msgspec.Struct, eq=False):
     _only: OnlyResponse | None = None
     _deadline: asyncio.TimerHandle | None = None
     #: What the message is received in, if that is memory of a model.
-    _body: Body | None = None
+    _body: ReceiveBuffer | None = None
 
     def prepare(self) -> None:
         """Get ready for a call that has a deadline, or whose message is still to come; others need it not."""
@@ -159,22 +152,23 @@ class InferCall(msgspec.Struct, eq=False):
         try:
             if inference.calls.stopping:
                 raise ServerShuttingDown
-            forwarder = inference.forwarder  # asked first: nothing is leased yet that a reserved name would leave
+            forwarder = inference.forwarder
             forwarded = forwarder.of_head(self._stream.head) if forwarder is not None else None
             known = inference.forms.find(message, kernel.catalog.generation, self)
-            if known is None:
-                request, model = inference.parse(message, self)
-            else:
+            if known is not None:
                 request, form = known
-                model = form.common.model
-                if not form.common.small:
-                    kernel.lease(request)
-            if forwarded:
-                request.parameters = {**request.parameters, **forwarded}
-            if known is not None and form.common.small:  # usual
-                kernel.start_small(request, model)
+                if forwarded:
+                    request.parameters = {**request.parameters, **forwarded}
+                kernel.submit(request, form.common, self._body)
             else:
-                kernel.start(request, model, self._body)
+                request = self._parse(message)
+
+                def remember(checked: Request, model: Model) -> None:
+                    inference.forms.remember(message, checked, model)
+                    if forwarded:  # the next message of this form may come with other metadata
+                        checked.parameters = {**checked.parameters, **forwarded}
+
+                kernel.submit(request, None, self._body, remember)
         except Exception as error:
             self._fail_with(error)
             return
@@ -183,6 +177,16 @@ class InferCall(msgspec.Struct, eq=False):
                 self._release_body()
         if self._stream.open:  # not answered yet
             self._request = request
+
+    def _parse(self, message: Buffer) -> Request:
+        """Return the request in `message`. Raises what is wrong with it."""
+        parsed, raw_contents = parse_request(message)
+        # Refused before its tensors are decoded, as in Triton.
+        self._inference.kernel.resolve_unary(parsed.model_name, parsed.model_version, ENTRY_POINT)
+        request = start_request(parsed, self, streaming=False)
+        request.entry_point = ENTRY_POINT
+        decode_request(parsed, request, raw_contents)
+        return request
 
     # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class InferCall(msgspec.Struct, eq=False):
         if compression is not None:
             compression.respond(self._connection, self._stream, parts, response.release)
             return
-        release = None if response.on_release is None else response.release
+        release = None if response.leased is False else response.release
         self._connection.machine.respond(self._stream, parts, release)
         self._connection.wake()
 

@@ -17,6 +17,7 @@ from kernel.errors import ServingError
 from kernel.serving.response import Response
 from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
+from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.codec import (
     decode_request,
     encode_stream_end,
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
-    from kernel.memory.receive_buffer import Body
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
     from protocols.grpc.metadata import MetadataForwarder
+    from shm.tensor import Buffer
 
 #: How many unanswered requests a stream may have while its client takes no replies.
 READ_AHEAD = 256
@@ -82,10 +85,10 @@ class StreamCall:
         self._kernel = kernel
         self._stream = stream
         #: grpclib's stream parses each message and copies each reply: those go past it.
-        self._wire = cast("HandlerCall", stream._stream)
+        self._wire = cast("HandlerCall", stream_of(stream))
         self._forms = forms
         #: What messages are received in that have not been submitted, oldest first.
-        self._bodies: deque[Body] = deque()
+        self._bodies: deque[ReceiveBuffer] = deque()
         self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
         #: Whether the first error of a response ends the stream with its status (Triton: metadata as the
@@ -199,14 +202,14 @@ class StreamCall:
         if self._responses:
             self._write()
 
-    def _start(self, message: Buffer, body: Body | None) -> None:
+    def _start(self, message: Buffer, received_in: ReceiveBuffer | None) -> None:
         """Give the request in `message` to the kernel, or say on the stream why not."""
         kernel = self._kernel
         port = _Port(self)
         known = self._forms.find(message, kernel.catalog.generation, port)
         if known is not None:
             request, form = known
-            model, live = form.common.model, _Live(True, form.wants_empty_final)
+            live = _Live(True, form.wants_empty_final)
         else:
             try:
                 parsed, raw_contents = parse_request(message)
@@ -216,21 +219,22 @@ class StreamCall:
         port.request = request
         self._live[request] = live
         try:
+            forwarded = self._forwarder.of_stream(self._stream) if self._forwarder is not None else None
             if known is not None:
-                live.ordered = not model.spec.decoupled
-                if form.common.small and self._forwarder is None:
-                    kernel.start_small(request, model)
-                else:
-                    kernel.lease(request)
-                    self._forward(request)
-                    kernel.start(request, model, body)
+                live.ordered = not form.common.model.spec.decoupled
+                if forwarded:
+                    request.parameters = {**request.parameters, **forwarded}
+                kernel.submit(request, form.common, received_in)
             else:
                 live.ordered = not kernel.resolve(request.model_name, request.model_version).spec.decoupled
                 live.wants_empty_final = decode_request(parsed, request, raw_contents)
-                model = kernel.check(request)
-                self._forms.remember(message, request, model, wants_empty_final=live.wants_empty_final)
-                self._forward(request)
-                kernel.start(request, model, body)
+
+                def remember(checked: Request, model: Model) -> None:
+                    self._forms.remember(message, checked, model, wants_empty_final=live.wants_empty_final)
+                    if forwarded:
+                        checked.parameters = {**checked.parameters, **forwarded}
+
+                kernel.submit(request, None, received_in, remember)
             # What a scheduler does not even queue is refused as well.
             live.refused = request.failed and not request.dispatched
         except ServingError as error:
@@ -239,17 +243,6 @@ class StreamCall:
             self._responses.append((request, refusal))
         if live.ordered:
             self._order.begin(request)
-
-    def _forward(self, request: Request) -> None:
-        """Add what the call's metadata says to the request's parameters."""
-        if self._forwarder is None:
-            return
-        try:
-            forwarded = self._forwarder.of_stream(self._stream)
-        except BaseException:
-            request.release_leases()
-            raise
-        request.parameters = {**request.parameters, **forwarded}
 
     # ---- replies -----------------------------------------------------------------------------
 
@@ -344,7 +337,7 @@ class _Port(msgspec.Struct, eq=False):
 
 def _reply(request: Request, live: _Live, response: Response) -> _Reply:
     """Return what is to be sent for a response, which is released with the reply."""
-    release = None if response.on_release is None else response.release
+    release = None if response.leased is False else response.release
     try:
         if response.outputs is not None and response.error is None:
             return _Reply(request, stream_response_parts(response), release, response.final)

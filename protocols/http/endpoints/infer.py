@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from kernel.errors import DecoupledOverUnary, InvalidArgument, request_prefix
+from kernel.errors import InvalidArgument, request_prefix
 from kernel.serving.request import Request
 from protocols.http.body import MAX_BODY_BYTE_SIZE, json_too_large, read_body
 from protocols.http.call import REQUEST_ID
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response
     from protocols.http.call import HttpCall
 
+#: What Triton calls this call in errors.
+ENTRY_POINT = "HTTP end point"
+
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 #: Bodies from this size on are inflated and deflated in a thread, so that others do not wait.
@@ -43,15 +46,13 @@ _NUMBER = re.compile(r"-?[0-9]+", re.ASCII)
 
 async def infer(call: HttpCall) -> web.Response:
     """Execute a request that has exactly one response. Raises `ServingError`."""
-    model = call.kernel.resolve(call.names["model"], call.names["version"])
-    if model.spec.decoupled:
-        raise DecoupledOverUnary("HTTP end point doesn't support models with decoupled transaction policy")
+    model = call.kernel.resolve_unary(call.names["model"], call.names["version"], ENTRY_POINT)
     announced = _announced_header_length(call)
     body = await _receive(call, announced)
     header_length = _header_length(announced, len(body))
     call.plain_errors = False
     sink = UnarySink()
-    request = Request(call.names["model"], [], sink, model_version=call.names["version"])
+    request = Request(call.names["model"], [], sink, model_version=call.names["version"], entry_point=ENTRY_POINT)
     form = decode_body(body, header_length, request, model, call.max_input_size)
     call.http[REQUEST_ID] = request.id
     if call.forwarder is not None:

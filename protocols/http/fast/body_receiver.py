@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from kernel.memory.receive_buffer import Body
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.model import Model
     from protocols.http.fast.connection import FastConnection
     from protocols.http.fast.request_head import InferHead
@@ -26,7 +26,7 @@ class Upload(msgspec.Struct, eq=False):
     model: Model
     byte_size: int
     #: Memory of the model, with room for all of the body. It stays the caller's.
-    place: Body | None = None
+    place: ReceiveBuffer | None = None
     #: How many bytes have come; the buffer may be larger until the last has.
     received: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)

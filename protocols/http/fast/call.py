@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,7 @@ from kernel.errors import InternalError, ServingError, request_prefix
 from kernel.serving.request import Request
 from protocols.http.codec import encode_infer
 from protocols.http.compression import IDENTITY, compress
-from protocols.http.endpoints.infer import HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
+from protocols.http.endpoints.infer import ENTRY_POINT, HEADER_LENGTH, THREAD_BYTE_SIZE, decode_body
 from protocols.http.fast.response_bytes import ResponseBytes, error_reply, reply_head
 from protocols.http.internal_errors import log_bug
 from protocols.http.responses import JSON
@@ -19,7 +20,7 @@ from protocols.response_sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
 
 if TYPE_CHECKING:
-    from kernel.memory.receive_buffer import Body
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.model import Model
     from kernel.serving.response import Response
     from protocols.http.codec import OutputForm
@@ -52,8 +53,8 @@ class FastCall(msgspec.Struct, eq=False):
     #: Made where the response does not come in one with the final flag.
     _only: OnlyResponse | None = None
 
-    def start(self, model: Model, body: RequestBody, place: Body | None = None) -> None:
-        """Submit the request in `body`, or answer why not. `place` is memory of its model that has the body."""
+    def start(self, model: Model, body: RequestBody, received_in: ReceiveBuffer | None = None) -> None:
+        """Submit the request in `body`, or answer why not. `received_in` is the buffer that holds `body`, if any."""
         lane = self.lane
         kernel = lane.kernel
         try:
@@ -63,28 +64,19 @@ class FastCall(msgspec.Struct, eq=False):
                 self._form = form.outputs
                 if self.head.encoding == IDENTITY:
                     self._like = form.answer
-                if form.common.small:
-                    self._request = request
-                    kernel.start_small(request, form.common.model)
-                    return
-                kernel.lease(request)
-            else:
-                request, model = self._parse(model, body)
+                self._request = request
+                kernel.submit(request, form.common, received_in)
+                return
+            head = self.head
+            request = Request(head.model, [], self, model_version=head.version, entry_point=ENTRY_POINT)
+            self._form = decode_body(body, head.header_length, request, model, lane.max_input_size)
             self._request = request
-            kernel.start(request, model, place)
+            remember = functools.partial(lane.forms.remember, head, body, self._form)
+            kernel.submit(request, None, received_in, remember)
         except ServingError as error:
             self.finish(_told(error, plain=False))
         except Exception:
             self.finish(self._bug())
-
-    def _parse(self, model: Model, body: RequestBody) -> tuple[Request, Model]:
-        """Return the request in `body`, checked, and the model that is to execute it. Raises `ServingError`."""
-        head, lane = self.head, self.lane
-        request = Request(head.model, [], self, model_version=head.version)
-        self._form = decode_body(body, head.header_length, request, model, lane.max_input_size)
-        model = lane.kernel.check(request)
-        lane.forms.remember(head, body, request, model, self._form)
-        return request, model
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
@@ -106,7 +98,7 @@ class FastCall(msgspec.Struct, eq=False):
             # What is done here alone nearly every response takes: as `finish`, without the calls.
             octets = like.another(response, self.lane.now)
             if octets is not None:
-                if response.on_release is not None:
+                if response.leased:
                     response.release()
                 self.reply, self._request = ResponseBytes(octets), None
                 if self.connection is not None:

@@ -20,13 +20,13 @@ from protocols.http.fast.response_bytes import error_reply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.memory.receive_buffer import Body
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.model import Model
+    from protocols.http.aiohttp_internals import AiohttpConnection
     from protocols.http.fast.fast_path import FastPath
     from protocols.http.fast.known_heads import KnownHead, Target
     from protocols.http.fast.prepared import RequestBody
     from protocols.http.fast.response_bytes import ResponseBytes
-    from protocols.http.listener import AiohttpConnection
 
 #: Requests of one connection that may wait for their answers; then nothing more is read.
 MAX_OUTSTANDING = 32
@@ -276,7 +276,7 @@ class FastConnection(asyncio.Protocol):
             return
         place = None
         if byte_size >= _IN_PLACE_BYTE_SIZE:
-            place = self._lane.kernel.receive(model, byte_size, head.header_length)
+            place = self._lane.kernel.receive_buffer(model, byte_size, head.header_length)
         self._upload = Upload(head, model, byte_size, place)
         self._upload.add(body)
         self._missing = byte_size - len(body)
@@ -292,7 +292,7 @@ class FastConnection(asyncio.Protocol):
         if not self._missing:
             self._end_upload(upload)
 
-    def _start(self, head: InferHead, model: Model, body: RequestBody, place: Body | None = None) -> None:
+    def _start(self, head: InferHead, model: Model, body: RequestBody, place: ReceiveBuffer | None = None) -> None:
         call = FastCall(self._lane, head, self)
         self._calls.append(call)
         call.start(model, body, place)
@@ -373,9 +373,7 @@ class FastConnection(asyncio.Protocol):
         self._closing = True
         self._lane.remove(self)
         if self._guest is not None:
-            # It must not close what is not its own any more.
-            self._guest.transport = None
-            self._guest.connection_lost(None)
+            self._guest.leave_transport()
         received, self._received = self._received, b""
         self._read_on(True)
         connection = self._lane.aiohttp_server()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
+from protocols.http.endpoints.infer import ENTRY_POINT
 from protocols.http.fast.request_head import Head, InferHead, parse_head
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ class Heads:
         if infer is None:
             return None
         try:
-            model = self._kernel.resolve(infer.model, infer.version)
+            return Target(infer, self._kernel.resolve_unary(infer.model, infer.version, ENTRY_POINT))
         except ServingError:
             return None
-        return None if model.spec.decoupled else Target(infer, model)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.prepared import PreparedRequest, form_of
-from kernel.serving.request import InputTensor
+from kernel.serving.prepared import PreparedRequest, prepare
 from protocols.http.fast.response_template import ResponseTemplate
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
@@ -82,20 +82,20 @@ class PreparedBodies:
             return None
         small = byte_size <= _SMALL_BYTE_SIZE and type(body) is bytes
         view = body if small else memoryview(body)
-        inputs: list[InputTensor] = []
+        inputs: list[Tensor] = []
         for tensor, byte_size in zip(form.common.request.inputs, form.byte_sizes, strict=True):
             if byte_size < 0:
-                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, None, tensor.client_span))
                 continue
             end = start + byte_size
-            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
+            inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
             start = end
         return form.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), form
 
-    def remember(self, head: InferHead, body: RequestBody, request: Request, model: Model, outputs: OutputForm) -> None:
+    def remember(self, head: InferHead, body: RequestBody, outputs: OutputForm, request: Request, model: Model) -> None:
         """Remember the form of a request that was parsed out of `body` and checked for `model`.
 
-        Called before it is started, and with the catalog as it was when `find` was asked.
+        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
         """
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
@@ -106,11 +106,11 @@ class PreparedBodies:
             return
         if id is not None and (b'"id"' in rest or b"\\" in rest):
             return  # a second id, which would count, may hide behind an escape
-        if any(tensor.shared_memory is None and type(tensor.data) is not memoryview for tensor in request.inputs):
+        if any(tensor.data is not None and type(tensor.data) is not memoryview for tensor in request.inputs):
             return  # data in JSON
         sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
         if len(self._forms) >= _FORMS:
             self._forms.clear()
         total = sum(size for size in sizes if size > 0)
-        form = PreparedBody(form_of(request, model), outputs, sizes, total, ResponseTemplate())
+        form = PreparedBody(prepare(request, model), outputs, sizes, total, ResponseTemplate())
         self._forms[head.model, head.version, rest] = form

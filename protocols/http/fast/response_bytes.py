@@ -15,7 +15,7 @@ from protocols.http.responses import JSON, PLAIN, SERVER_HEADER, error_body
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 _SERVER = "".join(f"{name}: {value}\r\n" for name, value in SERVER_HEADER.items())
 

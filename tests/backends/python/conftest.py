@@ -16,8 +16,9 @@ from backends.base import ModelArguments, Timings
 from backends.metric_registry import MetricRegistry
 from backends.python.backend import PythonBackend
 from backends.transport import wire
-from backends.worker.request import InputView, WorkerRequest
+from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -98,26 +99,26 @@ class Lab:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def view(self, name: str, array: Array, *, foreign: bool = False, inline: bool = False) -> InputView:
+    def view(self, name: str, array: Array, *, foreign: bool = False, inline: bool = False) -> Tensor:
         """Return an input in an arena; with `inline` in a message, with `foreign` in a client's memory."""
         datatype = datatype_of(array)
         assert datatype is not None
         raw = bytes(to_bytes(array))
         data = memoryview(raw if inline or foreign else bytearray(raw))
-        return InputView(name, datatype, list(array.shape), data, foreign)
+        return Tensor(name, datatype, list(array.shape), data, foreign)
 
     def request(
         self,
-        inputs: dict[str, Array] | Sequence[InputView] = (),
+        inputs: dict[str, Array] | Sequence[Tensor] = (),
         *,
         outputs: Sequence[str] = (),
         **more: Any,
     ) -> WorkerRequest:
         by_name = inputs.items() if isinstance(inputs, dict) else ()
-        views = [self.view(name, array) for name, array in by_name] or list(cast("Sequence[InputView]", inputs))
+        views = [self.view(name, array) for name, array in by_name] or list(cast("Sequence[Tensor]", inputs))
         number = next(self._numbers)
         self._responses[number] = queue.SimpleQueue()
-        ref = wire.RequestRef(number, [], [wire.OutputRef(name) for name in outputs], **more)
+        ref = wire.RequestMessage(number, [], [RequestedOutput(name) for name in outputs], **more)
         return WorkerRequest(ref, views, self)
 
     def execute(self, *requests: WorkerRequest) -> None:
@@ -135,7 +136,7 @@ class Lab:
         (response,) = self.responses(request)
         return response
 
-    def run(self, inputs: dict[str, Array] | Sequence[InputView] = (), **more: Any) -> RecordedResponse:
+    def run(self, inputs: dict[str, Array] | Sequence[Tensor] = (), **more: Any) -> RecordedResponse:
         """Execute one request and return its only response."""
         request = self.request(inputs, **more)
         self.execute(request)

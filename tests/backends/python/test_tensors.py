@@ -9,7 +9,7 @@ import pytest
 from backends.python.datatypes import triton_to_numpy_type
 from backends.python.failures import TritonModelException
 from backends.python.tensors import Tensor
-from backends.worker.request import InputView
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from shm.arrays import Array
@@ -23,9 +23,9 @@ SUM = """
 """
 
 
-def bf16(values: list[float]) -> tuple[Array, InputView]:
+def bf16(values: list[float]) -> tuple[Array, Tensor]:
     raw = (np.array(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return raw, InputView("IN", "BF16", [len(values)], memoryview(bytearray(raw.tobytes())))
+    return raw, Tensor("IN", "BF16", [len(values)], memoryview(bytearray(raw.tobytes())))
 
 
 # ---- from numpy -----------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_an_input_may_be_returned_unchanged(lab: Lab) -> None:
 
 
 def test_an_empty_input_is_an_empty_array(lab: Lab) -> None:
-    tensor = Tensor.received([InputView("IN", "FP32", [0, 3], memoryview(bytearray()))], False)[0]
+    tensor = Tensor.received([Tensor("IN", "FP32", [0, 3], memoryview(bytearray()))], False)[0]
     assert tensor.shape() == [0, 3]
     assert tensor.as_numpy().shape == (0, 3)
 

@@ -14,11 +14,12 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.arena import Arena
 from shm.region import Span
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,7 +81,7 @@ class Bench:
         self.handle.lost(cause)
 
     def submit(self) -> Request:
-        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink())
         self.model.submit(request)
         return request
 
@@ -99,8 +100,9 @@ def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
 
 
 async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0.001)
+    """Let both ends read what was sent, and act on it: what was written to a socket can be read at once."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def responses(request: Request) -> list[str]:
@@ -116,13 +118,13 @@ def request_with_large_input(bench: Bench) -> Request:
     assert block is not None
     block.view()[:] = b"\1" * 8192
     request = Request(
-        "m", [InputTensor("IN", "UINT8", [8192], span=Span(block, block.offset, 8192))], RecordingSink(), leased=True
+        "m", [Tensor("IN", "UINT8", [8192], span=Span(block, block.offset, 8192))], RecordingSink(), leased=True
     )
     bench.model.submit(request)
     return request
 
 
-def input_part(request: Request, name: str, offset: int, byte_size: int) -> wire.TensorRef:
+def input_part(request: Request, name: str, offset: int, byte_size: int) -> Tensor:
     span = request.inputs[0].span
     assert span is not None
-    return wire.TensorRef(name, "UINT8", [abs(byte_size)], None, span.region.number, span.offset + offset, byte_size)
+    return Tensor(name, "UINT8", [abs(byte_size)], None, span.region.number, span.offset + offset, byte_size)

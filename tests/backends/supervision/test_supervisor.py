@@ -16,9 +16,10 @@ from kernel.errors import InternalError, ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.repository.placement import InstancePlan
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -107,7 +108,7 @@ def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
         assert model.instances.count == 0
         supervisor.serve()
         assert model.instances.count == 1
-        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink())
         model.submit(request)
         leaving = asyncio.ensure_future(supervisor.leave())
         await asyncio.sleep(0)

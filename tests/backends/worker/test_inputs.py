@@ -36,9 +36,9 @@ class Bench(Lab):
         os.write(fd, ONES + STRINGS)
         self.regions.attach(1, fd, len(ONES + STRINGS), 0, foreign=False)
 
-    def requests(self, *inputs: list[wire.TensorRef]) -> list[WorkerRequest]:
+    def requests(self, *inputs: list[Tensor]) -> list[WorkerRequest]:
         return [
-            WorkerRequest(wire.RequestRef(number, refs, id=f"r{number}"), [], self)
+            WorkerRequest(wire.RequestMessage(number, refs, id=f"r{number}"), [], self)
             for number, refs in enumerate(inputs, start=1)
         ]
 
@@ -52,9 +52,9 @@ def bench() -> Iterator[Bench]:
 
 def test_an_input_has_the_same_elements_wherever_it_lies(bench: Bench) -> None:
     refs = [
-        wire.TensorRef("A", "FP32", [2, 2], ONES),
-        wire.TensorRef("A", "FP32", [2, 2], None, 1, 0, len(ONES)),
-        wire.TensorRef("A", "FP32", [2, 2], None, 1, 0, len(ONES), True),
+        Tensor("A", "FP32", [2, 2], ONES),
+        Tensor("A", "FP32", [2, 2], None, 1, 0, len(ONES)),
+        Tensor("A", "FP32", [2, 2], None, 1, 0, len(ONES), True),
     ]
     requests = bench.requests(*([ref] for ref in refs))
     assert bench.reader.read(requests) == requests
@@ -70,8 +70,8 @@ def test_an_input_has_the_same_elements_wherever_it_lies(bench: Bench) -> None:
 
 def test_strings_are_checked_wherever_they_lie_and_copied_out_of_a_client_s_memory(bench: Bench) -> None:
     refs = [
-        wire.TensorRef("S", "BYTES", [2], STRINGS),
-        wire.TensorRef("S", "BYTES", [2], None, 1, len(ONES), len(STRINGS), True),
+        Tensor("S", "BYTES", [2], STRINGS),
+        Tensor("S", "BYTES", [2], None, 1, len(ONES), len(STRINGS), True),
     ]
     requests = bench.requests(*([ref] for ref in refs))
     assert bench.reader.read(requests) == requests
@@ -81,8 +81,8 @@ def test_strings_are_checked_wherever_they_lie_and_copied_out_of_a_client_s_memo
 
 
 def test_a_request_whose_input_is_not_usable_is_answered_and_the_others_are_not(bench: Bench) -> None:
-    good = wire.TensorRef("A", "FP32", [4], ONES)
-    bad = wire.TensorRef("S", "BYTES", [3], STRINGS)
+    good = Tensor("A", "FP32", [4], ONES)
+    bad = Tensor("S", "BYTES", [3], STRINGS)
     first, second, third = bench.requests([good], [good, bad], [good])
     assert bench.reader.read([first, second, third]) == [first, third]
     assert bench.error(second).message == (

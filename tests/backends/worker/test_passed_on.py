@@ -44,19 +44,19 @@ class Bench:
             self.regions.attach(number, fd, 1 << 16, 0, foreign=number == CLIENTS_REGION)
         self.regions.view(1, OFFSET, INPUT.nbytes)[:] = INPUT.tobytes()
 
-    def request(self, *outputs: wire.OutputRef, region: int = 1) -> WorkerRequest:
+    def request(self, *outputs: RequestedOutput, region: int = 1) -> WorkerRequest:
         foreign = region == CLIENTS_REGION
-        given = wire.TensorRef("IN", "FP32", [INPUT.size], None, region, OFFSET, INPUT.nbytes, foreign)
-        opened = self.answers.open_batch([wire.RequestRef(7, [given], list(outputs))])
+        given = Tensor("IN", "FP32", [INPUT.size], None, region, OFFSET, INPUT.nbytes, foreign)
+        opened = self.answers.open_batch([wire.RequestMessage(7, [given], list(outputs))])
         (request,) = InputReader(self.regions, self.held).read(opened)
         return request
 
-    def finish(self) -> list[wire.TensorRef]:
+    def finish(self) -> list[Tensor]:
         (final,) = self.answers.close_batch()
         assert not final.error_code
         return final.outputs
 
-    def content(self, ref: wire.TensorRef) -> Any:
+    def content(self, ref: Tensor) -> Any:
         if ref.region == wire.OUTPUT_ARENA:
             return np.frombuffer(self.arenas[0].view(ref.offset, ref.byte_size), np.float32)
         return np.frombuffer(self.regions.view(ref.region, ref.offset, ref.byte_size), np.float32)
@@ -142,7 +142,7 @@ def test_other_arrays_are_written_to_the_workers_arena(bench: Bench, changed: An
 
 
 def test_an_output_that_the_client_wants_in_its_memory_is_copied_there(bench: Bench) -> None:
-    request = bench.request(wire.OutputRef("OUT", 0, CLIENTS_REGION, 0, INPUT.nbytes))
+    request = bench.request(RequestedOutput("OUT", 0, CLIENTS_REGION, 0, INPUT.nbytes))
     request.respond([out(given(request))])
     del request
     (ref,) = bench.finish()

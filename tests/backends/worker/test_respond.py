@@ -47,7 +47,7 @@ class Bench:
         self.outputs = OutputWriter(AttachedRegions(), self.arenas.append)
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
-    def batch(self, *refs: wire.RequestRef) -> list[WorkerRequest]:
+    def batch(self, *refs: wire.RequestMessage) -> list[WorkerRequest]:
         return self.answers.open_batch(refs)
 
     @property
@@ -63,8 +63,8 @@ def bench() -> Any:
         arena.close()
 
 
-def ref(number: int, *outputs: wire.OutputRef) -> wire.RequestRef:
-    return wire.RequestRef(number, [], list(outputs))
+def ref(number: int, *outputs: RequestedOutput) -> wire.RequestMessage:
+    return wire.RequestMessage(number, [], list(outputs))
 
 
 def value(name: str = "OUT", array: Any = None) -> OutputValue:
@@ -149,7 +149,7 @@ def test_what_was_reserved_and_not_used_is_freed(bench: Bench) -> None:
 
 
 def test_small_strings_and_classes_have_no_place_to_reserve(bench: Bench) -> None:
-    plain, classes = bench.batch(ref(1), ref(2, wire.OutputRef("OUT", classification=3)))
+    plain, classes = bench.batch(ref(1), ref(2, RequestedOutput("OUT", classification=3)))
     assert plain.reserve("OUT", "FP32", [2]) is None
     assert plain.reserve("OUT", "BYTES", [5000]) is None
     assert classes.reserve("OUT", "FP32", LARGE.shape) is None
@@ -159,13 +159,13 @@ def test_small_strings_and_classes_have_no_place_to_reserve(bench: Bench) -> Non
 
 
 def test_outputs_that_nobody_asked_for_are_left_out(bench: Bench) -> None:
-    (request,) = bench.batch(ref(1, wire.OutputRef("B")))
+    (request,) = bench.batch(ref(1, RequestedOutput("B")))
     request.respond([value("A"), value("B")])
     (final,) = bench.answers.close_batch()
     assert [output.name for output in final.outputs] == ["B"]
 
 
-@pytest.mark.parametrize("outputs", [(), (wire.OutputRef("OTHER"), wire.OutputRef("OUT"))])
+@pytest.mark.parametrize("outputs", [(), (RequestedOutput("OTHER"), RequestedOutput("OUT"))])
 @pytest.mark.parametrize(
     "array",
     [
@@ -180,7 +180,7 @@ def test_outputs_that_nobody_asked_for_are_left_out(bench: Bench) -> None:
     ids=["plain", "fortran", "strided", "big-endian", "half", "empty", "scalar"],
 )
 def test_a_small_tensor_is_in_the_message_as_one_in_a_place_would_be(
-    bench: Bench, array: Any, outputs: tuple[wire.OutputRef, ...]
+    bench: Bench, array: Any, outputs: tuple[RequestedOutput, ...]
 ) -> None:
     """The short way of most outputs, and the long one, which a request with reserved places takes."""
     short, long = bench.batch(ref(1, *outputs), ref(2, *outputs))
@@ -195,7 +195,7 @@ def test_a_small_tensor_is_in_the_message_as_one_in_a_place_would_be(
 
 
 def test_a_response_that_cannot_be_written_leaves_no_block_behind(bench: Bench) -> None:
-    (request,) = bench.batch(ref(1, wire.OutputRef("OUT"), wire.OutputRef("CLASSES", classification=1)))
+    (request,) = bench.batch(ref(1, RequestedOutput("OUT"), RequestedOutput("CLASSES", classification=1)))
     request.respond([value(array=LARGE), OutputValue("CLASSES", "BYTES", np.array([b"a"], object))])
     (final,) = bench.answers.close_batch()
     assert final.error_text == "class result not available for output due to unsupported type 'BYTES'"

@@ -9,14 +9,14 @@ import pytest
 
 from kernel.embedding.arrays import input_tensor, output_array
 from kernel.errors import InvalidArgument
-from kernel.serving.response import OutputTensor
 from shm.arena import INLINE_LIMIT
+from shm.tensor import Tensor
 
 
 def echoed(value: Any, datatype: str | None = None) -> Any:
     """Return the output array of a model that returns its input."""
     tensor = input_tensor("IN", value, datatype)
-    return output_array(OutputTensor("OUT", tensor.datatype, tensor.shape, tensor.data))
+    return output_array(Tensor("OUT", tensor.datatype, tensor.shape, tensor.data))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "u1", "i2", "<u4", "i8", "f2", "<f4", "f8", ">f4", ">i2"])
@@ -79,7 +79,7 @@ def test_a_small_input_is_copied() -> None:
 
 def test_an_output_is_a_copy() -> None:
     memory = bytearray(np.arange(4, dtype=np.int32).tobytes())
-    found = output_array(OutputTensor("OUT", "INT32", [4], memoryview(memory).toreadonly()))
+    found = output_array(Tensor("OUT", "INT32", [4], memoryview(memory).toreadonly()))
     memory[:] = bytes(16)
     found += 1
     assert found.tolist() == [1, 2, 3, 4]

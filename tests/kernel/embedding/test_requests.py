@@ -9,9 +9,10 @@ import pytest
 
 from kernel.embedding.requests import EmbeddedCall, Outputs, ResponseStream, make_call, read_options
 from kernel.errors import InternalError, InvalidArgument, ModelNotFound, ServingError, Unavailable
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from kernel.testing import model_spec
 from protocols.testing import FrontDoorLab
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,7 @@ class Program:
 
 def response(request: Request, value: float = 0, *, final: bool = True, on_release: Any = None) -> Response:
     data = np.full(2, value, np.float32).tobytes()
-    outputs = [OutputTensor("OUT", "FP32", [2], data)]
+    outputs = [Tensor("OUT", "FP32", [2], data)]
     return Response("m", "1", request.id, outputs, {"seen": True}, None, final, on_release)
 
 
@@ -143,7 +144,7 @@ def test_the_error_of_a_refused_request_is_raised_while_waiting_for_the_response
 
 def test_a_decoupled_model_is_for_streams_only() -> None:
     program = Program(never, decoupled=True)
-    with pytest.raises(ServingError, match="^infer doesn't support models with decoupled transaction policy"):
+    with pytest.raises(ServingError, match=r"^infer\(\), unlike stream\(\), doesn't support models with decoupled"):
         program.call().only_outputs()
     assert program.requests == []
 

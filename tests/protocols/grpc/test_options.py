@@ -26,13 +26,14 @@ import tritonclient.grpc as triton
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import BadOption, GrpcOptions, TlsOptions
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab
 from shm.region import RegionKind
+from shm.tensor import Tensor
 
 Talk = Callable[..., Any]
 
@@ -53,7 +54,7 @@ def echo(request: Request) -> None:
     data = tensor.data
     if tensor.span is not None:  # a large input is in the arena
         data = os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
-    outputs = [OutputTensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
+    outputs = [Tensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
     request.respond(Response(request.model_name, "1", request.id, outputs=outputs, parameters=request.parameters))
 
 

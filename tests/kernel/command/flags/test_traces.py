@@ -6,7 +6,7 @@ import pytest
 
 from kernel.command.flags.traces import trace_values
 from kernel.options import BadOption
-from kernel.settings import TraceValues
+from kernel.settings import NOT_RECORDED, TraceValues
 
 
 def values(*config: str, **old: list[str]) -> TraceValues:
@@ -83,3 +83,9 @@ def test_wrong_values_are_refused(setting: str, message: str) -> None:
     with pytest.raises(BadOption) as caught:
         values(setting)
     assert str(caught.value) == message
+
+
+def test_levels_that_enable_traces_are_logged_as_without_effect() -> None:
+    line = f"--trace-config level=TIMESTAMPS,TENSORS has no effect: {NOT_RECORDED}"
+    assert trace_values(["level=tensors"], {"level": ["max"]}, {})[1] == [line]
+    assert trace_values(["level=OFF", "rate=5"], {}, {})[1] == []

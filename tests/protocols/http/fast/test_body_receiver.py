@@ -31,7 +31,7 @@ def test_a_body_with_a_place_is_received_there(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         model = kernel.resolve("echo")
         data = bytes(range(256)) * 1_000
-        place = kernel.receive(model, len(data), 100)
+        place = kernel.receive_buffer(model, len(data), 100)
         assert place is not None
         upload = Upload(InferHead("echo", "", 100, IDENTITY), model, len(data), place)
         upload.add(data[:1000])

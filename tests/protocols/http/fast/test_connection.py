@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +30,7 @@ def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
 
 
 def answer(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+    output = Tensor("OUT_IN", "FP32", [1], bytes(4))
     request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
 
 
@@ -153,7 +154,7 @@ def test_more_than_one_response_is_an_error(with_lane: WithLane) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 2)
         released: list[int] = []
-        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
         for number in range(2):
             lab.waiting[0].respond(
                 Response("stuck", "1", "", outputs=[output], final=number == 1, on_release=lambda: released.append(1))
@@ -176,7 +177,7 @@ def test_an_exception_nobody_expected_is_told_by_a_number(
         raise ZeroDivisionError("the secret of the server")
 
     async def test(lab: Any) -> None:
-        monkeypatch.setattr(lab.kernel, "start", broken)
+        monkeypatch.setattr(lab.kernel, "submit", broken)
         lab.connection.data_received(infer(1))
         monkeypatch.setattr("protocols.http.fast.call.encode_infer", broken)
         monkeypatch.undo()

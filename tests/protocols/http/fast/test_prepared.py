@@ -40,12 +40,12 @@ def remembering(head: InferHead, octets: bytes) -> PreparedBodies:
     forms = PreparedBodies()
     assert forms.find(head, octets, 1, SINK) is None
     request, outputs = parsed(head, octets)
-    forms.remember(head, octets, request, MODEL, outputs)
+    forms.remember(head, octets, outputs, request, MODEL)
     return forms
 
 
 def facts(request: Request) -> object:
-    inputs = [(t.name, t.datatype, list(t.shape), bytes(t.data or b""), t.shared_memory) for t in request.inputs]
+    inputs = [(t.name, t.datatype, list(t.shape), bytes(t.data or b""), t.client_span) for t in request.inputs]
     return inputs, request.id, request.parameters, request.priority, request.model_name, request.sink
 
 

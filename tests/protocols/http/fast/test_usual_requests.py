@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.serving.catalog import ModelState
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.http.fast.body_receiver import PlaceReceiver
 from protocols.http.fast.call import FastCall
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,7 +43,7 @@ def whole(data: bytes = bytes(4), **more: str) -> bytes:
 
 
 def answer(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+    output = Tensor("OUT_IN", "FP32", [1], bytes(4))
     request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
 
 
@@ -232,7 +233,7 @@ def test_a_known_form_has_one_response_like_any_other(with_lane: WithLane, final
         answer(lab.waiting[0])
         answer(lab.waiting[1])
         lab.transport.writes.clear()
-        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
         lab.waiting[2].respond(Response("stuck", "1", "", outputs=[output], final=False))
         assert lab.transport.written == b""
         lab.waiting[2].respond(Response("stuck", "1", "", outputs=None if final else [output]))

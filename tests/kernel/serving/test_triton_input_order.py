@@ -7,13 +7,13 @@ import ctypes.util
 
 import pytest
 
-from kernel.serving import input_order as module
-from kernel.serving.input_order import walk_order
+from kernel.serving import triton_input_order as module
+from kernel.serving.triton_input_order import triton_input_order
 
 
 def test_a_few_inputs_are_looked_at_from_the_last_to_the_first() -> None:
-    assert walk_order([]) == []
-    assert walk_order(["IN", "FREE", "EXTRA", "MORE"]) == ["MORE", "EXTRA", "FREE", "IN"]
+    assert triton_input_order([]) == []
+    assert triton_input_order(["IN", "FREE", "EXTRA", "MORE"]) == ["MORE", "EXTRA", "FREE", "IN"]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_few_inputs_are_looked_at_from_the_last_to_the_first() -> None:
     ids=["apart from each other", "more than the first buckets hold", "in the same bucket"],
 )
 def test_the_order_is_that_of_a_hash_table(names: str, order: str) -> None:
-    assert walk_order(names.split()) == order.split()
+    assert triton_input_order(names.split()) == order.split()
 
 
 @pytest.mark.parametrize("name", ["", "a", "INPUT0", "12345678", "input_ids:0", "ünïcode", "a" * 100])
@@ -46,5 +46,5 @@ def test_the_hash_is_that_of_libstdcxx(name: str) -> None:
 
 def test_what_would_take_long_is_left_as_it_is() -> None:
     many = [str(number) for number in range(2000)]
-    assert walk_order(many) == many
-    assert walk_order(["b" * 100_000, "a"]) == ["b" * 100_000, "a"]
+    assert triton_input_order(many) == many
+    assert triton_input_order(["b" * 100_000, "a"]) == ["b" * 100_000, "a"]

@@ -23,7 +23,7 @@ _FACTOR = 0xC6A4A7935BD1E995
 _64_BITS = (1 << 64) - 1
 
 
-def walk_order(names: Sequence[str]) -> list[str]:
+def triton_input_order(names: Sequence[str]) -> list[str]:
     """Return different names, given in the order of the request, in the order in which Triton looks at them.
 
     What no model has is left as it is: more than a thousand names, or very long ones.
