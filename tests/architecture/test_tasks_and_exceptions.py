@@ -10,7 +10,7 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 FREE_TASKS = {
     "backends/supervision/remote_memory.py RemoteMemory.send_execute": "runs while batches wait; `close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
-    "kernel/repository/lifecycle.py Lifecycle._run": "goes on when its caller is cancelled; `close` ends and awaits it",
+    "kernel/repository/lifecycle.py Lifecycle._start_task": "goes on when its caller is cancelled; `close` ends and awaits it",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",
     "protocols/grpc/handlers.py CompressedCall.put_message": "called without a task; a failure ends the call",
@@ -21,7 +21,7 @@ FREE_TASKS = {
 CATCH_ALL = {
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
     "backends/python/backend.py PythonBackend._call": "a model's code may raise anything: its requests fail",
-    "backends/python/failures.py reported": "a model's code may raise anything: its requests fail",
+    "backends/python/failures.py model_code": "a model's code may raise anything: its requests fail",
     "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
