@@ -10,7 +10,7 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 FREE_TASKS = {
     "backends/supervision/remote_memory.py RemoteMemory.send_execute": "runs while batches wait; `close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
-    "kernel/repository/lifecycle.py Lifecycle._start_task": "goes on when its caller is cancelled; `close` ends and awaits it",
+    "kernel/repository/lifecycle.py Lifecycle._start_task": "outlives a cancelled caller; `close` ends and awaits it",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",
     "protocols/grpc/handlers.py CompressedCall.put_message": "called without a task; a failure ends the call",
