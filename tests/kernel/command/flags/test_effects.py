@@ -162,7 +162,7 @@ _LISTENER_EFFECTS = {
     **{f"{door}-address": Effect(f"--{door}-address=127.0.0.2", started, True,
                                  after=logged(f"Started {title} at 127.0.0.2:"))
        for door, title in _DOORS.items()},
-    # A port that is taken is the one port of which it is known beforehand that nobody else gets it.
+    # A port in use: no other process can take it before the server starts.
     **{f"{door}-port": Effect(f"--{door}-port={{taken}}", started, True,
                               after=lambda r: f"Socket '127.0.0.1:{FILES['taken']}' already in use" in r.errors)
        for door in _DOORS},
