@@ -219,7 +219,7 @@ class WorkerHandle:
             for tensor in message.outputs:
                 if tensor.span is not None:
                     leased = True
-                    tensor.span = self._memory.output_span(request, tensor.name, tensor.span)
+                    tensor.span = self._memory.output_span(request, tensor.name, tensor.span, final)
                 elif tensor.data is None:
                     raise ValueError(f"output '{tensor.name}' without bytes")
         except ValueError:

@@ -135,11 +135,11 @@ class WorkerMemory:
             raise ValueError("a second output arena")
         self.output_arena = OutputArena(fd, byte_size, self._title, self)
 
-    def output_span(self, request: Request, name: str, span: Span) -> Span:
+    def output_span(self, request: Request, name: str, span: Span, final: bool) -> Span:
         """Return the place of an output with a lease for its response. `span` is what the worker named.
 
-        It lies in the worker's arena, in the client's region that the request named for it, or in an input of the
-        request. Raises ValueError for any other place.
+        It lies in the worker's arena, in the client's region that the request named for it, or, in a final response, in
+        an input of the request: the model may change inputs until then. Raises ValueError for any other place.
         """
         number = span.lease.region_number
         if number == wire.OUTPUT_ARENA:
@@ -149,7 +149,7 @@ class WorkerMemory:
         for asked in request.outputs:
             if asked.name == name and asked.span is not None and asked.span.lease.region_number == number:
                 return asked.span.shared()
-        for tensor in request.inputs:
+        for tensor in request.inputs if final else ():
             place = tensor.span
             if place is None or place.lease.region_number != number or place.lease.region.of_client:
                 continue
