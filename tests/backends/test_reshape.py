@@ -58,7 +58,7 @@ def test_an_input_is_a_view_in_place() -> None:
 
 
 def test_memory_of_a_client_cannot_be_written() -> None:
-    view = Tensor("A", "FP32", [1], memoryview(bytes(4)), foreign=True)
+    view = Tensor("A", "FP32", [1], memoryview(bytes(4)))
     assert not input_array(view, None).flags.writeable
 
 

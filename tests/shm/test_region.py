@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from shm.region import Region, RegionKind
+from shm.region import FileHandle, Region, RegionKind
 
 
 def new_region() -> Region:
-    return Region("r", RegionKind.SYSTEM, os.memfd_create("r"), 64)
+    return Region("r", RegionKind.SYSTEM, FileHandle(os.memfd_create("r")), 64)
 
 
 def test_a_region_without_leases_closes_when_it_is_dropped() -> None:

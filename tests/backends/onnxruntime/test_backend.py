@@ -111,14 +111,14 @@ def test_a_batch_is_answered_to_each_request(lab: Lab, models: OnnxModels) -> No
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
-@pytest.mark.parametrize("foreign", [True, False])
-def test_outputs_of_a_lone_request_are_written_to_their_places(lab: Lab, models: OnnxModels, foreign: bool) -> None:
+@pytest.mark.parametrize("volatile", [True, False])
+def test_outputs_of_a_lone_request_are_written_to_their_places(lab: Lab, models: OnnxModels, volatile: bool) -> None:
     lab.reserves = True
     width = INLINE_LIMIT // 4 + 1  # smaller ones travel in messages
     write_add_sub(models, width)
     backend = models.loaded()
     for size in (1, 3):
-        request = lab.request({"A": floats(size, width), "B": floats(size, width)}, foreign=foreign)
+        request = lab.request({"A": floats(size, width), "B": floats(size, width)}, volatile=volatile)
         backend.execute([request], lab.timings)
         assert np.array_equal(lab.answer(request)["X"], 2 * floats(size, width))
     assert lab.in_place == ["X", "Y"] * 2

@@ -6,14 +6,14 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
+from tests.kernel.observe.times import times_until
 
-FAST = ExecutionTimes(0, 1_000, 0)
+FAST = times_until(1_000, infer_ns=1_000)
 
 
 class Bench:
@@ -35,9 +35,13 @@ class Bench:
 
     def execute(self) -> None:
         """Let the instance answer its first batch."""
-        for request in self.instance.batches.popleft().requests:
+        for request in self.instance.batches[0].requests:
             request.respond(Response("m", "1", "", outputs=[]))
-        self.model.instances.executed(self.instance, FAST)
+        self.end_execution()
+
+    def end_execution(self) -> None:
+        batch = self.instance.record.executed(self.instance.batches.popleft().number)
+        self.model.instances.executed(self.instance, batch, FAST)
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_requests_that_wait_at_an_instance_are_not_pending_but_wait(bench: Bench) -> None:
+def test_requests_that_wait_at_an_instance_are_not_queued_but_wait(bench: Bench) -> None:
     for _ in range(30):  # short executions, so that work is given ahead of time
         bench.submit()
         bench.execute()
@@ -54,7 +58,7 @@ def test_requests_that_wait_at_an_instance_are_not_pending_but_wait(bench: Bench
     given = len(bench.instance.batches)
     assert 1 < given < 40
     assert bench.model.instances.waiting == given - 1
-    assert bench.statistics.pending == 40 - given
+    assert bench.model.live.queued == 40 - given
     assert bench.model.in_flight == 40
 
 
@@ -72,8 +76,7 @@ def test_a_stream_lasts_until_its_final_response() -> None:
     bench = Bench(decoupled=True)
     bench.statistics.measure(MetricsConfig(histogram_latencies=True), ModelConfig())
     request = bench.submit()
-    bench.instance.batches.popleft()
-    bench.model.instances.executed(bench.instance, FAST)  # the model answers later
+    bench.end_execution()  # the model responds later
     assert sum(bench.statistics.durations.counts) == 0
     bench.clock.advance(20_000_000)
     request.respond(Response("m", "1", "", outputs=[], final=False))

@@ -84,8 +84,9 @@ def test_every_instance_runs_every_sample_before_the_version_is_ready(bench: Rep
         for keeper in bench.keepers:
             assert keeper.instance is not None
             assert keeper.instance.executed == [[zero, zero], [zero, zero], [one]]
-        statistics = bench.catalog.resolve("m").statistics
-        assert (statistics.inference_count, statistics.execution_count, statistics.pending) == (10, 6, 0)
+        model = bench.catalog.resolve("m")
+        statistics = model.statistics
+        assert (statistics.inference_count, statistics.execution_count, model.live.queued) == (10, 6, 0)
 
     run(bench, scenario)
 

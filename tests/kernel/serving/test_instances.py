@@ -1,14 +1,14 @@
-"""Instances that are apart: the scheduler does not see them, and they lose nothing."""
+"""Instances of a model: which get batches, what is recorded of these, and what becomes of them when one is lost."""
 
 from __future__ import annotations
 
 import pytest
 
-from kernel.errors import Unavailable
+from kernel.errors import Unavailable, WorkerLost
 from kernel.observe.statistics import ExecutionTimes
+from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
 from kernel.serving.request import Request
-from kernel.serving.response import Response
 from kernel.testing import FakeInstance, Lab, RecordingSink, model_spec
 from schedulers.direct import direct
 
@@ -32,10 +32,10 @@ def test_a_new_instance_that_is_apart_gets_only_what_is_given_to_itself() -> Non
     assert case.running == [["a"]]
     assert (case.instances.count, len(new.batches)) == (1, 0)
     warm = case.request("warm")
-    case.instances.dispatch_to(new, [warm])
+    case.instances.dispatch_apart(new, Batch([warm]))
     assert [batch.requests for batch in new.batches] == [[warm]]
-    new.batches.popleft()
-    case.instances.executed(new, ExecutionTimes(0, 1_000_000, 0))
+    batch = new.record.executed(new.batches.popleft().number)
+    case.instances.executed(new, batch, ExecutionTimes(0, 0, 1_000_000, 1_000_000))
     case.instances.add(new)
     assert case.instances.count == 2
     assert [request.id for request in new.batches[0].requests] == ["b"]
@@ -82,10 +82,10 @@ def test_an_instance_that_is_lost_while_it_leaves_gives_back_what_it_had_not_sta
     leaving = case.workers[0]
     case.instances.set_apart(leaving)
     first, second = [batch.requests for batch in leaving.batches]
-    leaving.batches.clear()
-    for request in first:
-        request.respond(Response(request.model_name, "1", request.id, outputs=[]))
-    case.instances.lost(leaving, second)
+    case.lose()
+    assert isinstance(first[0].sink, RecordingSink)
+    assert [type(error) for error in first[0].sink.errors] == [WorkerLost]
+    assert not second[0].finished
     assert second[0].id in [batch.requests[0].id for batch in case.workers[1].batches]
 
 
@@ -95,4 +95,4 @@ def test_a_warm_up_is_told_of_an_instance_that_was_lost() -> None:
     case.instances.set_apart(new)
     case.instances.lost(new, [])
     with pytest.raises(Unavailable, match="model instance 'new' was lost"):
-        case.instances.dispatch_to(new, [Request("m", [], RecordingSink())])
+        case.instances.dispatch_apart(new, Batch([Request("m", [], RecordingSink())]))
