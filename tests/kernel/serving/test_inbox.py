@@ -124,3 +124,58 @@ def test_a_scheduler_that_returns_is_reported(inbox: Inbox, crashes: list[Except
     inbox.start(scheduler())
     inbox.post(IDLE)
     assert isinstance(crashes[0], BadScheduler)
+
+
+def test_a_scheduler_that_replaces_a_failed_one_begins_before_the_events_that_came_meanwhile(clock: FakeClock) -> None:
+    async def failing() -> None:
+        await replacing.next()
+        raise RuntimeError("no")
+
+    after = Recorder()
+
+    def replace(error: Exception) -> None:
+        replacing.post(DeadlineReached())  # as a request does that is submitted when another is failed
+        replacing.start(after.run(replacing))
+        assert after.seen == []
+
+    replacing = Inbox(clock, replace)
+    replacing.start(failing())
+    replacing.post(IDLE)
+    assert after.seen == [DeadlineReached()]
+    replacing.close()
+
+
+def test_a_replacement_that_fails_at_its_start_is_not_started_again(clock: FakeClock) -> None:
+    async def failing() -> None:
+        await replacing.next()
+        raise RuntimeError("first")
+
+    async def broken() -> None:
+        raise RuntimeError("second")
+
+    failures: list[str] = []
+
+    def replace(error: Exception) -> None:
+        failures.append(str(error))
+        with pytest.raises(RuntimeError, match="second"):
+            replacing.start(broken())
+
+    replacing = Inbox(clock, replace)
+    replacing.start(failing())
+    replacing.post(IDLE)
+    replacing.post(IDLE)
+    assert failures == ["first"]
+
+
+def test_events_that_a_scheduler_posts_before_its_first_wait_come_with_the_next_one(inbox: Inbox) -> None:
+    seen: list[Event] = []
+
+    async def scheduler() -> None:
+        inbox.post(DeadlineReached())
+        while True:
+            seen.append(await inbox.next())
+
+    inbox.start(scheduler())
+    inbox.post(IDLE)
+    assert sorted(type(event).__name__ for event in seen) == ["DeadlineReached", "InstanceIdle"]
+    inbox.close()
