@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 
 from backends.transport import wire
 from backends.worker.held import HeldInputs
+from backends.worker.memory import CopiedRegion
+from tests.backends.worker.regions import attached_region
 
 
 class RecordingRegion:
@@ -16,7 +20,7 @@ class RecordingRegion:
     def __init__(self, *, volatile: bool = False) -> None:
         self.volatile = volatile
         self.ended_inputs: list[tuple[int, int]] = []
-        self._memory = bytearray(1 << 12)
+        self._memory = mmap.mmap(-1, 1 << 12)
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         return memoryview(self._memory)[offset : offset + byte_size]
@@ -126,3 +130,30 @@ def test_a_model_that_responds_while_it_uses_its_inputs_does_not_keep_them() -> 
     bench.held.ended([1], backend_returned=False)
     assert bench.volatile_held == 0
     del used
+
+
+def test_copies_are_not_watched() -> None:
+    bench = Bench()
+    region = CopiedRegion(64)
+    region.write(0, bytes(range(64)))
+    kept = np.frombuffer(bench.held.watch(1, region, 16, 32), np.uint8)
+    assert kept.tolist() == list(range(16, 48))
+    assert bench.held.ended([1]) == []
+    assert bench.sent == []
+
+
+def test_an_input_ends_without_another_at_the_same_place() -> None:
+    bench = Bench()
+    region = attached_region(bytes(64), writable=False)
+    first = np.frombuffer(bench.held.watch(1, region, 0, 64), np.uint8)
+    first[0] = 9
+    second = np.frombuffer(bench.held.watch(2, region, 0, 64), np.uint8)
+    assert second[0] == 0
+    del second
+    assert bench.held.ended([2]) == []
+    assert first[0] == 9, "its pages are still its own"
+    assert bench.held.ended([1]) == [1]
+    del first
+    bench.held.let_go()
+    assert bench.sent == [wire.InputsHeld([1]), wire.InputsFreed([1])]
+    region.close()
