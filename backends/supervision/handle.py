@@ -237,7 +237,7 @@ class WorkerHandle:
         try:
             for tensor in message.outputs:
                 if tensor.span is not None:
-                    self._memory.take_output(request, tensor, tensor.span)
+                    self._memory.take_output(request, tensor, tensor.span, final=final)
                     leased = leased or tensor.span is not None
                 elif tensor.data is None:
                     raise ValueError(f"output '{tensor.name}' without bytes")

@@ -142,7 +142,7 @@ class RemoteMemory:
             raise ValueError(f"{len(data)} bytes at {offset} of region {number}")
         memory[offset : offset + len(data)] = data
 
-    def take_output(self, request: Request, tensor: Tensor, span: Span) -> None:
+    def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
         """Put the bytes of an output, which the worker sent as `span`, into the tensor. Raises ValueError."""
         memory = self._outputs.pop(span.lease.region_number, None)
         if memory is None or span.offset or span.byte_size != len(memory):

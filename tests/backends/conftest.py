@@ -13,7 +13,7 @@ from backends.metric_registry import MetricRegistry
 from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
-from shm.tensor import Tensor
+from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,14 +45,14 @@ class Lab:
         *,
         outputs: Sequence[str] = (),
         bf16: Sequence[str] = (),
-        foreign: bool = False,
+        volatile: bool = False,
     ) -> WorkerRequest:
         views = []
         for name, array in inputs.items():
             datatype = "BF16" if name in bf16 else datatype_of(array)
             assert datatype is not None
             data = memoryview(to_bytes(array))
-            views.append(Tensor(name, datatype, list(array.shape), data.toreadonly() if foreign else data, foreign))
+            views.append(Tensor(name, datatype, list(array.shape), data.toreadonly() if volatile else data))
         refs = [RequestedOutput(name) for name in outputs]
         return WorkerRequest(wire.RequestMessage(next(self._numbers), [], refs), views, self)
 

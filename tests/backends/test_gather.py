@@ -28,7 +28,7 @@ def floats(*shape: int) -> Array:
 def test_the_inputs_of_a_single_request_are_used_in_place(lab: Lab) -> None:
     request = lab.request({"A": floats(2, 3)})
     array = gather([request], {})["A"]
-    assert np.shares_memory(array, np.frombuffer(request.inputs[0].data, np.uint8))
+    assert np.shares_memory(array, np.frombuffer(request.inputs[0].raw(), np.uint8))
 
 
 def test_rows_of_several_requests_are_joined_in_one_contiguous_array(lab: Lab) -> None:

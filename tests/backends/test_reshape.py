@@ -60,7 +60,7 @@ def test_an_input_is_a_view_in_place() -> None:
 
 
 def test_an_array_of_client_memory_is_read_only() -> None:
-    view = Tensor("A", "FP32", [1], memoryview(bytes(4)), foreign=True)
+    view = Tensor("A", "FP32", [1], memoryview(bytes(4)))
     assert not input_array(view, None).flags.writeable
 
 

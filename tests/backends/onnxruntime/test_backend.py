@@ -111,16 +111,16 @@ def test_each_request_of_a_batch_gets_its_rows(lab: Lab, models: OnnxModels) -> 
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
-@pytest.mark.parametrize("foreign", [True, False])
+@pytest.mark.parametrize("volatile", [True, False])
 def test_outputs_of_a_single_request_are_written_to_their_destinations(
-    lab: Lab, models: OnnxModels, foreign: bool
+    lab: Lab, models: OnnxModels, volatile: bool
 ) -> None:
     lab.reserves = True
     width = INLINE_LIMIT // 4 + 1  # a smaller output has no destination: it is sent in a message
     write_add_sub(models, width)
     backend = models.loaded()
     for size in (1, 3):
-        request = lab.request({"A": floats(size, width), "B": floats(size, width)}, foreign=foreign)
+        request = lab.request({"A": floats(size, width), "B": floats(size, width)}, volatile=volatile)
         backend.execute([request], lab.timings)
         assert np.array_equal(lab.outputs(request)["X"], 2 * floats(size, width))
     assert lab.in_place == ["X", "Y"] * 2

@@ -79,12 +79,12 @@ def test_each_request_gets_its_own_rows(
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
-@pytest.mark.parametrize("foreign", [True, False])
-def test_a_model_without_batching_takes_the_fast_path(lab: Lab, models: OnnxModels, foreign: bool) -> None:
+@pytest.mark.parametrize("volatile", [True, False])
+def test_a_model_without_batching_takes_the_fast_path(lab: Lab, models: OnnxModels, volatile: bool) -> None:
     write_add_sub(models, 2, 3)
     small = small_batches(models)
     for factor in (1, 2):
-        request = lab.request({"A": factor * floats(2, 3), "B": floats(2, 3)}, foreign=foreign)
+        request = lab.request({"A": factor * floats(2, 3), "B": floats(2, 3)}, volatile=volatile)
         assert small.execute([request], lab.timings)
         assert np.array_equal(lab.outputs(request)["X"], (factor + 1) * floats(2, 3))
         assert np.array_equal(lab.outputs(request)["Y"], (factor - 1) * floats(2, 3))
@@ -135,7 +135,7 @@ def with_another_rank(request: WorkerRequest) -> None:
 
 
 def with_too_few_bytes(request: WorkerRequest) -> None:
-    request.inputs[1].data = request.inputs[1].data[:12]
+    request.inputs[1].data = request.inputs[1].raw()[:12]
 
 
 def with_another_size(request: WorkerRequest) -> None:
@@ -144,7 +144,7 @@ def with_another_size(request: WorkerRequest) -> None:
 
 def with_no_rows(request: WorkerRequest) -> None:
     for view in request.inputs:
-        view.shape, view.data = [0, 4], view.data[:0]
+        view.shape, view.data = [0, 4], view.raw()[:0]
 
 
 @pytest.mark.parametrize(

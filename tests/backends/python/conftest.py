@@ -18,7 +18,7 @@ from backends.python.backend import PythonBackend
 from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
-from shm.tensor import Tensor
+from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,13 +99,13 @@ class Lab:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def view(self, name: str, array: Array, *, foreign: bool = False, inline: bool = False) -> Tensor:
-        """Return an input in an arena; with `inline` in a message, with `foreign` in a client's memory."""
+    def view(self, name: str, array: Array, *, volatile: bool = False, inline: bool = False) -> Tensor:
+        """Return an input in an arena; with `inline` in a message, with `volatile` in a client's memory."""
         datatype = datatype_of(array)
         assert datatype is not None
         raw = bytes(to_bytes(array))
-        data = memoryview(raw if inline or foreign else bytearray(raw))
-        return Tensor(name, datatype, list(array.shape), data, foreign)
+        data = raw if inline else memoryview(raw) if volatile else memoryview(bytearray(raw))
+        return Tensor(name, datatype, list(array.shape), data)
 
     def request(
         self,

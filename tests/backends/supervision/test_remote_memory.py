@@ -165,11 +165,11 @@ def test_an_output_is_put_together_from_its_chunks() -> None:
         lab.memory.add_chunk(1 << 62, 6, b"6789")
         lab.memory.add_chunk(1 << 62, 0, b"012345")
         tensor = Tensor("OUT", "UINT8", [10])
-        lab.memory.take_output(request, tensor, Span(RegionNumber(1 << 62), 0, 10))
+        lab.memory.take_output(request, tensor, Span(RegionNumber(1 << 62), 0, 10), final=True)
         assert tensor.span is None
         assert bytes(tensor.raw()) == b"0123456789"
         with pytest.raises(ValueError, match="which was not sent"):
-            lab.memory.take_output(request, tensor, Span(RegionNumber(1 << 62), 0, 10))
+            lab.memory.take_output(request, tensor, Span(RegionNumber(1 << 62), 0, 10), final=True)
 
     run(scenario)
 

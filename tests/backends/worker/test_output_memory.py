@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from backends.transport import wire
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from kernel.errors import ArenaFull
 from shm.tensor import Tensor
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shm.arena import Arena

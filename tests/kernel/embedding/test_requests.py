@@ -13,6 +13,7 @@ from kernel.serving.response import Response
 from kernel.testing import model_spec
 from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +60,15 @@ class Program:
         return ResponseStream(self.call(streaming=True, **options))
 
 
-def response(request: Request, value: float = 0, *, final: bool = True, on_release: Any = None) -> Response:
+def response(
+    request: Request, value: float = 0, *, final: bool = True, on_release: Callable[[], None] | None = None
+) -> Response:
     data = np.full(2, value, np.float32).tobytes()
-    outputs = [Tensor("OUT", "FP32", [2], data)]
-    return Response("m", "1", request.id, outputs, {"seen": True}, None, final, on_release)
+    if on_release is None:
+        output = Tensor("OUT", "FP32", [2], data)
+    else:
+        output = leased_tensor("OUT", "FP32", [2], data, on_release)
+    return Response("m", "1", request.id, [output], {"seen": True}, None, final, on_release is not None)
 
 
 def end(request: Request) -> Response:

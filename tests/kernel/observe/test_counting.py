@@ -6,14 +6,14 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
+from tests.kernel.observe.times import times_until
 
-FAST = ExecutionTimes(0, 1_000, 0)
+FAST = times_until(1_000, infer_ns=1_000)
 
 
 class CountedModel:
@@ -35,9 +35,13 @@ class CountedModel:
 
     def execute(self) -> None:
         """Let the instance respond to its first batch."""
-        for request in self.instance.batches.popleft().requests:
+        for request in self.instance.batches[0].requests:
             request.respond(Response("m", "1", "", outputs=[]))
-        self.model.instances.executed(self.instance, FAST)
+        self.end_execution()
+
+    def end_execution(self) -> None:
+        batch = self.instance.record.executed(self.instance.batches.popleft().number)
+        self.model.instances.executed(self.instance, batch, FAST)
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def counted() -> CountedModel:
     return CountedModel()
 
 
-def test_requests_dispatched_ahead_of_time_are_waiting_and_not_pending(counted: CountedModel) -> None:
+def test_requests_dispatched_ahead_of_time_are_waiting_and_not_queued(counted: CountedModel) -> None:
     for _ in range(30):  # after short executions, batches are dispatched ahead of time
         counted.submit()
         counted.execute()
@@ -54,7 +58,7 @@ def test_requests_dispatched_ahead_of_time_are_waiting_and_not_pending(counted: 
     dispatched = len(counted.instance.batches)
     assert 1 < dispatched < 40
     assert counted.model.instances.waiting == dispatched - 1
-    assert counted.statistics.pending == 40 - dispatched
+    assert counted.model.live.queued == 40 - dispatched
     assert counted.model.in_flight == 40
 
 
@@ -72,8 +76,7 @@ def test_the_duration_of_a_stream_ends_with_its_final_response() -> None:
     counted = CountedModel(decoupled=True)
     counted.statistics.configure(MetricsConfig(histogram_latencies=True), ModelConfig())
     request = counted.submit()
-    counted.instance.batches.popleft()
-    counted.model.instances.executed(counted.instance, FAST)  # the model responds later
+    counted.end_execution()  # the model responds later
     assert sum(counted.statistics.durations.counts) == 0
     counted.clock.advance(20_000_000)
     request.respond(Response("m", "1", "", outputs=[], final=False))

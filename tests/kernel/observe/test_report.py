@@ -7,12 +7,13 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.report import model_report
-from kernel.observe.statistics import Duration, ExecutionTimes, MemoryUsage, ResponseStatistics
+from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
+from tests.kernel.observe.times import times_until
 
 if TYPE_CHECKING:
     from typing import Any
@@ -51,7 +52,8 @@ def test_queue_and_compute_counts_equal_the_count_of_successes(model: Model) -> 
     request = Request("m", [], RecordingSink())
     request.received_ns, request.queue_start_ns, request.batch_size = 100, 200, 4
     for _ in range(2):
-        model.statistics.record_execution(Batch([request]), ExecutionTimes(1, 2, 3), 1000, 5_000_000)
+        times = times_until(1000, input_ns=1, infer_ns=2, output_ns=3)
+        model.statistics.record_execution(Batch([request]), times, 1000, 5_000_000)
     report = as_json(model)
     assert report["inference_count"] == 8
     assert report["inference_stats"]["success"] == {"count": 2, "ns": 1800}
@@ -78,7 +80,7 @@ def test_batch_statistics_are_sorted_by_batch_size(model: Model) -> None:
     for rows in (3, 1, 2):
         request = Request("m", [], RecordingSink())
         request.batch_size = rows
-        model.statistics.record_execution(Batch([request]), ExecutionTimes(0, 0, 0), 10, 5_000_000)
+        model.statistics.record_execution(Batch([request]), times_until(10), 10, 5_000_000)
     assert [batch["batch_size"] for batch in as_json(model)["batch_stats"]] == [1, 2, 3]
 
 

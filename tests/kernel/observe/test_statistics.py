@@ -7,13 +7,14 @@ import pytest
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, QueueFull, QueueTimeout, RequestCancelled, ServingError
 from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig
-from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.observe.statistics import ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
 from kernel.serving.response import Response
-from kernel.testing import FakeInstance, RecordingSink
+from kernel.testing import RecordingSink
+from tests.kernel.observe.times import times_until
 
-TIMES = ExecutionTimes(input_ns=1, infer_ns=10, output_ns=100)
+TIMES = times_until(2000, input_ns=1, infer_ns=10, output_ns=100)
 MS = 1_000_000
 
 
@@ -53,9 +54,10 @@ def test_an_execution_whose_requests_all_failed_still_counts() -> None:
     assert (statistics.execution_count, statistics.inference_count, statistics.success.count) == (1, 0, 0)
 
 
-def test_a_waiting_time_is_never_negative() -> None:
+def test_a_worker_that_started_before_the_request_was_queued_leaves_no_negative_wait() -> None:
     statistics = ModelStatistics()
-    statistics.record_execution(Batch([request()]), ExecutionTimes(0, 5000, 0), now_ns=1200, wall_ns=7_000_000)
+    times = times_until(1200, infer_ns=5000)
+    statistics.record_execution(Batch([request()]), times, now_ns=1200, wall_ns=7_000_000)
     assert statistics.queue_ns == 0
 
 
@@ -64,7 +66,7 @@ def test_failures_have_tritons_reasons_and_refused_requests_are_no_failures() ->
 
     def fail(error: ServingError, *, dispatched: bool = False) -> None:
         failed = request()
-        failed.instance = FakeInstance("m_0") if dispatched else None
+        failed.dispatched = dispatched
         statistics.record_failure(failed, error, now_ns=1500)
 
     fail(QueueTimeout())
@@ -103,7 +105,7 @@ def test_summaries_are_in_microseconds() -> None:
     statistics = ModelStatistics()
     statistics.configure(MetricsConfig(summary_latencies=True), ModelConfig())
     assert statistics.summaries is not None
-    times = ExecutionTimes(2000, 30_000, 4000)
+    times = times_until(101_000, input_ns=2000, infer_ns=30_000, output_ns=4000)
     statistics.record_execution(Batch([request()]), times, now_ns=101_000, wall_ns=7_000_000)
     summaries = statistics.summaries
     parts = (

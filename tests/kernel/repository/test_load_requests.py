@@ -86,8 +86,9 @@ def test_every_instance_executes_every_sample_before_the_version_is_ready(lab: R
         for keeper in lab.keepers:
             assert keeper.instance is not None
             assert keeper.instance.executed == [[zero, zero], [zero, zero], [one]]
-        statistics = lab.catalog.resolve("m").statistics
-        assert (statistics.inference_count, statistics.execution_count, statistics.pending) == (10, 6, 0)
+        model = lab.catalog.resolve("m")
+        statistics = model.statistics
+        assert (statistics.inference_count, statistics.execution_count, model.live.queued) == (10, 6, 0)
 
     run(lab, scenario)
 
