@@ -35,6 +35,7 @@ from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall, Inference
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
+from protocols.http.inference.call import HttpInference
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
@@ -156,7 +157,7 @@ class _HttpDoor:
     """A connection for each of the requests that arrive together."""
 
     def __init__(self, kernel: Kernel) -> None:
-        fast_path = FastPath(kernel, 1 << 26)
+        fast_path = FastPath(HttpInference(kernel, 1 << 26))
         self._transports = [_Transport() for _ in range(TOGETHER)]
         self._connections = [FastConnection(fast_path) for _ in range(TOGETHER)]
         for connection, transport in zip(self._connections, self._transports, strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 import tritonclient.http as client
 
 from kernel.serving.response import Response
-from protocols.http.codec import OutputForm, encode_infer
+from protocols.http.inference.codec import OutputFormat, encode_infer
 from shm.tensor import ClientSpan, Tensor
 
 
@@ -22,7 +22,7 @@ FLOATS = Tensor("X", "FP32", [2], struct.pack("<2f", 1, 0.5))
 
 
 def test_a_response_in_json_has_tritons_order_and_no_spaces() -> None:
-    encoded = encode_infer(response(FLOATS, id="42", parameters={"p": 1}), OutputForm())
+    encoded = encode_infer(response(FLOATS, id="42", parameters={"p": 1}), OutputFormat())
     assert encoded.join() == (
         b'{"id":"42","model_name":"m","model_version":"3","parameters":{"p":1},'
         b'"outputs":[{"name":"X","datatype":"FP32","shape":[2],"data":[1.0,0.5]}]}'
@@ -31,7 +31,7 @@ def test_a_response_in_json_has_tritons_order_and_no_spaces() -> None:
 
 
 def test_binary_outputs_follow_the_header_in_their_order() -> None:
-    form = OutputForm(binary=True)
+    form = OutputFormat(binary=True)
     form.named["J"] = False
     encoded = encode_infer(
         response(FLOATS, Tensor("J", "UINT8", [1], memoryview(b"\x07")), Tensor("N", "FP32", [0], b""), FLOATS),
@@ -49,18 +49,18 @@ def test_binary_outputs_follow_the_header_in_their_order() -> None:
 
 
 def test_an_empty_binary_output_is_no_binary_data() -> None:
-    encoded = encode_infer(response(Tensor("N", "FP32", [0], b"")), OutputForm(binary=True))
+    encoded = encode_infer(response(Tensor("N", "FP32", [0], b"")), OutputFormat(binary=True))
     assert not encoded.has_binary
 
 
 def test_an_output_in_shared_memory_has_neither_data_nor_parameters() -> None:
     output = Tensor("X", "FP32", [2], client_span=ClientSpan("r", 8))
-    encoded = encode_infer(response(output), OutputForm(binary=True))
+    encoded = encode_infer(response(output), OutputFormat(binary=True))
     assert json.loads(encoded.join())["outputs"] == [{"name": "X", "datatype": "FP32", "shape": [2]}]
 
 
 def test_the_python_client_reads_what_was_encoded() -> None:
-    form = OutputForm(binary=True)
+    form = OutputFormat(binary=True)
     form.named["J"] = False
     encoded = encode_infer(response(FLOATS, Tensor("J", "INT32", [1, 2], struct.pack("<2i", 3, -4))), form)
     body = encoded.join()

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import InvalidArgument
-from protocols.http.compression import UnsupportedCompression, check_encoding, choose_encoding, compress, decompress
+from protocols.http.inference.compression import (
+    UnsupportedCompression,
+    check_encoding,
+    choose_encoding,
+    compress,
+    decompress,
+)
 
 
 @given(st.binary(min_size=1), st.sampled_from(["gzip", "deflate"]))

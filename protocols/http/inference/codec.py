@@ -66,13 +66,18 @@ class JsonHeader(msgspec.Struct):
 _header_decoder = msgspec.json.Decoder(JsonHeader)
 
 
-class OutputForm:
+class OutputFormat:
     """Which outputs of a response are to be binary data and not JSON."""
 
     def __init__(self, *, binary: bool = False) -> None:
         #: For outputs that the request does not name.
         self.binary = binary
         self.named: dict[str, bool] = {}
+
+    @property
+    def any_binary(self) -> bool:
+        """Whether any output may be binary data."""
+        return self.binary or any(self.named.values())
 
     def is_binary(self, name: str) -> bool:
         return self.named.get(name, self.binary)
@@ -81,7 +86,7 @@ class OutputForm:
 # ---- requests -------------------------------------------------------------------------------
 
 
-def decode_infer(header: bytes, binary: memoryview, request: Request, max_input_size: int) -> OutputForm:
+def decode_infer(header: bytes, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
     """Fill `request` from its JSON `header` and the `binary` data behind it.
 
     Inputs keep parts of `binary` as their data. `max_input_size` limits each input in JSON. Raises
@@ -123,10 +128,10 @@ def _plain_input(document: Any) -> _Input:
     )
 
 
-def _fill(header: JsonHeader, binary: memoryview, request: Request, max_input_size: int) -> OutputForm:
+def _fill(header: JsonHeader, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
     if header.id is not ABSENT:
         request.id = _read("id", header.id, as_string)
-    form = OutputForm()
+    form = OutputFormat()
     if header.parameters is not ABSENT:
         if not isinstance(header.parameters, dict):
             raise InternalError("failed to get request params.: attempt to get members for non-object")
@@ -156,7 +161,7 @@ def _read(name: str, value: Any, read: Callable[[Any], _Read], verb: str = "pars
         raise InternalError(f"Unable to {verb} '{name}': {error.message}") from None
 
 
-def _set_parameter(request: Request, form: OutputForm, key: str, value: Any) -> None:
+def _set_parameter(request: Request, form: OutputFormat, key: str, value: Any) -> None:
     match key:
         case "sequence_id":
             is_number = type(value) is int and 0 <= value <= UINT64_MAX
@@ -345,7 +350,7 @@ class EncodedResponse(msgspec.Struct, frozen=True):
         return b"".join((self.header, *self.binary)) if self.binary else self.header
 
 
-def encode_infer(response: Response, form: OutputForm) -> EncodedResponse:
+def encode_infer(response: Response, form: OutputFormat) -> EncodedResponse:
     """Encode a response with outputs; the caller releases it afterwards.
 
     Raises `ServingError` for what JSON cannot carry.
@@ -364,7 +369,7 @@ def encode_infer(response: Response, form: OutputForm) -> EncodedResponse:
     return EncodedResponse(header, binary)
 
 
-def _encode_output(output: Tensor, form: OutputForm, binary: list[Buffer]) -> _Output | msgspec.Raw:
+def _encode_output(output: Tensor, form: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
     """Return what the header says of `output`; its bytes go to `binary` where they are to be that."""
     data = output.response_bytes()
     if data is None:  # it is in the client's region

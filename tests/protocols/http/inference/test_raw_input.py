@@ -6,7 +6,7 @@ import pytest
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InvalidArgument
-from protocols.http.raw_input import decode_raw
+from protocols.http.inference.raw_input import decode_raw
 
 PREFIX = "[request id: <id_unknown>] "
 

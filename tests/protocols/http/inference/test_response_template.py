@@ -1,4 +1,4 @@
-"""An answer that is written like the last one is what encoding makes of it, or is not written that way."""
+"""A response from a template is what encoding makes of it, or does not come from the template."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.serving.response import Response
-from protocols.http.codec import OutputForm, encode_infer
-from protocols.http.fast.response_template import ResponseTemplate
+from protocols.http.inference.codec import OutputFormat, encode_infer
+from protocols.http.inference.response_template import ResponseTemplate
 from shm.tensor import ClientSpan, Tensor
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ def head(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
 
 
-def encoded(given: Response, outputs: OutputForm | None = None) -> bytes:
-    body = encode_infer(given, outputs or OutputForm(binary=True)).join()
+def encoded(given: Response, outputs: OutputFormat | None = None) -> bytes:
+    body = encode_infer(given, outputs or OutputFormat(binary=True)).join()
     return head(body) + body
 
 
-def remembering(given: Response, outputs: OutputForm | None = None) -> ResponseTemplate:
-    form = ResponseTemplate()
-    assert form.another(given, NOW_S) is None
-    body = encode_infer(given, outputs or OutputForm(binary=True))
-    form.remember(given, body, head(body.join()), NOW_S)
-    return form
+def remembering(given: Response, outputs: OutputFormat | None = None) -> ResponseTemplate:
+    template = ResponseTemplate()
+    assert template.fill_in(given, NOW_S) is None
+    body = encode_infer(given, outputs or OutputFormat(binary=True))
+    template.remember(given, [body.header, *body.binary], head(body.join()), NOW_S)
+    return template
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,22 @@ def remembering(given: Response, outputs: OutputForm | None = None) -> ResponseT
 @pytest.mark.parametrize(
     ("id", "next_id"), [("", ""), ("1", "2"), ("a", '"'), ('q"', "\\n"), ('q"', "xyz"), ("ä", "xy"), ("\n", "\u2028")]
 )
-def test_what_is_written_like_the_last_answer_is_what_encoding_makes_of_it(
-    outputs: list[Tensor], id: str, next_id: str
-) -> None:
-    form = remembering(response(*outputs, id=id))
+def test_what_is_filled_in_is_what_encoding_makes_of_it(outputs: list[Tensor], id: str, next_id: str) -> None:
+    template = remembering(response(*outputs, id=id))
     again = [
         Tensor(o.name, o.datatype, list(o.shape), o.data and bytes(len(o.data)), client_span=o.client_span)
         for o in outputs
     ]
     following = response(*again, id=next_id)
-    written = form.another(following, NOW_S)
+    written = template.fill_in(following, NOW_S)
     assert written is None or written == encoded(following)
-    assert form.another(response(*outputs, id=id), NOW_S) == encoded(response(*outputs, id=id))
+    assert template.fill_in(response(*outputs, id=id), NOW_S) == encoded(response(*outputs, id=id))
 
 
 def test_ids_of_one_length_are_written_alike() -> None:
-    form = remembering(response(output(), id="1"))
+    template = remembering(response(output(), id="1"))
     for id in "2", "z", "7":
-        assert form.another(response(output(bytes(range(8))), id=id), NOW_S) == encoded(
+        assert template.fill_in(response(output(bytes(range(8))), id=id), NOW_S) == encoded(
             response(output(bytes(range(8))), id=id)
         )
 
@@ -97,13 +95,13 @@ def test_ids_of_one_length_are_written_alike() -> None:
     ],
 )
 def test_other_responses_are_encoded(other: Response) -> None:
-    form = remembering(response(output(), id="1"))
-    assert form.another(other, NOW_S) is None
-    assert form.another(response(output(), id="1"), NOW_S) is not None
+    template = remembering(response(output(), id="1"))
+    assert template.fill_in(other, NOW_S) is None
+    assert template.fill_in(response(output(), id="1"), NOW_S) is not None
 
 
 def test_an_output_with_data_is_not_one_in_a_region() -> None:
-    assert remembering(response(output(None))).another(response(output()), NOW_S) is None
+    assert remembering(response(output(None))).fill_in(response(output()), NOW_S) is None
 
 
 @pytest.mark.parametrize(
@@ -115,18 +113,18 @@ def test_an_output_with_data_is_not_one_in_a_region() -> None:
         (response(output(shape=(1,) * 2000)), True),
     ],
 )
-def test_answers_that_differ_in_more_than_bytes_are_encoded_each(given: Response, binary: bool) -> None:
-    assert remembering(given, OutputForm(binary=binary)).another(given, NOW_S) is None
+def test_responses_that_differ_in_more_than_bytes_are_encoded_each(given: Response, binary: bool) -> None:
+    assert remembering(given, OutputFormat(binary=binary)).fill_in(given, NOW_S) is None
 
 
 def test_a_head_is_written_anew_as_time_passes() -> None:
-    form = remembering(response(output()))
-    assert form.another(response(output()), NOW_S + 1) is None
+    template = remembering(response(output()))
+    assert template.fill_in(response(output()), NOW_S + 1) is None
 
 
-def test_the_shape_of_an_answer_is_its_own() -> None:
+def test_the_shape_of_a_template_is_its_own() -> None:
     given = response(output())
-    form = remembering(given)
+    template = remembering(given)
     assert given.outputs is not None
     given.outputs[0].shape.append(1)
-    assert form.another(given, NOW_S) is None
+    assert template.fill_in(given, NOW_S) is None

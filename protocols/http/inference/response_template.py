@@ -1,4 +1,4 @@
-"""Answers that are like the one before but for the id and the bytes of the outputs: models repeat themselves. Pure.
+"""Responses that differ from the one before only in the id and the bytes of outputs: models repeat themselves. Pure.
 
 What stands in front of the outputs, the head of HTTP and the JSON, is remembered and not written again.
 """
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernel.serving.response import Response
-    from protocols.http.codec import EncodedResponse
     from shm.tensor import Buffer
 
 #: Longer JSON is not remembered.
@@ -24,12 +25,12 @@ _encode_id = msgspec.json.Encoder().encode
 
 
 class ResponseTemplate:
-    """How the last answer to a request of one form was written."""
+    """How the last response to requests of one prepared body was written."""
 
     __slots__ = ("_head", "_id_byte_size", "_model", "_outputs", "_rest", "_written_s")
 
     def __init__(self) -> None:
-        #: When the answer was written: its head holds the time.
+        #: When the response was written: its head holds the time.
         self._written_s = -1.0
         self._model = ("", "")
         #: Name, datatype, shape and byte size of each output; -1 for one in the client's region.
@@ -39,8 +40,8 @@ class ResponseTemplate:
         self._id_byte_size = 0
         self._rest = b""
 
-    def another(self, response: Response, now_s: float) -> bytes | None:
-        """Return the answer that carries `response`, a copy of its outputs; None where it is not like the last.
+    def fill_in(self, response: Response, now_s: float) -> bytes | None:
+        """Return the HTTP response for `response`, with a copy of its outputs; None where more differs.
 
         `now_s` is a time that stays the same for as long as the time in a head may.
         """
@@ -71,9 +72,12 @@ class ResponseTemplate:
                 return None
         return b"".join(pieces)
 
-    def remember(self, response: Response, encoded: EncodedResponse, head: bytes, now_s: float) -> None:
-        """Remember that the answer for `response` is `head` and `encoded`, if all its outputs are binary."""
-        header = encoded.header
+    def remember(self, response: Response, body: Sequence[Buffer], head: bytes, now_s: float) -> None:
+        """Remember that `response` was written as `head` and `body`, if all its outputs are binary.
+
+        The first part of `body` is JSON; the others are the outputs.
+        """
+        header = bytes(body[0])
         if response.parameters or len(header) > _MAX_JSON_BYTE_SIZE:
             return
         binary_count = 0
@@ -87,7 +91,7 @@ class ResponseTemplate:
                 byte_size = len(data)
                 binary_count += 1
             outputs.append((output.name, output.datatype, list(output.shape), byte_size))
-        if binary_count != len(encoded.binary):
+        if binary_count != len(body) - 1:
             return  # others are part of the JSON
         self._outputs = outputs
         id = _encode_id(response.id) if response.id else b""

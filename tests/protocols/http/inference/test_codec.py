@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernel.errors import ServingError
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
-from protocols.http.codec import OutputForm, decode_infer
+from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.status import HTTP_STATUS
 from shm.tensor import ClientSpan
 
@@ -21,7 +21,7 @@ LIMIT = 1 << 20
 TENSOR = {"name": "A", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]}
 
 
-def decode(header: Any, binary: bytes = b"", limit: int = LIMIT) -> tuple[Request, OutputForm]:
+def decode(header: Any, binary: bytes = b"", limit: int = LIMIT) -> tuple[Request, OutputFormat]:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     request = Request("m", [], RecordingSink())
     return request, decode_infer(text, memoryview(binary), request, limit)
@@ -324,7 +324,7 @@ def test_any_bytes_are_decoded_or_refused(text: bytes) -> None:
 # ---- what the real client sends -------------------------------------------------------------
 
 
-def client_body(inputs: list[Any], **more: Any) -> tuple[Request, OutputForm]:
+def client_body(inputs: list[Any], **more: Any) -> tuple[Request, OutputFormat]:
     body, length = client.InferenceServerClient.generate_request_body(inputs, **more)
     length = len(body) if length is None else length
     return decode(bytes(body[:length]), bytes(body[length:]))
