@@ -1,4 +1,4 @@
-"""The wire form of protobuf, as far as it takes to leave large tensors out of it. Pure."""
+"""The wire format of protobuf, as far as it is needed to leave large tensors out of parsing. Pure."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def split_raw_contents(message: Buffer) -> tuple[bytes, list[memoryview]] | None
     return None
 
 
-def first_raw_content(head: bytes) -> int:
-    """Return where the first raw contents begin in a ModelInferRequest that begins with `head`; 0 if not in there."""
-    view = memoryview(head)
+def first_raw_content(message_start: bytes) -> int:
+    """Return where the first raw contents of a ModelInferRequest begin; 0 if that is behind `message_start`."""
+    view = memoryview(message_start)
     position = 0
-    while position < len(head):
+    while position < len(message_start):
         tag, position = _read_varint(view, position)
         if tag & 7 != _WITH_LENGTH:
             return 0
         length, position = _read_varint(view, position)
         if tag >> 3 == _RAW_FIELD:
-            return position if position <= len(head) else 0
+            return position if position <= len(message_start) else 0
         position += length
     return 0
 

@@ -1,4 +1,4 @@
-"""How the server's stop reaches calls: new inference is refused, and calls without an end are ended."""
+"""What happens to calls when the server stops: new inference is refused, and calls without an end of their own end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class ServerShuttingDown(Unavailable):
-    """An inference call came, or a stream was still open, when the server was told to stop."""
+    """An inference call arrived, or a stream was still open, while the server stops."""
 
     def __init__(self) -> None:
         super().__init__("GRPC server is shutting down and has stopped accepting new requests.")
 
 
 class LongCall(Protocol):
-    """A call that has no end of its own: it waits for its client, or for something to happen."""
+    """A call that has no end of its own: it waits for its client, or for something to change."""
 
     def stop(self) -> None:
-        """End soon: take nothing new, finish what was begun."""
+        """End soon: accept nothing new, finish what was started."""
 
 
 class OpenCalls:
@@ -39,7 +39,7 @@ class OpenCalls:
 
     @contextlib.contextmanager
     def stoppable(self, call: LongCall) -> Iterator[None]:
-        """Let `call` be told, while the block runs, when the server stops; at once if it has already."""
+        """Stop `call` when the server stops while the block runs; at once if it is stopping already."""
         self._long_calls.add(call)
         if self.stopping:
             call.stop()
@@ -49,7 +49,7 @@ class OpenCalls:
             self._long_calls.discard(call)
 
     def stop(self) -> None:
-        """Accept no more inference calls and tell the long calls to end."""
+        """Accept no more inference calls, and stop the long calls."""
         self.stopping = True
         for call in tuple(self._long_calls):
             call.stop()

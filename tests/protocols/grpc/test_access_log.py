@@ -15,9 +15,9 @@ import pytest
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import GrpcOptions
 from kernel.serving.response import Response
-from protocols.grpc.access import begin_of_request, status_of
+from protocols.grpc.access_log import names_in_request, status_name
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, encode_block, status_block
+from protocols.grpc.h2.headers import OK_TRAILERS, encode_trailers, status_trailers
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
 from shm.tensor import Tensor
@@ -70,7 +70,7 @@ def calls(conversation: Callable[[grpc.Channel], None], caplog: pytest.LogCaptur
     return [re.sub(r" ms=[0-9.]+", "", line.partition(" gRPC ")[2]).removeprefix(_SERVICE) for line in found]
 
 
-#: Set when the model "stuck", which never answers, has got a request.
+#: Set when the model "stuck", which never responds, has received a request.
 stuck = threading.Event()
 
 
@@ -110,7 +110,7 @@ def test_a_refused_call_gets_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert [line.split()[:2] for line in found] == [["/ServerLive", "UNAVAILABLE"]]
 
 
-def test_compressed_answers_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_compressed_responses_are_logged_too(caplog: pytest.LogCaptureFixture) -> None:
     found = calls(
         lambda channel: call(channel, "ModelInfer", infer("echo")), caplog, infer_response_compression_level="high"
     )
@@ -139,12 +139,12 @@ def test_a_client_that_does_not_wait_gets_a_line(caplog: pytest.LogCaptureFixtur
         (b"\x0a\x01\xff\x1a\x01i\x2a\x01x", ("\ufffd", "", "i")),
     ],
 )
-def test_the_begin_of_a_request_names_the_model(message: bytes, found: tuple[str, str, str]) -> None:
-    assert begin_of_request(message) == found
+def test_the_names_in_a_request_are_read_from_its_first_bytes(message: bytes, found: tuple[str, str, str]) -> None:
+    assert names_in_request(message) == found
 
 
-def test_statuses_are_read_from_header_blocks() -> None:
-    assert status_of(OK_TRAILERS_BLOCK) == "OK"
-    assert status_of(status_block(14, "no")) == "UNAVAILABLE"
-    assert status_of(status_block(99, None)) == "99"
-    assert status_of(encode_block([(":status", "415")])) == "HTTP(415)"
+def test_a_status_has_its_name_in_grpc_or_that_of_http() -> None:
+    assert status_name(OK_TRAILERS) == "OK"
+    assert status_name(status_trailers(14, "no")) == "UNAVAILABLE"
+    assert status_name(status_trailers(99, None)) == "99"
+    assert status_name(encode_trailers([(":status", "415")])) == "HTTP(415)"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.codec import encode_response, response_parts
-from protocols.grpc.messages.raw import split_raw_contents
+from protocols.grpc.messages.raw_contents import split_raw_contents
 from shm.tensor import ClientSpan, Tensor
 
 

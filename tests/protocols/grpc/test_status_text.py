@@ -2,7 +2,7 @@ from grpclib.metadata import encode_grpc_message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.grpc.text import MAX_STATUS_BYTE_SIZE, clean, status_text
+from protocols.grpc.status_text import MAX_STATUS_BYTE_SIZE, clean, status_text
 
 
 def test_ordinary_text_is_left_as_it_is() -> None:
@@ -11,7 +11,7 @@ def test_ordinary_text_is_left_as_it_is() -> None:
     assert status_text(text) == text
 
 
-def test_what_utf8_cannot_carry_becomes_a_question_mark() -> None:
+def test_characters_that_utf8_cannot_encode_become_question_marks() -> None:
     assert clean("caf\udce9") == "caf?"
 
 
