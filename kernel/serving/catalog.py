@@ -157,7 +157,7 @@ class Catalog:
         return entry.model
 
     def _identifier(self, name: str) -> str:
-        """Return the identifier of the one model called `name`. Raises `InvalidArgument` for none or several (Triton)."""
+        """Return the identifier of the only model called `name`. Raises `InvalidArgument` if there is not one."""
         if not self._namespacing:
             return name
         claimants = self._claimants(name)

@@ -64,4 +64,4 @@ class LiveRequests:
         for instance, batch in batches:
             for request in batch.requests:
                 has = self.instance_of.get(request, instance)
-                assert has is instance, f"request {request.id!r} is in a batch of {instance.name}, not of its own instance"
+                assert has is instance, f"request {request.id!r} is in a batch of {instance.name}, not of its instance"
