@@ -258,7 +258,7 @@ class Worker:
         executed = wire.Executed(message.batch, finals, start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
         # It leaves when there is nothing left to do, or when what is kept has become old.
         with self._send_lock:
-            self._channel.keep(executed)
+            self._channel.send_later(executed)
         if not self._kept_since_ns:
             self._kept_since_ns = done_ns
         elif done_ns - self._kept_since_ns > KEEP_NS:
