@@ -28,7 +28,7 @@ SHARES_MEMORY = platform.machine() in ("x86_64", "AMD64")
 
 
 class Outbox:
-    """The worker's end. `add` collects bytes, `send_with` sends them, `sent` counts other sent bytes. Not thread-safe."""
+    """The worker's end. `add` collects bytes, `send_with` sends them, `sent` counts sent bytes. Not thread-safe."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("naiad outbox", os.MFD_CLOEXEC)

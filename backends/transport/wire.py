@@ -32,7 +32,7 @@ adds the difference that it computes from `Hello.now_ns`.
 
 What comes next. Some messages are defined for features that are not built yet: sequences (`SequenceEntry`,
 `EndSequence`), iterative sequences (`Rescheduled`), several batches at a time (`Started`, `Recall`), calls of other
-models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A peer that receives one of
+models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A peer that gets one of
 them unexpectedly ends the session.
 """
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
-from backends.worker.respond import BatchResponder
+from backends.worker.responder import BatchResponder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.memory import AttachedRegions
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
-from backends.worker.respond import BatchResponder
+from backends.worker.responder import BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
 

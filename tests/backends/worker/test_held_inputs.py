@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 
 
 class Bench:
@@ -28,7 +28,7 @@ def test_nothing_is_said_of_inputs_that_were_used_and_dropped() -> None:
     bench.array(1, foreign=True)
     assert bench.held.watched
     bench.held.answered([1])
-    bench.held.let_go()
+    bench.held.report_freed()
     assert not bench.held.watched
     assert bench.sent == []
     assert bench.foreign_held == 0
@@ -42,12 +42,12 @@ def test_an_input_is_held_as_long_as_any_array_over_it_lives() -> None:
     assert bench.sent == [wire.InputsHeld([1])]
     part = kept[2:].view(np.uint8)
     del kept
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1])]
     del part
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1]), wire.InputsFreed([1])]
-    bench.held.let_go()
+    bench.held.report_freed()
     assert len(bench.sent) == 2
 
 
@@ -56,10 +56,10 @@ def test_a_request_is_free_when_the_last_of_its_inputs_is() -> None:
     first, second = bench.array(1), bench.array(1)
     bench.held.answered([1])
     del first
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1])]
     del second
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1]), wire.InputsFreed([1])]
 
 
