@@ -366,7 +366,7 @@ class Lifecycle:
 async def _end(keeper: InstanceKeeper) -> None:
     """Let an instance finish what it has, then end its worker."""
     try:
-        await keeper.leave()
+        await keeper.retire()
     finally:
         await keeper.stop()
 

@@ -54,10 +54,10 @@ class InstanceKeeper(Protocol):
     def serve(self) -> None:
         """Let the instance take batches of its model."""
 
-    def use(self, config: str) -> None:
+    def set_restart_config(self, config: str) -> None:
         """Have a worker that must be started again load this configuration."""
 
-    async def leave(self) -> None:
+    async def retire(self) -> None:
         """Take no more batches, and wait until what was taken is done. A worker that dies is not replaced."""
 
     async def stop(self, *, at_once: bool = False) -> None:
