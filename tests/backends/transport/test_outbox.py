@@ -71,7 +71,7 @@ def test_every_message_is_taken_once_and_in_order(steps: list[tuple[str, int]]) 
         for number, (step, size) in enumerate(steps):
             if step in ("keep", "send"):
                 said.append(wire.Log("INFO", f"{number} " + "x" * size))
-                (worker.keep if step == "keep" else worker.send)(said[-1])
+                (worker.send_later if step == "keep" else worker.send)(said[-1])
             elif step == "flush":
                 worker.flush()
             elif step == "look":
