@@ -1,4 +1,4 @@
-"""Starts workers. Only this module knows where workers run.
+"""Starts workers. Supervision uses only these interfaces, and does not know where workers run.
 
 `LocalLauncher` starts processes on this machine. A launcher for other hosts returns a `Launched` over its own
 connection; workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).

@@ -21,7 +21,7 @@ from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
-from backends.worker.message_reader import KernelGone, MessageReader
+from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
@@ -62,7 +62,7 @@ class Worker:
         self._outputs = OutputWriter(
             self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send)
         )
-        self._reader = MessageReader(channel, self._urgent)
+        self._reader = KernelMessageReader(channel, self._urgent)
         self._reporter = MetricReporter(self._send)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)

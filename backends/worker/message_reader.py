@@ -27,7 +27,7 @@ class KernelGone(Exception):
     """The kernel closed the connection: the worker has to end."""
 
 
-class MessageReader:
+class KernelMessageReader:
     """Reads messages. Calls `urgent` with those that are handled at once, from any thread."""
 
     def __init__(self, channel: BlockingChannel, urgent: Callable[[wire.ToWorker], None]) -> None:

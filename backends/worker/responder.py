@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from backends.worker.held_inputs import HeldInputs
-    from backends.worker.message_reader import MessageReader
+    from backends.worker.message_reader import KernelMessageReader
     from backends.worker.outputs import OutputWriter
     from backends.worker.request import OutputValue
     from shm.arrays import Array
@@ -30,7 +30,7 @@ class BatchResponder:
         outputs: OutputWriter,
         held: HeldInputs,
         send: Callable[[wire.ToKernel], None],
-        reader: Callable[[], MessageReader],
+        reader: Callable[[], KernelMessageReader],
     ) -> None:
         self._outputs = outputs
         self._held = held
