@@ -143,7 +143,12 @@ class LoopChannel:
     # ---- receiving ---------------------------------------------------------------------------
 
     def take_fd(self) -> int:
-        """Return the descriptor that came with the message being handled; the caller owns it."""
+        """Return the descriptor that came with the message being handled; the caller owns it.
+
+        Raises ValueError where none came.
+        """
+        if not self._fds:
+            raise ValueError("a message without its file descriptor")
         return self._fds.popleft()
 
     def read_rest(self) -> None:

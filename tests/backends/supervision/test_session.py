@@ -89,7 +89,7 @@ def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns
         bench.polling.in_flight = others
         bench.submit()
         await settle()
-        [_, execute] = map(wire.to_worker_decoder.decode, bench.worker.channel.receive() or ())
+        [execute] = await bench.received()
         assert isinstance(execute, wire.Execute)
         assert execute.poll_ns == poll_ns
         bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))
