@@ -72,10 +72,10 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the kernel says stop or is gone."""
-        self._send(wire.Hello(wire.PROTOCOL, os.getpid(), True, time.monotonic_ns()))
-        if SHARES_MEMORY:
-            self._channel.share_outbox()
         try:
+            self._send(wire.Hello(wire.PROTOCOL, os.getpid(), True, time.monotonic_ns()))
+            if SHARES_MEMORY:
+                self._channel.share_outbox()
             self._serve()
         except (KernelGone, BrokenPipeError, ConnectionResetError):
             return
