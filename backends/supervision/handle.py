@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
@@ -19,7 +20,11 @@ from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.supervision.helper_process import Helper
     from backends.supervision.session import WorkerSession
+    from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
     from kernel.serving.batch import Batch
     from kernel.serving.model import Model
@@ -35,7 +40,8 @@ _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 class WorkerHandle:
     """One model instance in its worker."""
 
-    def __init__(self, name: str, session: WorkerSession, model: Model, poller: LoopPoller) -> None:
+    def __init__(self, name: str, session: WorkerSession, model: Model, poller: LoopPoller, helper: Helper) -> None:
+        """`helper` is asked where the worker shares no memory with the kernel."""
         self.name = name
         self.record = BatchRecord(session.concurrency)
         self._poller = poller
@@ -46,7 +52,13 @@ class WorkerHandle:
         self._next_number = 1
         #: Requests whose final response has not come from the worker, by its numbers for them.
         self._requests: dict[int, Request] = {}
-        self._memory = WorkerMemory(session, name)
+        self._memory: WorkerMemory | RemoteMemory
+        self._send_execute: Callable[[wire.Execute], None]
+        if session.local:
+            self._memory, self._send_execute = WorkerMemory(session, name), session.send
+        else:
+            self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
+            self._send_execute = self._memory.send_execute
         #: Responses that clients took and the worker does not know of, by request number.
         self._owed_credit: dict[int, int] = {}
         self._lost = False
@@ -92,7 +104,7 @@ class WorkerHandle:
             _add_sequence_entries(messages, batch, batch.slots)
         poller = self._poller
         poller.moved(in_flight)
-        self._send(wire.Execute(batch.number, messages, poller.polling.worker_ns))
+        self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
         if not self._watched_batch and len(self.record.batches) > 1:
             self._watch()
 
@@ -150,6 +162,10 @@ class WorkerHandle:
                 self._respond(number, response, final)
             case wire.Started(batch=batch):
                 self._started(batch)
+            case wire.Transfer(number=number, byte_size=byte_size):
+                self._memory.begin_transfer(number, byte_size)
+            case wire.Chunk(number=number, offset=offset, data=data):
+                self._memory.add_chunk(number, offset, data)
             case wire.ArenaCreated(byte_size=byte_size):
                 self._memory.take_output_arena(byte_size)
             case wire.InputsHeld(requests=numbers):
@@ -199,13 +215,16 @@ class WorkerHandle:
             if self._owed_credit:
                 self._owed_credit.pop(number, None)
             if request.in_use:
+                self._memory.finished(number)
                 request.in_use = False
                 if request.finished:
                     request.release_leases()
         if request.finished:  # the server gave the request up, and responded itself, when it had to exit
             response.release()
-            return
-        request.respond(response)
+        elif self._memory.defers:
+            self._memory.deliver(request, response)
+        else:
+            request.respond(response)
 
     def _response(self, request: Request, message: wire.ResponseMessage | None, final: bool) -> Response:
         version = self._model.version_text
@@ -218,8 +237,8 @@ class WorkerHandle:
         try:
             for tensor in message.outputs:
                 if tensor.span is not None:
-                    leased = True
-                    tensor.span = self._memory.output_span(request, tensor.name, tensor.span, final)
+                    self._memory.take_output(request, tensor, tensor.span, final=final)
+                    leased = leased or tensor.span is not None
                 elif tensor.data is None:
                     raise ValueError(f"output '{tensor.name}' without bytes")
         except ValueError:
@@ -229,6 +248,17 @@ class WorkerHandle:
         return Response(
             request.model_name, version, request.id, message.outputs, message.parameters, None, final, leased
         )
+
+    def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
+        """A request of a batch cannot be sent to the worker: it fails, and the others go on."""
+        request = self._requests.pop(number)
+        self._poller.moved(-1)
+        self.record.batches[batch_number].remove(request)
+        request.in_use = False
+        if request.finished:
+            request.release_leases()
+        else:
+            request.fail(error)
 
     def _hold_inputs(self, numbers: list[int]) -> None:
         """The model keeps inputs of these requests, whose final responses come next."""

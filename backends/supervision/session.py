@@ -45,6 +45,8 @@ class WorkerSession:
         self._protocol_error = ""
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
+        #: How many bytes the worker's outputs may take.
+        self.arena_byte_size = 0
         #: Whether the worker runs on this machine, so that memory can be shared with it.
         self.local = True
         #: Add this to times of the worker to get times of the kernel's clock.
@@ -54,11 +56,11 @@ class WorkerSession:
         self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
         self.on_lost: Callable[[str], None] | None = None
 
-    async def start(self, launcher: Launcher) -> None:
-        """Start the worker and wait until it says hello. Raises `ServingError`."""
+    async def start(self, launcher: Launcher, *, helper: bool = False) -> None:
+        """Start the worker, or a helper, and wait until it says hello. Raises `ServingError`."""
         self._reply = asyncio.get_running_loop().create_future()
         try:
-            self._launched = await launcher.launch(self._title)
+            self._launched = await launcher.launch(self._title, helper=helper)
         except OSError as error:
             raise InternalError(f"a worker process could not be started: {error}") from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
@@ -85,6 +87,7 @@ class WorkerSession:
 
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns how many nanoseconds it took. Raises the worker's `ServingError`."""
+        self.arena_byte_size = message.arena_byte_size
         reply = await self._ask(message)
         assert isinstance(reply, wire.Loaded), reply
         self.concurrency = reply.concurrency
@@ -92,6 +95,11 @@ class WorkerSession:
 
     def _not_started(self, message: wire.ToWorker) -> None:
         raise AssertionError(f"{type(message).__name__} was sent to a worker that was never started")
+
+    async def written(self, byte_size: int) -> None:
+        """Wait until at most `byte_size` bytes are unsent, or the connection has ended."""
+        assert self._channel is not None
+        await self._channel.written(byte_size)
 
     def send_with_fd(self, message: wire.ToWorker, fd: int) -> None:
         assert self._channel is not None
@@ -146,6 +154,10 @@ class WorkerSession:
                     | wire.InputsHeld()
                     | wire.InputsFreed()
                     | wire.Started()
+                    | wire.Transfer()
+                    | wire.Chunk()
+                    | wire.SpanRead()
+                    | wire.SpanWritten()
                 ):
                     self.on_message(message)
                 case wire.OutboxCreated():

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
+    from kernel.serving.response import Response
     from shm.lease import Lease
+    from shm.tensor import Buffer, Tensor
 
 
 class OutputArena:
@@ -66,7 +68,13 @@ class OutputArena:
 
 
 class WorkerMemory:
-    """What one worker process and the kernel share. Every `ValueError` is for what no worker of ours sends."""
+    """What one worker process and the kernel share. Every `ValueError` is for what no worker of ours sends.
+
+    `RemoteMemory` is the same for a worker that shares no memory.
+    """
+
+    #: Whether responses have to go through `deliver`, because outputs are not in their places yet.
+    defers = False
 
     def __init__(self, session: WorkerSession, title: str) -> None:
         self._session = session
@@ -135,17 +143,25 @@ class WorkerMemory:
             raise ValueError("a second output arena")
         self.output_arena = OutputArena(fd, byte_size, self._title, self)
 
-    def output_span(self, request: Request, name: str, span: Span, final: bool) -> Span:
-        """Return the place of an output with a lease for its response. `span` is what the worker named.
+    def own_span(self, span: Span) -> Span:
+        """Return a place in the worker's arena, which the worker named, with a lease. Raises ValueError."""
+        if self.output_arena is None or span.lease.region_number != wire.OUTPUT_ARENA:
+            raise ValueError("a place in an arena that was never created")
+        return Span(self.output_arena.lease(span.offset, span.byte_size), span.offset, span.byte_size)
+
+    def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
+        """Give an output, which the worker left in `span`, its place with a lease for the response.
 
         It lies in the worker's arena, in the client's region that the request named for it, or, in a final response, in
         an input of the request: the model may change inputs until then. Raises ValueError for any other place.
         """
+        if span.lease.region_number == wire.OUTPUT_ARENA:
+            tensor.span = self.own_span(span)
+        else:
+            tensor.span = self._span_of_request(request, tensor.name, span, final=final)
+
+    def _span_of_request(self, request: Request, name: str, span: Span, *, final: bool) -> Span:
         number = span.lease.region_number
-        if number == wire.OUTPUT_ARENA:
-            if self.output_arena is None:
-                raise ValueError("an output in an arena that was never created")
-            return Span(self.output_arena.lease(span.offset, span.byte_size), span.offset, span.byte_size)
         for asked in request.outputs:
             if asked.name == name and asked.span is not None and asked.span.lease.region_number == number:
                 return asked.span.shared()
@@ -157,12 +173,27 @@ class WorkerMemory:
                 return Span(place.lease.share(), span.offset, span.byte_size)
         raise ValueError(f"an output at {span.offset} of region {number}, outside of the request's inputs and outputs")
 
+    def deliver(self, request: Request, response: Response) -> None:
+        """Give `response` to `request`: its outputs are in their places."""
+        request.respond(response)
+
+    def finished(self, request: int) -> None:
+        """The worker has done with a request."""
+
+    def begin_transfer(self, number: int, byte_size: int) -> None:
+        """Refuse: the worker shares its memory."""
+        raise ValueError("a transfer in a session with shared memory")
+
+    def add_chunk(self, number: int, offset: int, data: Buffer) -> None:
+        """Refuse, see `begin_transfer`."""
+        raise ValueError("a chunk in a session with shared memory")
+
     def free_blocks(self, offsets: Sequence[int]) -> None:
         """Tell the worker, once in an event-loop iteration, which blocks of its arena are free."""
         if self._closed:
             return
         if not self._freed:
-            IterationEnd.here().decide(self._send_freed)
+            IterationEnd.current().add_decision(self._send_freed)
         self._freed += offsets
 
     def _send_freed(self) -> None:

@@ -1,4 +1,4 @@
-"""Every message between the kernel and a worker process. This file is the whole protocol.
+"""Every message between the kernel and a worker process. This file is the whole protocol, so it is a long one.
 
 A message is msgpack, an array whose first element is the tag; `backends/transport/framing.py` puts its length in front.
 Kernel and worker are of the same version, so there is no negotiation beyond `Hello`.
@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shm.tensor import RequestedOutput, Span, Tensor, decode_lease, encode_lease
+from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: Raised when either side changes; a worker of another number is refused.
 PROTOCOL = 5
@@ -233,7 +233,7 @@ class Chunk(Message):
 
     number: int
     offset: int
-    data: bytes
+    data: Buffer
 
 
 class Detach(Message):

@@ -61,6 +61,8 @@ class InputReader:
         # Their producer can change string lengths between our check and our use: take a copy.
         if (tensor.datatype == "BYTES" and not region.steady) or (region.volatile and self.copies_volatile):
             return memoryview(bytearray(region.view(span.offset, span.byte_size)))
+        if region.private:
+            return region.input_view(span.offset, span.byte_size)
         return self._held.watch(request.ref.number, region, span.offset, span.byte_size)
 
     def place_in_inputs(self, request: WorkerRequest, array: Array) -> Span | None:

@@ -21,9 +21,11 @@ from backends.worker.classification import read_labels
 from backends.worker.held import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.mailbox import KernelGone, Mailbox
-from backends.worker.memory import AttachedRegion, AttachedRegions
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
 from backends.worker.metric_reporter import MetricReporter
+from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
+from backends.worker.region_io import RegionIo
 from backends.worker.respond import BatchResponder
 from kernel.errors import ErrorCode, InternalError, ServingError
 from shm.arena import read_only_fd
@@ -46,18 +48,24 @@ KEEP_NS = 300_000
 class Worker:
     """One model instance behind one channel. Implements `backends.base.Host`."""
 
-    def __init__(self, channel: BlockingChannel) -> None:
+    def __init__(self, channel: BlockingChannel, *, local: bool = True) -> None:
+        """Without `local` no memory is shared with the kernel: tensors travel in messages and chunks."""
         self._channel = channel
+        self._local = local
         self._send_lock = threading.Lock()
         #: When the oldest answer was kept back, 0 for none.
         self._kept_since_ns = 0
         self._regions = AttachedRegions()
         self._held = HeldInputs(self._send, self._copy_volatile_inputs)
         self._inputs = InputReader(self._regions, self._held)
-        self._outputs = OutputWriter(self._regions, self._inputs, self._arena_created)
+        self._output_arena = ArenaOutputs(self._arena_created)
+        self._outputs = OutputWriter(
+            self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send)
+        )
         self._mailbox = Mailbox(channel, self._urgent)
         self._reporter = MetricReporter(self._send)
         self._answers = BatchResponder(self._outputs, self._held, self._send, lambda: self._mailbox)
+        self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
         self._backend: Backend | None = None
         self._verbose = 0
         self._handlers: dict[type, Callable[..., None]] = {
@@ -66,15 +74,19 @@ class Worker:
             wire.Joined: lambda _: self._reporter.start(),
             wire.Attach: self._attach,
             wire.OwnArena: self._own_arena,
+            wire.Transfer: self._transfer,
+            wire.Chunk: self._chunk,
             wire.Detach: self._detach,
+            wire.ReadSpan: self._region_io.read,
+            wire.WriteSpan: self._region_io.write,
             wire.Execute: self._execute,
         }
 
     def run(self) -> None:
         """Serve until the kernel says stop or is gone."""
         try:
-            self._send(wire.Hello(wire.PROTOCOL, os.getpid(), True, time.monotonic_ns()))
-            if SHARES_MEMORY:
+            self._send(wire.Hello(wire.PROTOCOL, os.getpid(), self._local, time.monotonic_ns()))
+            if self._local and SHARES_MEMORY:
                 self._channel.share_outbox()
             self._serve()
         except (KernelGone, BrokenPipeError, ConnectionResetError):
@@ -136,7 +148,7 @@ class Worker:
             case wire.Credit(request=number, count=count):
                 self._answers.grant(number, count)
             case wire.FreeBlocks(offsets=offsets):
-                self._outputs.free(offsets)
+                self._outputs.memory.free(offsets)
 
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:
@@ -167,7 +179,7 @@ class Worker:
                 run_on(message.cpus)
             self._verbose = message.verbose
             self._inputs.model_name = arguments.model_name
-            self._outputs.arena_byte_size = message.arena_byte_size
+            self._outputs.memory.byte_size = message.arena_byte_size
             self._outputs.batched = arguments.max_batch_size > 0
             self._outputs.labels = _labels(arguments)
             self._backend_for(arguments).load(arguments)
@@ -204,12 +216,20 @@ class Worker:
 
     def _own_arena(self, message: wire.OwnArena) -> None:
         # Mapped once more, and privately: other processes may read the outputs that the model gets as inputs here.
-        arena = self._outputs.arena
+        arena = self._output_arena.arena
         assert arena is not None, "OwnArena before the arena was created"
         fd = os.dup(arena.region.fd)
         self._regions.attach(
             message.number, AttachedRegion(fd, arena.region.byte_size, 0, writable=False, volatile=False)
         )
+
+    def _transfer(self, message: wire.Transfer) -> None:
+        self._regions.attach(message.number, CopiedRegion(message.byte_size))
+
+    def _chunk(self, message: wire.Chunk) -> None:
+        region = self._regions.get(message.number)
+        assert isinstance(region, CopiedRegion), f"region {message.number} is not transferred"
+        region.write(message.offset, message.data)
 
     def _detach(self, message: wire.Detach) -> None:
         self._regions.detach(message.number)
@@ -257,7 +277,7 @@ class Worker:
             logger.exception("the model failed")
             failure = InternalError(f"{type(error).__name__}: {error}")
         else:
-            if self._backend.answers_later:
+            if self._backend.responds_later:
                 return
         for request in requests:
             if not request.finished:

@@ -10,12 +10,17 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from shm.tensor import Buffer
+
 #: Private pages that are never written need no memory: reserve none (mmap(2)); Python's mmap lacks the name.
 _MAP_NORESERVE = 0x4000
+
+_TRUNCATED = "shared memory region was truncated by its owner"
 
 
 class WorkerRegion(Protocol):
@@ -27,6 +32,8 @@ class WorkerRegion(Protocol):
     steady: bool
     #: Whether the kernel sees what the model writes into an input, so that an output may stay there.
     shared: bool
+    #: Whether the memory is the worker's own, so that a model may keep inputs as long as it likes.
+    private: bool
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return writable bytes. Raises `InvalidArgument` where the owner of the region has shortened it."""
@@ -49,6 +56,7 @@ class AttachedRegion:
 
     def __init__(self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool) -> None:
         self.volatile = volatile
+        self.private = False
         self.steady = self.shared = writable and not volatile
         self._writable = writable
         self._fd = fd
@@ -73,7 +81,7 @@ class AttachedRegion:
         try:
             self._mapping = mmap.mmap(self._fd, end, flags=sharing, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         except ValueError:  # the file is shorter than `end`
-            raise InvalidArgument("shared memory region was truncated by its owner") from None
+            raise InvalidArgument(_TRUNCATED) from None
         return memoryview(self._mapping)[self._offset : end]
 
     def input_view(self, offset: int, byte_size: int) -> memoryview:
@@ -88,6 +96,24 @@ class AttachedRegion:
             return memoryview(bytearray(os.pread(self._fd, byte_size, self._offset + offset)))
         self._private.append((start, end))
         return self.view(offset, byte_size)
+
+    def read_into(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory` with the bytes at `offset`, without mapping. Raises `InvalidArgument` where they are gone."""
+        position = 0
+        while position < len(memory):
+            count = os.preadv(self._fd, [memory[position:]], self._offset + offset + position)
+            if not count:
+                raise InvalidArgument(_TRUNCATED)
+            position += count
+
+    def write_from(self, offset: int, data: memoryview) -> None:
+        """Write `data` at `offset`, without mapping. Raises `InvalidArgument` where the region was shortened."""
+        start = self._offset + offset
+        if os.fstat(self._fd).st_size < start + len(data):  # writing would lengthen the client's object again
+            raise InvalidArgument(_TRUNCATED)
+        position = 0
+        while position < len(data):
+            position += os.pwrite(self._fd, data[position:], start + position)
 
     def ended(self, offset: int, byte_size: int) -> None:
         """See `WorkerRegion`. Pages that the model wrote to are private now, and would be stale for the next input."""
@@ -118,11 +144,12 @@ class CopiedRegion:
     volatile = False
     steady = True
     shared = False
+    private = True
 
     def __init__(self, byte_size: int) -> None:
         self._memory = bytearray(byte_size)
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: Buffer) -> None:
         """Take the next bytes. Raises ValueError where they lie outside of the region."""
         if not 0 <= offset <= len(self._memory) - len(data):
             raise ValueError(f"{len(data)} bytes at {offset} of a region of {len(self._memory)}")
@@ -154,6 +181,10 @@ class AttachedRegions:
     def detach(self, number: int) -> None:
         """Forget a region and close it."""
         self._regions.pop(number).close()
+
+    def find(self, number: int) -> WorkerRegion | None:
+        """Return the region `number`, None where the kernel never made it known."""
+        return self._regions.get(number)
 
     def get(self, number: int) -> WorkerRegion:
         """Return the region `number`. Raises KeyError where the kernel never made it known."""

@@ -1,52 +1,39 @@
-"""Where a worker's outputs go: into the message, a block of its own arena, or the client's region.
-
-One process allocates in an arena, and here it is the worker: the kernel only reads, and says which
-blocks it has done with.
-"""
+"""Where a worker's outputs go: into the message, the worker's own memory, an input, or the client's region."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.transport import wire
 from backends.worker.classification import classify
-from kernel.errors import ArenaFull, InternalError, ServingError
-from shm.arena import INLINE_LIMIT, Arena, Block
+from kernel.errors import InternalError, ServingError
+from shm.arena import INLINE_LIMIT
 from shm.arrays import NUMPY_TYPES, RAW_TYPES, to_bytes
 from shm.datatypes import element_count
-from shm.lease import RegionNumber
 from shm.tensor import RequestedOutput, Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from backends.worker.inputs import InputReader
     from backends.worker.memory import AttachedRegions
+    from backends.worker.output_memory import OutputMemory
     from backends.worker.request import OutputValue, WorkerRequest
     from shm.arrays import Array
 
 _ANY_OUTPUT = RequestedOutput("")
-_OWN_ARENA = RegionNumber(wire.OUTPUT_ARENA)
 
 
 class OutputWriter:
-    """Turns output arrays into references. Callable from any thread."""
+    """Turns arrays of outputs into tensors in their places. Callable from any thread."""
 
-    def __init__(self, regions: AttachedRegions, inputs: InputReader, on_arena: Callable[[Arena], None]) -> None:
-        """`on_arena` is called with the arena for outputs when the first one is made."""
+    def __init__(self, regions: AttachedRegions, inputs: InputReader, memory: OutputMemory) -> None:
+        self.memory = memory
         self._regions = regions
         self._inputs = inputs
-        self._on_arena = on_arena
-        #: The worker's own arena, None before its first large output.
-        self.arena: Arena | None = None
-        self._blocks: dict[int, Block] = {}
-        self._lock = threading.Lock()
         self._main_thread = threading.get_ident()
-        self.arena_byte_size = 1 << 34
         #: Whether the model's outputs have a batch dimension, and the labels of its outputs.
         self.batched = False
         self.labels: Mapping[str, Sequence[str]] = {}
@@ -102,6 +89,7 @@ class OutputWriter:
             for ref in refs:
                 self._free_ref(ref)
             raise
+        self.memory.publish(refs)
         return refs
 
     def _write_asked(
@@ -150,29 +138,21 @@ class OutputWriter:
     def _place(
         self, name: str, datatype: str, shape: list[int], byte_size: int, asked: RequestedOutput
     ) -> tuple[Tensor, memoryview]:
-        if asked.span is not None:
-            lease, offset = asked.span.lease, asked.span.offset
-            view = self._regions.get(lease.region_number).view(offset, byte_size)
-            return Tensor(name, datatype, shape, None, Span(lease, offset, byte_size)), view
-        with self._lock:
-            block = self._arena_of_mine().take(byte_size)
-            if block is None:
-                raise ArenaFull(byte_size)
-            self._blocks[block.offset] = block
-        return Tensor(name, datatype, shape, None, Span(_OWN_ARENA, block.offset, byte_size)), block.view()
-
-    def _arena_of_mine(self) -> Arena:
-        if self.arena is None:
-            self.arena = Arena(f"naiad outputs {os.getpid()}", self.arena_byte_size)
-            self._on_arena(self.arena)
-        return self.arena
+        wanted = asked.span
+        region = None if wanted is None else self._regions.find(wanted.lease.region_number)
+        if wanted is None or region is None:  # without shared memory the kernel passes it on to the client's region
+            span, view = self.memory.take(byte_size)
+        else:
+            span = Span(wanted.lease, wanted.offset, byte_size)
+            view = region.view(wanted.offset, byte_size)
+        return Tensor(name, datatype, shape, None, span), view
 
     def copied(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors with copies of those that were left in inputs. Raises `ServingError`."""
         copies: list[Tensor] = []
         for tensor in tensors:
             span = tensor.span
-            if span is None or span.lease is _OWN_ARENA or not self._regions.get(span.lease.region_number).shared:
+            if span is None or self.memory.owns(span) or not self._regions.get(span.lease.region_number).shared:
                 copies.append(tensor)
                 continue
             copy, view = self._place(tensor.name, tensor.datatype, tensor.shape, span.byte_size, _ANY_OUTPUT)
@@ -181,12 +161,6 @@ class OutputWriter:
         return copies
 
     # ---- giving back -------------------------------------------------------------------------
-
-    def free(self, offsets: Sequence[int]) -> None:
-        """Free blocks that the kernel has done with."""
-        with self._lock:
-            for offset in offsets:
-                self._blocks.pop(offset).release()
 
     def free_reserved(self, request: WorkerRequest) -> None:
         """Free what was reserved and not used."""
@@ -199,8 +173,8 @@ class OutputWriter:
             self._free_ref(reserved[1])
 
     def _free_ref(self, ref: Tensor) -> None:
-        if ref.span is not None and ref.span.lease is _OWN_ARENA:
-            self.free([ref.span.offset])
+        if ref.span is not None and self.memory.owns(ref.span):
+            self.memory.drop(ref.span)
 
 
 def _asked(request: WorkerRequest, name: str) -> RequestedOutput | None:

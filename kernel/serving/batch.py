@@ -21,6 +21,8 @@ class Batch(msgspec.Struct, eq=False):
     """
 
     entries: list[Request | None]
+    #: Whether a request was removed; in a batch of sequences entries may be without a request in any case.
+    padded: bool = False
     #: The slot of each entry, by which the worker keeps implicit state; None in a batch without sequences.
     slots: list[int] | None = None
     #: Control tensors of each entry, which the model gets beside the inputs; only in a batch of sequences.
@@ -33,13 +35,18 @@ class Batch(msgspec.Struct, eq=False):
     @property
     def requests(self) -> list[Request]:
         """The requests, without padding."""
-        if self.slots is None:  # usual: only batches of sequences are padded
+        if self.slots is None and not self.padded:  # usual
             return self.entries  # type: ignore[return-value]
         return [request for request in self.entries if request is not None]
+
+    def remove(self, request: Request) -> None:
+        """Take a request out that will not be executed; its entry becomes padding."""
+        self.entries[self.entries.index(request)] = None
+        self.padded = True
 
     def request_numbers(self) -> Sequence[int]:
         """Return the numbers by which the worker knows the requests, without padding."""
         numbers = range(self.first_request_number, self.first_request_number + len(self.entries))
-        if self.slots is None:
+        if self.slots is None and not self.padded:
             return numbers
         return [number for number, request in zip(numbers, self.entries, strict=True) if request is not None]

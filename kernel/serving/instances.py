@@ -162,7 +162,7 @@ class InstanceSet:
         """Give `batch`, whose requests were queued, to `instance`, which takes batches."""
         assert instance in self._serving, f"instance {instance.name} takes no batches"
         instance.record.add(batch)
-        self._live.dispatched(batch.requests, instance)
+        self._live.dispatched(batch, instance)
         instance.execute(batch)
 
     # ---- for warm-up -------------------------------------------------------------------------

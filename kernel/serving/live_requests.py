@@ -29,13 +29,14 @@ class LiveRequests:
         self.instance_of[request] = None
         self.queued += 1
 
-    def dispatched(self, requests: Iterable[Request], instance: Instance) -> None:
-        """Queued requests were given to `instance`."""
+    def dispatched(self, batch: Batch, instance: Instance) -> None:
+        """The requests of `batch`, which were queued, were given to `instance`."""
         instance_of = self.instance_of
-        for request in requests:
-            instance_of[request] = instance
-            request.dispatched = True
-            self.queued -= 1
+        for request in batch.entries:
+            if request is not None:
+                instance_of[request] = instance
+                request.dispatched = True
+                self.queued -= 1
 
     def returned(self, requests: Iterable[Request]) -> None:
         """Requests that an instance had are queued again."""

@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.helper_process import Helper
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
@@ -36,7 +37,7 @@ class FakeWorker:
         self._theirs = theirs
         self._on_lost: Callable[[str], None] | None = None
 
-    async def launch(self, title: str) -> FakeWorker:
+    async def launch(self, title: str, *, helper: bool = False) -> FakeWorker:
         return self
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
@@ -81,7 +82,9 @@ class Bench:
         self.model = Model(spec, ModelConfig(), 1, direct, FakeClock())
         self.model.start()
         self.polling = BusyPolling(50_000, processor_count=2)
-        self.handle = WorkerHandle("m_0", self.session, self.model, LoopPoller(self.polling))
+        self.handle = WorkerHandle(
+            "m_0", self.session, self.model, LoopPoller(self.polling), Helper(self.worker, 1 << 20)
+        )
         self.session.on_lost = self._lost
         self.model.instances.add(self.handle)
 
@@ -127,8 +130,8 @@ def run(scenario: Callable[[Bench], Awaitable[None]], *, concurrency: int = 1, d
 
 
 async def settle() -> None:
-    """Let the loop take what was sent, and send what that leads to."""
-    for _ in range(5):
+    """Let both ends read what was sent, and act on it: what was written to a socket can be read at once."""
+    for _ in range(10):
         await asyncio.sleep(0)
 
 

@@ -122,6 +122,14 @@ def named(region: int, offset: int, byte_size: int) -> Span:
     return Span(RegionNumber(region), offset, byte_size)
 
 
+def taken(bench: Bench, asked: Request, name: str, span: Span, *, final: bool = True) -> Span:
+    """Return the place that an output gets, which the worker left in `span`."""
+    output = Tensor(name, "UINT8", [span.byte_size], span=span)
+    bench.memory.take_output(asked, output, span, final=final)
+    assert output.span is not None
+    return output.span
+
+
 # ---- regions that the worker knows ----------------------------------------------------------
 
 
@@ -196,7 +204,7 @@ def test_a_block_is_free_when_the_last_lease_of_any_of_its_tensors_is_released(b
     async def scenario() -> None:
         arena = bench.announce_arena()
         offset = bench.write(b"x" * 5000)
-        spans = [bench.memory.output_span(request(), name, named(0, offset, 5000), True) for name in "AB"]
+        spans = [taken(bench, request(), name, named(0, offset, 5000)) for name in "AB"]
         consumer = spans[0].shared()
         assert arena.leased_block_count == 1
         for span in spans:
@@ -216,7 +224,7 @@ def test_blocks_that_are_free_in_one_event_loop_iteration_are_named_in_one_messa
     async def scenario() -> None:
         bench.announce_arena()
         offsets = [bench.write(b"x" * 5000) for _ in range(3)]
-        spans = [bench.memory.output_span(request(), "A", named(0, offset, 5000), True) for offset in offsets]
+        spans = [taken(bench, request(), "A", named(0, offset, 5000)) for offset in offsets]
         for span in spans[:2]:
             span.lease.release()
         await end_of_iteration()
@@ -232,7 +240,7 @@ def test_the_blocks_of_a_worker_that_is_gone_stay_readable_and_nobody_is_told_th
     async def scenario() -> None:
         arena = bench.announce_arena()
         offsets = [bench.write(content * 5000) for content in (b"x", b"y")]
-        first, second = (bench.memory.output_span(request(), "A", named(0, at, 5000), True) for at in offsets)
+        first, second = (taken(bench, request(), "A", named(0, at, 5000)) for at in offsets)
         first.lease.release()
         bench.memory.close()
         bench.workers_arena.close()
@@ -254,15 +262,15 @@ def test_the_blocks_of_a_worker_that_is_gone_stay_readable_and_nobody_is_told_th
 
 
 def test_an_output_in_an_arena_that_was_never_created_is_refused(bench: Bench) -> None:
-    with pytest.raises(ValueError, match="an output in an arena that was never created"):
-        bench.memory.output_span(request(), "A", named(wire.OUTPUT_ARENA, 0, 4), True)
+    with pytest.raises(ValueError, match="a place in an arena that was never created"):
+        taken(bench, request(), "A", named(wire.OUTPUT_ARENA, 0, 4))
 
 
 @pytest.mark.parametrize(("offset", "byte_size"), [(-1, 1), (0, -1), (CAPACITY, 1), (CAPACITY - 1, 2), (1 << 62, 1)])
 def test_an_output_outside_of_the_workers_arena_is_refused(bench: Bench, offset: int, byte_size: int) -> None:
     arena = bench.announce_arena()
     with pytest.raises(ValueError, match="outside of the worker's arena"):
-        bench.memory.output_span(request(), "A", named(wire.OUTPUT_ARENA, offset, byte_size), True)
+        taken(bench, request(), "A", named(wire.OUTPUT_ARENA, offset, byte_size))
     assert arena.leased_block_count == 0
 
 
@@ -270,11 +278,11 @@ def test_an_output_that_was_written_to_the_clients_region_is_the_one_that_the_cl
     region = bench.clients_region
     wanted = RequestedOutput("A", 0, Span(region.lease(), 64, 16))
     asked = request(outputs=(wanted,))
-    span = bench.memory.output_span(asked, "A", named(region.number, 64, 8), True)
+    span = taken(bench, asked, "A", named(region.number, 64, 8))
     assert (span.lease.region, span.offset, span.byte_size) == (region, 64, 16)
     assert region.lease_count == 2, "the response has a lease of its own"
     with pytest.raises(ValueError, match="outside of the request's inputs and outputs"):
-        bench.memory.output_span(asked, "B", named(region.number, 64, 8), True)
+        taken(bench, asked, "B", named(region.number, 64, 8))
     span.lease.release()
     asked.release_leases()
 
@@ -284,7 +292,7 @@ def test_an_output_within_an_input_keeps_the_inputs_block(bench: Bench) -> None:
     place = asked.inputs[0].span
     assert place is not None
     number = bench.kernels_arena.region.number
-    span = bench.memory.output_span(asked, "A", named(number, place.offset + 4096, 4096), True)
+    span = taken(bench, asked, "A", named(number, place.offset + 4096, 4096))
     assert (span.offset, span.byte_size) == (place.offset + 4096, 4096)
     asked.release_leases()
     assert bench.blocks_of_kernel == 1
@@ -297,7 +305,7 @@ def test_only_a_final_response_may_name_an_input(bench: Bench) -> None:
     place = asked.inputs[0].span
     assert place is not None
     with pytest.raises(ValueError, match="outside of the request's inputs and outputs"):
-        bench.memory.output_span(asked, "A", named(place.lease.region_number, place.offset, 8192), False)
+        taken(bench, asked, "A", named(place.lease.region_number, place.offset, 8192), final=False)
     asked.release_leases()
 
 
@@ -307,7 +315,7 @@ def test_an_output_in_a_region_that_is_not_the_requests_is_refused(bench: Bench)
     assert place is not None
     for region, offset in ((place.lease.region_number, place.offset), (bench.clients_region.number, 0), (99, 0)):
         with pytest.raises(ValueError, match=f"an output at {offset} of region {region}, outside of the request's"):
-            bench.memory.output_span(asked, "A", named(region, offset, 64), True)
+            taken(bench, asked, "A", named(region, offset, 64))
     asked.release_leases()
     other.release_leases()
 

@@ -19,6 +19,8 @@ class RecordingRegion:
 
     def __init__(self, *, volatile: bool = False) -> None:
         self.volatile = volatile
+        self.private = False
+        self.steady = self.shared = not volatile
         self.ended_inputs: list[tuple[int, int]] = []
         self._memory = mmap.mmap(-1, 1 << 12)
 

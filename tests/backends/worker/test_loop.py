@@ -13,7 +13,7 @@ from backends.transport import wire
 from backends.worker.request import OutputValue
 from kernel.errors import BadConfig, Unavailable
 from shm.tensor import Tensor
-from tests.backends.worker.threaded_worker import CONFIG, LOAD, AnsweringLater, Bench, echo, request
+from tests.backends.worker.threaded_worker import CONFIG, LOAD, Bench, RespondingLater, echo, request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,7 +188,7 @@ def test_a_request_whose_client_is_gone_is_not_executed(bench: Bench) -> None:
 
 def test_a_model_may_respond_when_its_batch_has_ended(bench: Bench) -> None:
     kept: list[WorkerRequest] = []
-    bench.load(kept.extend, kind=AnsweringLater)
+    bench.load(kept.extend, kind=RespondingLater)
     bench.send(wire.Execute(1, [request(1)]))
     executed = bench.next(wire.Executed)
     assert (executed.batch, executed.responses) == (1, [])

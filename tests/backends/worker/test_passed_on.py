@@ -12,6 +12,7 @@ from backends.transport import wire
 from backends.worker.held import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
+from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
 from backends.worker.respond import BatchResponder
@@ -39,7 +40,7 @@ class Bench:
         self.regions = AttachedRegions()
         self.held = HeldInputs(self.sent.append, lambda: None)
         self.inputs = InputReader(self.regions, self.held)
-        self.outputs = OutputWriter(self.regions, self.inputs, self.arenas.append)
+        self.outputs = OutputWriter(self.regions, self.inputs, ArenaOutputs(self.arenas.append))
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: None)  # type: ignore[arg-type, return-value]
         data = bytes(OFFSET) + INPUT.tobytes()
         self.regions.attach(KERNELS_ARENA, attached_region(data))
@@ -118,7 +119,7 @@ def test_what_the_model_keeps_is_copied(bench: Bench) -> None:
 
 
 def test_what_the_model_keeps_and_cannot_be_copied_is_an_error(bench: Bench) -> None:
-    bench.outputs.arena_byte_size = 1 << 12
+    bench.outputs.memory.byte_size = 1 << 12
     request = bench.request()
     kept = given(request)
     request.respond([out(kept)])

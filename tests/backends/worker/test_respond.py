@@ -11,6 +11,7 @@ from backends.transport import wire
 from backends.worker.held import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
+from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
 from backends.worker.respond import BatchResponder
@@ -47,7 +48,7 @@ class Bench:
         self.mail = NoMail()
         self.held = HeldInputs(self.sent.append, lambda: None)
         regions = AttachedRegions()
-        self.outputs = OutputWriter(regions, InputReader(regions, self.held), self.arenas.append)
+        self.outputs = OutputWriter(regions, InputReader(regions, self.held), ArenaOutputs(self.arenas.append))
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
     def batch(self, *refs: wire.RequestMessage) -> list[WorkerRequest]:
@@ -141,7 +142,7 @@ def test_large_outputs_go_to_the_arena_and_reserved_ones_are_not_copied(bench: B
         seen = bench.arenas[0].region.view(span.offset, span.byte_size)
         np.testing.assert_array_equal(np.frombuffer(seen, np.float32), LARGE)
     assert bench.blocks == 2
-    bench.outputs.free([span.offset for span in spans])
+    bench.outputs.memory.free([span.offset for span in spans])
     assert bench.blocks == 0
 
 

@@ -59,8 +59,8 @@ class Scripted(Backend):
         self.finalized += 1
 
 
-class AnsweringLater(Scripted):
-    answers_later = True
+class RespondingLater(Scripted):
+    responds_later = True
 
 
 def echo(requests: Sequence[WorkerRequest]) -> None:

@@ -32,8 +32,8 @@ def test_a_request_is_queued_from_its_acceptance() -> None:
 def test_an_instance_has_what_was_dispatched_to_it() -> None:
     live = LiveRequests()
     a, b, c = queued(live, 3)
-    live.dispatched([a, b], FIRST)
-    live.dispatched([c], SECOND)
+    live.dispatched(Batch([a, b]), FIRST)
+    live.dispatched(Batch([c]), SECOND)
     assert (len(live), live.queued) == (3, 0)
     assert [live.instance_of[request] for request in (a, b, c)] == [FIRST, FIRST, SECOND]
     assert [request.dispatched for request in (a, b, c)] == [True] * 3
@@ -43,7 +43,7 @@ def test_an_instance_has_what_was_dispatched_to_it() -> None:
 def test_what_an_instance_gives_back_is_queued_where_it_was() -> None:
     live = LiveRequests()
     a, b, c = queued(live, 3)
-    live.dispatched([a, b], FIRST)
+    live.dispatched(Batch([a, b]), FIRST)
     live.returned([b])
     assert live.queued == 2
     assert live.queued_requests() == [b, c], "in the order of acceptance"
@@ -54,7 +54,7 @@ def test_what_an_instance_gives_back_is_queued_where_it_was() -> None:
 def test_a_final_response_ends_a_request_wherever_it_is() -> None:
     live = LiveRequests()
     a, b, c = queued(live, 3)
-    live.dispatched([a, b], FIRST)
+    live.dispatched(Batch([a, b]), FIRST)
     live.remove(a)
     assert (len(live), live.queued) == (2, 1)
     live.remove(c)
@@ -100,6 +100,6 @@ def test_a_wrong_mark_of_a_request_is_found() -> None:
 def test_a_request_in_a_batch_of_another_instance_is_found() -> None:
     live = LiveRequests()
     [request] = queued(live, 1)
-    live.dispatched([request], FIRST)
+    live.dispatched(Batch([request]), FIRST)
     with pytest.raises(AssertionError, match="request '0' is in a batch of m_1, not its instance's"):
         live.check([(SECOND, Batch([request]))])

@@ -35,7 +35,7 @@ def model(
 ) -> Model:
     spec = msgspec.structs.replace(model_spec(name, max_batch_size=max_batch_size), metric_tags=tags or {})
     made = Model(spec, ModelConfig(), 1, direct, FakeClock())
-    made.statistics.measure(config, ModelConfig())
+    made.statistics.configure(config, ModelConfig())
     return made
 
 

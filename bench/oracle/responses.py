@@ -1,7 +1,6 @@
-"""What came back for a step, and how two servers' answers are compared. Pure.
+"""The response to a step, and the comparison of two servers' responses. Pure.
 
-Times, versions of servers and rounding are left out of the comparison; everything else must be equal, texts of
-errors letter by letter.
+Times, server versions and rounding are not compared. Everything else must be equal, error texts letter by letter.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
 
 #: Members that hold times: only whether they are zero is compared.
 TIMES = frozenset({"ns", "last_inference"})
-#: Binary answers longer than this are compared by their digest.
+#: Binary content longer than this is compared by its digest.
 LONGEST_HEX = 512
 
 Verdict = Literal["same", "wording", "body", "status", "broken"]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One answer: a status such as `http 200` or `grpc NOT_FOUND`, what it says, and the text of an error."""
+class StepResponse:
+    """A status such as `http 200` or `grpc NOT_FOUND`, the content, and the text of an error."""
 
     status: str
     body: Any = None
@@ -32,7 +31,7 @@ class Answer:
 
 
 def plain(value: Any, ignore: tuple[str, ...], repository: str = "") -> Any:
-    """Leave out what may differ from run to run and from machine to machine, and round floats."""
+    """Return `value` without what may differ between runs and machines, and with rounded floats."""
     if isinstance(value, dict):
         return {
             key: _time(value[key]) if key in TIMES else plain(value[key], ignore, repository)
@@ -51,7 +50,7 @@ def plain(value: Any, ignore: tuple[str, ...], repository: str = "") -> Any:
 
 
 def renamed(value: Any, name: str, other: str) -> Any:
-    """Return `value` with `other` in place of `name` in every text, at any depth; keys stay."""
+    """Return `value` with `name` replaced by `other` in every text, at any depth. Keys stay."""
     if isinstance(value, dict):
         return {key: renamed(each, name, other) for key, each in value.items()}
     if isinstance(value, list):
@@ -63,25 +62,27 @@ def _time(value: Any) -> str:
     return "some" if float(value) > 0 else "none"
 
 
-def cleaned(answer: Answer, ignore: tuple[str, ...], repository: str) -> Answer:
-    """Return `answer` as it is kept: without times and without the place of the models on this machine."""
-    return Answer(answer.status, plain(answer.body, ignore, repository), plain(answer.error, (), repository))
+def cleaned(response: StepResponse, ignore: tuple[str, ...], repository: str) -> StepResponse:
+    """Return `response` as it is recorded: without times and without the path of the models on this machine."""
+    return StepResponse(
+        response.status, plain(response.body, ignore, repository), plain(response.error, (), repository)
+    )
 
 
-def expected(theirs: Answer, difference: Difference | None) -> Answer:
-    """Return what our answer has to be, given Triton's."""
+def expected(theirs: StepResponse, difference: Difference | None) -> StepResponse:
+    """Return what our response must be, given Triton's."""
     return theirs if difference is None else replace(theirs, **difference.ours)
 
 
-def is_expected(answer: Answer, wanted: Answer) -> bool:
-    """Say whether `answer` is what was wanted; a body of `...` is any body."""
+def is_expected(response: StepResponse, wanted: StepResponse) -> bool:
+    """Return whether `response` is equal to `wanted`. A wanted body of `...` stands for any body."""
     if wanted.body is ...:
-        wanted = replace(wanted, body=answer.body)
-    return answer == wanted
+        wanted = replace(wanted, body=response.body)
+    return response == wanted
 
 
-def verdict(ours: Answer, theirs: Answer) -> Verdict:
-    """Say what differs between two cleaned answers."""
+def verdict(ours: StepResponse, theirs: StepResponse) -> Verdict:
+    """Return the first difference between two cleaned responses."""
     if ours.status == "broken" and theirs.status != "broken":
         return "broken"
     if ours.status != theirs.status:
@@ -91,8 +92,8 @@ def verdict(ours: Answer, theirs: Answer) -> Verdict:
     return "same" if ours.error == theirs.error else "wording"
 
 
-def told_bytes(content: bytes) -> str:
-    """Return binary content in a form that fits into a record."""
+def binary_text(content: bytes) -> str:
+    """Return binary content as text for a record: hexadecimal, or size and digest."""
     if len(content) <= LONGEST_HEX:
         return content.hex()
     return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()}"

@@ -1,7 +1,7 @@
-"""The client's side of the two protocols for requests that never change: bytes in, bytes out, nothing decoded twice.
+"""The client's side of both protocols, for requests that never change: bytes in, bytes out, nothing decoded twice.
 
-A peer is one connection with at most one request under way. It checks that every answer is a success, and leaves
-sockets and time to `bench/load.py`.
+A load client is the state of one connection with at most one request in flight. It checks that every response is a
+success. Sockets and time belong to `bench/load.py`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ TENSOR = struct.pack(f"<{VALUES}f", *range(VALUES))
 INPUTS = ("INPUT0", "INPUT1")
 
 
-class BadAnswer(Exception):
-    """The server answered with an error, or not in the protocol."""
+class BadResponse(Exception):
+    """The response is an error, or breaks the protocol."""
 
 
-class Peer(Protocol):
+class LoadClient(Protocol):
     """One connection's state."""
 
-    #: Bytes to send before the next request: greetings and acknowledgements. The caller sends and clears them.
+    #: Bytes to send before the next request: the connection preface and acknowledgements. The caller sends and clears
+    #: them.
     pending: bytearray
 
     def request(self, model: str) -> bytes:
-        """Return the bytes of a request; its answer must be complete before the next."""
+        """Return the bytes of a request. Its response must be complete before the next one is sent."""
         ...
 
     def feed(self, received: bytes) -> bool:
-        """Take bytes; returns whether they complete the answer. Raises `BadAnswer`."""
+        """Take received bytes. Returns whether they complete the response. Raises `BadResponse`."""
         ...
 
 
-class HttpPeer:
+class HttpLoadClient:
     """HTTP/1.1 with keep-alive and the binary tensor extension."""
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class HttpPeer:
             return False
         head = bytes(self._buffer[:end_of_head]).lower()
         if not head.startswith(b"http/1.1 200 "):
-            raise BadAnswer(bytes(self._buffer).decode(errors="replace"))
+            raise BadResponse(bytes(self._buffer).decode(errors="replace"))
         length = int(head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0])
         if len(self._buffer) < end_of_head + 4 + length:
             return False
@@ -81,10 +82,9 @@ def _http_request(model: str) -> bytes:
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x8
 END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
-#: Our receive window is so large that no run uses it up (a thousand answers take 200 kB).
+#: Our receive window is so large that no run uses it up (a thousand responses take 200 kB).
 WINDOW = (1 << 31) - 1
-#: No dynamic table in either direction: equal headers are equal bytes, so each block is decoded once.
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+CLIENT_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -92,13 +92,16 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-class GrpcPeer:
-    """gRPC's unary ModelInfer over HTTP/2."""
+class GrpcLoadClient:
+    """gRPC's unary ModelInfer over HTTP/2.
+
+    Neither side uses HPACK's dynamic table. So equal headers are equal bytes, and each header block is decoded once.
+    """
 
     def __init__(self) -> None:
         settings = struct.pack(">HIHI", 0x1, 0, 0x2, 0)  # HEADER_TABLE_SIZE 0, ENABLE_PUSH 0
         window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - 65535))
-        self.pending = bytearray(GREETING + frame(SETTINGS, 0, 0, settings) + window)
+        self.pending = bytearray(CLIENT_PREFACE + frame(SETTINGS, 0, 0, settings) + window)
         self._buffer = bytearray()
         self._stream = -1
         self._window = 65535
@@ -113,7 +116,7 @@ class GrpcPeer:
         self._stream += 2
         self._window -= len(message)
         if self._window < 0:
-            raise BadAnswer("the server has not enlarged the window of the connection")
+            raise BadResponse("the server has not enlarged the connection window")
         return frame(HEADERS, END_HEADERS, self._stream, headers) + frame(DATA, END_STREAM, self._stream, message)
 
     def feed(self, received: bytes) -> bool:
@@ -141,7 +144,7 @@ class GrpcPeer:
         elif kind == PING and not flags & ACK:
             self.pending += frame(PING, ACK, 0, payload)
         elif kind in (RST_STREAM, GOAWAY):
-            raise BadAnswer(f"the server sent a frame of type {kind}: {payload!r}")
+            raise BadResponse(f"the server sent a frame of type {kind}: {payload!r}")
         return False
 
     def _take_headers(self, flags: int, block: bytes) -> bool:
@@ -150,7 +153,7 @@ class GrpcPeer:
         if not flags & END_STREAM:
             return False
         if self._statuses[block] != "0":
-            raise BadAnswer(f"grpc-status {self._statuses[block]}")
+            raise BadResponse(f"grpc-status {self._statuses[block]}")
         return True
 
 
@@ -173,4 +176,4 @@ def _grpc_request(model: str) -> tuple[bytes, bytes]:
     return headers, b"\0" + struct.pack(">I", len(encoded)) + encoded
 
 
-PEERS: dict[str, type[HttpPeer] | type[GrpcPeer]] = {"http": HttpPeer, "grpc": GrpcPeer}
+LOAD_CLIENTS: dict[str, type[HttpLoadClient] | type[GrpcLoadClient]] = {"http": HttpLoadClient, "grpc": GrpcLoadClient}
