@@ -66,7 +66,7 @@ def test_requests_that_were_given_up_keep_their_inputs_until_the_worker_has_fini
     run(scenario)
 
 
-def test_requests_that_were_given_up_are_nobodys_when_the_worker_is_lost() -> None:
+def test_requests_that_were_given_up_leave_no_leases_when_the_worker_is_lost() -> None:
     async def scenario(bench: Bench) -> None:
         requests = await with_two_batches(bench)
         bench.model.abandon(ServerStopping(""))

@@ -73,13 +73,13 @@ def test_the_output_of_one_worker_is_the_input_of_another_and_the_kernel_has_no_
             producer.worker.channel.send_with_fd(wire.ArenaCreated(1 << 16), arena.region.fd)
             await producer.say(wire.Executed(1, [wire.ResponseMessage([output_block("OUT", block.offset, 8192)])]))
             assert isinstance(request.sink, RecordingSink)
-            [answer] = request.sink.responses
-            assert answer.leased
-            assert answer.outputs is not None
-            [output] = answer.outputs
+            [result] = request.sink.responses
+            assert result.leased
+            assert result.outputs is not None
+            [output] = result.outputs
             assert output.span is not None
             place = output.span.shared()
-            answer.release()
+            result.release()
 
             following = Request("m", [Tensor("IN", "UINT8", [8192], span=place)], RecordingSink(), leased=True)
             consumer.model.submit(following)
@@ -116,9 +116,9 @@ def test_a_consumer_keeps_the_block_of_a_producer_that_is_gone() -> None:
             producer.worker.channel.send_with_fd(wire.ArenaCreated(1 << 16), arena.region.fd)
         await producer.say(wire.Executed(1, [wire.ResponseMessage([output_block("OUT", 0, 8192)])]))
         assert isinstance(request.sink, RecordingSink)
-        [answer] = request.sink.responses
-        assert answer.outputs is not None
-        [output] = answer.outputs
+        [result] = request.sink.responses
+        assert result.outputs is not None
+        [output] = result.outputs
         following = Request("m", [Tensor("IN", "UINT8", [8192], span=output.span)], RecordingSink(), leased=True)
         consumer.model.submit(following)
         producer.worker.die("exit code 1")

@@ -236,7 +236,7 @@ def test_blocks_that_are_free_in_one_event_loop_iteration_are_named_in_one_messa
     run(scenario)
 
 
-def test_the_blocks_of_a_worker_that_is_gone_stay_readable_and_nobody_is_told_that_they_are_free(bench: Bench) -> None:
+def test_the_blocks_of_a_worker_that_is_gone_stay_readable_and_no_message_says_that_they_are_free(bench: Bench) -> None:
     async def scenario() -> None:
         arena = bench.announce_arena()
         offsets = [bench.write(content * 5000) for content in (b"x", b"y")]
