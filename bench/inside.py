@@ -27,14 +27,15 @@ from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
-from protocols.grpc.calls import OpenCalls
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
+from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.infer import InferCall, Inference
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
+from protocols.http.inference.call import HttpInference
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
@@ -156,7 +157,7 @@ class _HttpDoor:
     """A connection for each of the requests that arrive together."""
 
     def __init__(self, kernel: Kernel) -> None:
-        fast_path = FastPath(kernel, 1 << 26)
+        fast_path = FastPath(HttpInference(kernel, 1 << 26))
         self._transports = [_Transport() for _ in range(TOGETHER)]
         self._connections = [FastConnection(fast_path) for _ in range(TOGETHER)]
         for connection, transport in zip(self._connections, self._transports, strict=True):
@@ -189,7 +190,7 @@ def _json_header() -> bytes:
 
 
 class _GrpcDoor:
-    """One connection with all calls, in the frames that clients of gRPC core send. It is their `CallAcceptor`."""
+    """One connection with eight calls, in the frames that clients of gRPC core send. A `CallAcceptor`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._inference = Inference(kernel, OpenCalls())
@@ -222,10 +223,10 @@ class _GrpcDoor:
         )
         number, self._number = self._number, self._number + 2
         return (
-            frames.head(len(block), frames.HEADERS, frames.END_HEADERS, number)
+            frames.frame_header(len(block), frames.HEADERS, frames.END_HEADERS, number)
             + block
             + frames.window_update(number, PREFIX.size)
-            + frames.head(len(self._message), frames.DATA, frames.END_STREAM, number)
+            + frames.frame_header(len(self._message), frames.DATA, frames.END_STREAM, number)
             + self._message
             + frames.window_update(0, len(self._message))
         )
@@ -233,17 +234,17 @@ class _GrpcDoor:
     def check(self, rounds: int) -> None:
         assert self._transport.written > rounds * TOGETHER * len(_TENSOR) * 2
 
-    def opened(self, connection: Any) -> None:
-        """Do nothing: there is one connection."""
+    def connection_opened(self, connection: Any) -> None:
+        """The only connection."""
 
-    def closed(self, connection: Any) -> None:
-        """Do nothing: the connection is never closed."""
+    def connection_closed(self, connection: Any) -> None:
+        """It is never closed."""
 
-    def answer(self, connection: Any, stream: Any) -> Any:
+    def accept_call(self, connection: Any, stream: Any) -> Any:
         return InferCall(self._inference, connection, stream)
 
-    def quiet(self) -> None:
-        """Do nothing: nothing waits for the end of all calls."""
+    def connection_idle(self) -> None:
+        """Nobody waits for that."""
 
 
 def _receive(connection: asyncio.BufferedProtocol, octets: bytes) -> None:

@@ -46,6 +46,10 @@ class ServingError(Exception):
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
 
+    #: Whether Triton finds this out before it queues the request. Its HTTP server sends such errors as JSON, and
+    #: those of later phases as plain text. A request that `Kernel.submit` refuses was never queued, whatever this says.
+    before_queueing: bool = False
+
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
@@ -147,7 +151,15 @@ def request_prefix(request_id: str) -> str:
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
+class InvalidRequest(InvalidArgument):
+    """The request does not fit the configuration of its model."""
+
+    before_queueing = True
+
+
 class ServerStopping(Unavailable):
+    before_queueing = True
+
     def __init__(self, request_id: str) -> None:
         super().__init__(
             request_prefix(request_id)
@@ -156,6 +168,8 @@ class ServerStopping(Unavailable):
 
 
 class QueueFull(Unavailable):
+    before_queueing = True
+
     def __init__(self, request_id: str) -> None:
         super().__init__(request_prefix(request_id) + "Exceeds maximum queue size")
 

@@ -232,6 +232,7 @@ class WorkerHandle:
             return Response(request.model_name, version, request.id, final=final)
         if message.error_code:
             error = error_of(ErrorCode(message.error_code), message.error_text)
+            error.before_queueing = message.error_before_queueing
             return Response(request.model_name, version, request.id, error=error, final=final)
         leased = False
         try:

@@ -42,7 +42,7 @@ class WorkerSession:
         self._channel: LoopChannel | None = None
         self._reply: asyncio.Future[wire.ToKernel] | None = None
         self._lost_cause: str | None = None
-        self._protocol_error = ""
+        self._protocol_error: str | None = None
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
         #: How many bytes the worker's outputs may take.
@@ -181,9 +181,9 @@ class WorkerSession:
     def _unexpected(self, message: wire.ToKernel) -> None:
         raise ValueError(f"unexpected message {type(message).__name__}")
 
-    def _channel_closed(self, cause: str) -> None:
+    def _channel_closed(self, problem: str | None) -> None:
         """The connection ended. The process follows, or is broken and made to."""
-        self._protocol_error = cause
+        self._protocol_error = problem
         self.kill()
 
     def _process_lost(self, cause: str) -> None:
@@ -191,7 +191,7 @@ class WorkerSession:
         self._channel.read_rest()
         self._channel.take_unsent()
         self._channel.close()
-        if self._protocol_error and not self._protocol_error.startswith("it closed"):
+        if self._protocol_error is not None:
             cause = f"{cause}; {self._protocol_error}"
         self._lost_cause = cause
         if self._reply is not None and not self._reply.done():

@@ -49,12 +49,12 @@ def _receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, array.array[in
 class LoopChannel:
     """The kernel's end. Messages of one loop turn leave in one write.
 
-    `on_messages` gets the complete messages of a read; `on_closed` is called once, when the other
-    side is gone or sent what is no message. The channel owns the socket.
+    `on_messages` gets the complete messages of a read. `on_closed` is called once: with None when the other
+    side has closed its end, otherwise with what went wrong. The channel owns the socket.
     """
 
     def __init__(self, sock: socket.socket, on_messages: Callable[[list[bytes]], None],
-                 on_closed: Callable[[str], None]) -> None:  # fmt: skip
+                 on_closed: Callable[[str | None], None]) -> None:  # fmt: skip
         sock.setblocking(False)
         self._socket = sock
         self._on_messages = on_messages
@@ -187,7 +187,7 @@ class LoopChannel:
             return False
         self._fds.extend(fds)
         if not data:
-            self._end("it closed its connection")
+            self._end(None)
             return False
         known = self._taken - self._arrived
         self._arrived += len(data)
@@ -213,10 +213,10 @@ class LoopChannel:
             return False
         return True
 
-    def _end(self, cause: str) -> None:
+    def _end(self, problem: str | None) -> None:
         if not self._closed:
             self.close()
-            self._on_closed(cause)
+            self._on_closed(problem)
 
     def close(self) -> None:
         """Close the socket; nothing is sent or received any more."""

@@ -181,4 +181,6 @@ class BatchResponder:
 
 
 def _failure(error: ServingError) -> wire.ResponseMessage:
-    return wire.ResponseMessage(error_code=error.code.value, error_text=error.message)
+    return wire.ResponseMessage(
+        error_code=error.code.value, error_text=error.message, error_before_queueing=error.before_queueing
+    )

@@ -1,6 +1,6 @@
-"""Which calls a client may make that does not know the header of a restriction. Pure.
+"""Which calls are refused to clients that do not send the secret header of a restriction. Pure.
 
-Every RPC belongs to one of Triton's nine categories; the call is refused before its handler is found.
+Every RPC belongs to one of Triton's nine categories; a call is refused before its handler is found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CATEGORIES: dict[str, Category] = {
     **{f"/{_INFERENCE_SERVICE}/{name}": category for category, names in _RPCS.items() for name in names},
     "/grpc.health.v1.Health/Check": Category.HEALTH,
     "/grpc.health.v1.Health/Watch": Category.HEALTH,
-    # What the server offers is metadata of it; Triton has no reflection.
+    # Which services there are is metadata of the server; Triton has no reflection.
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Category.METADATA,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Category.METADATA,
 }
@@ -50,14 +50,14 @@ class Admission:
             if restriction is not None:
                 self._restrictions[path] = restriction
 
-    def refusal(self, head: RequestHead) -> str | None:
-        """Return what the caller is told who lacks the header, None for a call that may be made."""
-        restriction = self._restrictions.get(head.path)
+    def refusal(self, request_head: RequestHead) -> str | None:
+        """Return the error text for a call without the header that it needs, None for a call that is allowed."""
+        restriction = self._restrictions.get(request_head.path)
         if restriction is None:
             return None
         name = restriction.header.lower()
-        # Of a header that comes twice Triton's multimap shows the first.
-        value = next((value for found, value in head.fields if found == name), None)
+        # Of a header that is sent twice Triton's multimap returns the first.
+        value = next((value for found, value in request_head.fields if found == name), None)
         if restriction.admits(None if value is None else value.encode("latin-1")):
             return None
         return restriction.message

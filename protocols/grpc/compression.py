@@ -12,7 +12,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from protocols.grpc.framing import PREFIX
-from protocols.grpc.h2.headers import OK_TRAILERS_BLOCK, RESPONSE_BLOCK, encode_block
+from protocols.grpc.h2.headers import OK_TRAILERS, RESPONSE_BLOCK, encode_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.transport import ServerConnection
     from shm.tensor import Buffer
 
-#: In increasing order of compression, says gRPC core, and zlib's names for them.
+#: zlib's window bits of the algorithms, in gRPC core's order of increasing compression.
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
-#: Up to here compressing takes less than handing it to a thread and back (about 0.3 ms).
+#: Up to here compressing takes less time than passing the message to a thread and back (about 0.3 ms).
 _INLINE_BYTE_SIZE = 8 * 2**10
 
 
@@ -36,37 +36,37 @@ class ResponseCompression:
         """`level` is low, medium or high."""
         self._level = level
 
-    def choose(self, head: RequestHead) -> str | None:
+    def choose(self, request_head: RequestHead) -> str | None:
         """Return the algorithm for the responses of a call, None for none."""
-        accepted = next((value for name, value in head.fields if name == "grpc-accept-encoding"), "")
+        accepted = next((value for name, value in request_head.fields if name == "grpc-accept-encoding"), "")
         names = {name.strip() for name in accepted.split(",")}
         ranked = [name for name in _WINDOW_BITS if name in names]
         if not ranked:
             return None
-        place = {"low": 0, "medium": len(ranked) // 2, "high": len(ranked) - 1}[self._level]
-        return ranked[place]
+        rank = {"low": 0, "medium": len(ranked) // 2, "high": len(ranked) - 1}[self._level]
+        return ranked[rank]
 
     def respond(
         self, connection: ServerConnection, stream: Stream, parts: Sequence[Buffer], release: Callable[[], None]
     ) -> None:
-        """Answer a unary call, now or soon, with the message in `parts`; as `Answers.respond`."""
-        encoding = self.choose(stream.head)
+        """Respond to a unary call, now or later, with the message in `parts`; see `SendingHalf.respond`."""
+        encoding = self.choose(stream.request_head)
         if encoding is None:
-            connection.machine.respond(stream, parts, release)
-            connection.wake()
+            connection.sending.respond(stream, parts, release)
+            connection.schedule_write()
         elif sum(map(len, parts)) <= _INLINE_BYTE_SIZE:
             message = compressed(encoding, parts)
             release()
-            _answer(connection, stream, encoding, message)
+            _respond(connection, stream, encoding, message)
         else:
 
-            def answer(done: asyncio.Future[bytes]) -> None:
+            def respond_with(done: asyncio.Future[bytes]) -> None:
                 release()
-                if stream.open:  # its client may have gone
-                    _answer(connection, stream, encoding, done.result())
+                if stream.is_open:  # its client may have gone
+                    _respond(connection, stream, encoding, done.result())
 
             loop = asyncio.get_running_loop()
-            loop.run_in_executor(None, compressed, encoding, parts).add_done_callback(answer)
+            loop.run_in_executor(None, compressed, encoding, parts).add_done_callback(respond_with)
 
 
 def compressed(encoding: str, parts: Sequence[Buffer]) -> bytes:
@@ -82,18 +82,18 @@ def compressed(encoding: str, parts: Sequence[Buffer]) -> bytes:
 
 
 async def compress(encoding: str, parts: Sequence[Buffer]) -> bytes:
-    """Return what `compressed` returns, without keeping other calls waiting."""
+    """Return what `compressed` returns; other calls do not wait for it."""
     if sum(map(len, parts)) <= _INLINE_BYTE_SIZE:
         return compressed(encoding, parts)
     return await asyncio.to_thread(compressed, encoding, parts)
 
 
-def _answer(connection: ServerConnection, stream: Stream, encoding: str, message: bytes) -> None:
-    machine = connection.machine
-    machine.send_headers(stream, RESPONSE_BLOCK + encode_block([("grpc-encoding", encoding)]))
-    machine.send_data(stream, [message])
-    machine.send_trailers(stream, OK_TRAILERS_BLOCK)
-    connection.wake()
+def _respond(connection: ServerConnection, stream: Stream, encoding: str, message: bytes) -> None:
+    sending = connection.sending
+    sending.send_headers(stream, RESPONSE_BLOCK + encode_block([("grpc-encoding", encoding)]))
+    sending.send_data(stream, [message])
+    sending.send_trailers(stream, OK_TRAILERS)
+    connection.schedule_write()
 
 
 def make_compression(level: str) -> ResponseCompression | None:

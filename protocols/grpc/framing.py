@@ -1,7 +1,7 @@
-"""Messages of gRPC out of the bytes of a call: a flag, a length, and so many bytes. Pure.
+"""Messages of gRPC out of the bytes of a call: each is a compressed flag, a length and that many bytes. Pure.
 
-Large messages are received into memory of their announced size, whose pages cost nothing until bytes
-come. Compressed ones are inflated, to a limit.
+A large message is received into memory of its announced size, whose pages cost nothing before bytes arrive.
+Compressed messages are inflated, up to a limit.
 """
 
 from __future__ import annotations
@@ -15,25 +15,22 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
+from protocols.body_sizes import MAX_BODY_BYTE_SIZE, RECEIVE_BUFFER_BYTE_SIZE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shm.tensor import Buffer
 
-#: The largest message of gRPC's own limit (INT32_MAX).
-MAX_MESSAGE_BYTE_SIZE = 2**31 - 1
-
-#: The largest message that a compressed one may become: what HTTP takes as well.
+#: The largest message that a compressed one may become; HTTP has the same limit for bodies.
 MAX_INFLATED_BYTE_SIZE = 64 * 2**20
 
-#: From here on a message gets memory of its own before it has come.
-LARGE_BYTE_SIZE = 64 * 2**10
-
-#: How much of such a message is looked at to find its place, and how much is gathered until there is one.
-HEAD_BYTE_SIZE = 1024
+#: How many bytes from the start of a large message `MessageReader.choose_buffer` gets, and how many are gathered at
+#: most where it is not set.
+MESSAGE_START_BYTE_SIZE = 1024
 _MAX_GATHERED_BYTE_SIZE = 256 * 2**10
 
-#: Compressions of messages that are understood, for `grpc-accept-encoding`, and zlib's name for them.
+#: Compressions of messages that the server understands, for `grpc-accept-encoding`, and zlib's window bits for them.
 ACCEPTED_ENCODINGS = ("identity", "deflate", "gzip")
 _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
@@ -42,16 +39,18 @@ _PREFIX_BYTE_SIZE = PREFIX.size
 
 
 class MessageFault(msgspec.Struct, frozen=True):
-    """What is wrong with the messages of a call, as the client is told."""
+    """What is wrong with the messages of a call, as the client reads it."""
 
     status: Status
     text: str
 
 
 class MessageReader:
-    """Finds the messages of one call. After a fault it takes no more."""
+    """Finds the messages of one call. After a fault it accepts no more bytes."""
 
-    __slots__ = ("_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "fault", "messages", "place")
+    __slots__ = (
+        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "choose_buffer", "fault", "messages",
+    )  # fmt: skip
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -62,11 +61,11 @@ class MessageReader:
         self._compressed = False
         self._large: memoryview | None = None
         self._filled = 0
-        #: Messages that are complete and nobody has taken.
+        #: Messages that are complete and were not taken yet.
         self.messages: deque[Buffer] = deque()
         self.fault: MessageFault | None = None
-        #: Gives memory for a large message by its first bytes and its length, or None for any.
-        self.place: Callable[[bytes, int], memoryview | None] | None = None
+        #: Returns the buffer for a large message by its first bytes and its length, None for any memory.
+        self.choose_buffer: Callable[[bytes, int], memoryview | None] | None = None
 
     @property
     def between_messages(self) -> bool:
@@ -81,10 +80,10 @@ class MessageReader:
             and not self._gathered
             and size >= _PREFIX_BYTE_SIZE
             and PREFIX.unpack_from(data) == (0, size - _PREFIX_BYTE_SIZE)
-            and size < LARGE_BYTE_SIZE
+            and size < RECEIVE_BUFFER_BYTE_SIZE
             and self.fault is None
         ):
-            self.messages.append(bytes(data[_PREFIX_BYTE_SIZE:]))  # usual: a whole message
+            self.messages.append(bytes(data[_PREFIX_BYTE_SIZE:]))  # usual: one complete message
             return
         position = 0
         while self.fault is None and position < size:
@@ -93,9 +92,9 @@ class MessageReader:
             else:
                 position += self._take_content(data[position:])
 
-    def begin_large(self, head: bytes, byte_size: int) -> None:
-        """Take the first bytes of a large message that is not compressed; more come to where `direct` says."""
-        self._gathered += head
+    def begin_large(self, message_start: bytes, byte_size: int) -> None:
+        """Take the first bytes of a large message that is not compressed; the others go to `direct_buffer`."""
+        self._gathered += message_start
         self._compressed, self._length, self._filled = False, byte_size, 0
 
     def end(self) -> None:
@@ -103,14 +102,18 @@ class MessageReader:
         if self.fault is None and (self._length >= 0 or self._gathered):
             self.fault = MessageFault(Status.INTERNAL, "Unable to parse request: the message is incomplete")
 
-    def direct(self) -> memoryview | None:
-        """Return where the next bytes of a large message belong, None where there is none."""
-        if self._large is None and self._length >= LARGE_BYTE_SIZE and len(self._gathered) >= HEAD_BYTE_SIZE:
+    def direct_buffer(self) -> memoryview | None:
+        """Return where the next bytes of a large message belong, None if no large message is being received."""
+        if (
+            self._large is None
+            and self._length >= RECEIVE_BUFFER_BYTE_SIZE
+            and len(self._gathered) >= MESSAGE_START_BYTE_SIZE
+        ):
             self._allocate()
         return None if self._large is None else self._large[self._filled :]
 
-    def filled(self, byte_size: int) -> None:
-        """So many bytes were written to what `direct` returned."""
+    def received_directly(self, byte_size: int) -> None:
+        """Count `byte_size` bytes that were written to what `direct_buffer` returned."""
         self._filled += byte_size
         if self._filled == self._length:
             assert self._large is not None
@@ -126,7 +129,7 @@ class MessageReader:
         return taken
 
     def _begin(self, flag: int, length: int) -> None:
-        limit = MAX_INFLATED_BYTE_SIZE if flag else MAX_MESSAGE_BYTE_SIZE
+        limit = MAX_INFLATED_BYTE_SIZE if flag else MAX_BODY_BYTE_SIZE
         if flag > 1:
             self.fault = MessageFault(Status.INTERNAL, f"invalid compressed flag {flag} of a message")
         elif flag and self._encoding not in _WINDOW_BITS:
@@ -139,27 +142,27 @@ class MessageReader:
                 self._complete(b"")
 
     def _is_due(self) -> bool:
-        """Whether a message should get its memory now: it is large, and whoever may know where has been asked.
+        """Whether a message gets its memory now: it is large, and `choose_buffer` is set, or will not be.
 
-        What comes together with the headers of a call comes before anybody has seen these.
+        What arrives together with the headers of a call is read before the call exists that sets it.
         """
-        enough = HEAD_BYTE_SIZE if self.place is not None else _MAX_GATHERED_BYTE_SIZE
-        return self._length >= LARGE_BYTE_SIZE and len(self._gathered) >= enough
+        enough = MESSAGE_START_BYTE_SIZE if self.choose_buffer is not None else _MAX_GATHERED_BYTE_SIZE
+        return self._length >= RECEIVE_BUFFER_BYTE_SIZE and len(self._gathered) >= enough
 
     def _allocate(self) -> None:
-        """Give a large message memory, now that its begin is known."""
-        head = self._gathered
-        ask = self.place if not self._compressed else None
-        placed = ask(bytes(head[:HEAD_BYTE_SIZE]), self._length) if ask is not None else None
+        """Give a large message memory, now that its first bytes are known."""
+        gathered = self._gathered
+        choose = self.choose_buffer if not self._compressed else None
+        chosen = choose(bytes(gathered[:MESSAGE_START_BYTE_SIZE]), self._length) if choose is not None else None
         try:
-            self._large = memoryview(mmap.mmap(-1, self._length)) if placed is None else placed
+            self._large = memoryview(mmap.mmap(-1, self._length)) if chosen is None else chosen
         except OSError:
             self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {self._length} bytes")
             return
-        taken = len(head)
-        self._large[:taken] = head
-        head.clear()
-        self.filled(taken)
+        taken = len(gathered)
+        self._large[:taken] = gathered
+        gathered.clear()
+        self.received_directly(taken)
 
     def _take_content(self, data: memoryview) -> int:
         if self._large is None and self._is_due():
@@ -169,7 +172,7 @@ class MessageReader:
         if self._large is not None:
             taken = min(self._length - self._filled, len(data))
             self._large[self._filled : self._filled + taken] = data[:taken]
-            self.filled(taken)
+            self.received_directly(taken)
             return taken
         taken = min(self._length - len(self._gathered), len(data))
         self._gathered += data[:taken]

@@ -1,4 +1,4 @@
-"""Calls that grpclib's handlers answer, on our side of HTTP/2: every RPC but the unary inference.
+"""Calls that grpclib's handlers respond to, over our own HTTP/2: every RPC but the unary inference.
 
 `HandlerCall` is to grpclib's handlers what grpclib's own stream is (`grpclib_internals.CallStream`), so that services,
 `GRPCError`, metadata and deadlines are grpclib's.
@@ -16,7 +16,8 @@ from protocols.grpc.compression import compress
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.grpclib_internals import CallConnection, StreamClosedError, run_handler
 from protocols.grpc.h2.frames import H2ErrorCode
-from protocols.grpc.h2.headers import encode_block
+from protocols.grpc.h2.headers import encode_block, encode_trailers
+from protocols.grpc.h2.states import StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.transport import ServerConnection
     from shm.tensor import Buffer
 
-#: What a call says that is cut off while the server stops.
-CUT_OFF = "Server exiting: the call took too long"
+# A name of this module is found faster than a member of an enum (states.py).
+_CLOSED = StreamState.CLOSED
+
+#: The status message of a call that the server terminates because it stops.
+CALL_TERMINATED = "Server exiting: the call took too long"
 
 
 class Handlers:
@@ -44,23 +48,23 @@ class Handlers:
         compression: ResponseCompression | None = None,
         compressed_paths: frozenset[str] = frozenset(),
     ) -> None:
-        """`compression` is for the answers of `compressed_paths`."""
+        """`compression` is for the responses of `compressed_paths`."""
         self._mapping = mapping
         self._compression = compression
         self._compressed_paths = compressed_paths
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, connection: ServerConnection, stream: Stream) -> HandlerCall:
-        """Start the handler of a call that has just come."""
+        """Start the handler of a call that has just arrived."""
         call = self._call(connection, stream)
-        call.task = asyncio.get_running_loop().create_task(run_handler(self._mapping, call, stream.head.fields))
+        call.task = asyncio.get_running_loop().create_task(run_handler(self._mapping, call, stream.request_head.fields))
         self._tasks.add(call.task)
         call.task.add_done_callback(self._tasks.discard)
         return call
 
     def _call(self, connection: ServerConnection, stream: Stream) -> HandlerCall:
-        if self._compression is not None and stream.head.path in self._compressed_paths:
-            encoding = self._compression.choose(stream.head)
+        if self._compression is not None and stream.request_head.path in self._compressed_paths:
+            encoding = self._compression.choose(stream.request_head)
             if encoding is not None:
                 return CompressedCall(connection, stream, encoding)
         return HandlerCall(connection, stream)
@@ -78,15 +82,15 @@ class HandlerCall:
         self.wrapper: Wrapper | None = None
         self.connection = CallConnection(connection.transport)
         self._transport = connection.transport
-        self._wire = connection
+        self._server_connection = connection
         self._stream = stream
-        self._reader = stream.reader
-        #: The rest of the message that the handler is reading.
+        self._reader = stream.message_reader
+        #: The message whose prefix the handler has read.
         self._unread: Buffer | None = None
         #: One task of a handler reads while another sends.
         self._reading: asyncio.Future[None] | None = None
         self._sending: asyncio.Future[None] | None = None
-        #: Whoever moves the messages by itself, see `attend`.
+        #: Set by a handler that takes and sends messages by itself, see `set_callbacks`.
         self._on_readable: Callable[[], None] | None = None
         self._on_sent: Callable[[], None] | None = None
 
@@ -98,7 +102,7 @@ class HandlerCall:
         elif self._reading is not None and not self._reading.done():
             self._reading.set_result(None)
 
-    def sent(self) -> None:
+    def data_sent(self) -> None:
         if self._on_sent is not None:
             self._on_sent()
         elif self._sending is not None and not self._sending.done():
@@ -111,22 +115,22 @@ class HandlerCall:
         if self.task is not None:
             self.task.cancel()
 
-    def cut_off(self) -> None:
+    def terminate(self) -> None:
         if self.wrapper is not None:
-            self.wrapper.cancel(GRPCError(Status.UNAVAILABLE, CUT_OFF))
+            self.wrapper.cancel(GRPCError(Status.UNAVAILABLE, CALL_TERMINATED))
 
     # ---- grpclib.protocol.Stream ---------------------------------------------------------------
 
     async def recv_data(self, size: int) -> bytes:
-        """Return the prefix of the next message, or the message; empty behind the last one.
+        """Return the prefix of the next message, or the message; nothing after the last one.
 
-        grpclib asks for the one and then the other. Raises `GRPCError` for a fault in the messages.
+        grpclib asks for the prefix and then for the message. Raises `GRPCError` for a fault in the messages.
         """
         if self._unread is not None:
             unread, self._unread = self._unread, None
             return bytes(unread)
         while (message := self.take_message()) is None:
-            if self._stream.remote_closed:
+            if self._stream.request_ended:
                 return b""
             self._reading = asyncio.get_running_loop().create_future()
             await self._reading
@@ -134,71 +138,77 @@ class HandlerCall:
             self._unread = message
         return PREFIX.pack(0, len(message))
 
-    # ---- for handlers that move messages by themselves, without a task that waits for each -----
+    # ---- for handlers that take and send messages in callbacks, without a task that waits for each ----
 
-    def attend(
-        self, readable: Callable[[], None], sent: Callable[[], None], place: Callable[[bytes, int], memoryview | None]
+    def set_callbacks(
+        self,
+        readable: Callable[[], None],
+        sent: Callable[[], None],
+        choose_buffer: Callable[[bytes, int], memoryview | None],
     ) -> None:
-        """Call `readable` when messages, a fault in them, or the client's end have come, `sent` when a message has
-        left that had to wait, and `place` for where to receive a large one, see `MessageReader.place`.
+        """Have the handler called from now on. None of the functions may raise.
 
-        None of them may raise.
+        Args:
+            readable: called when messages, a fault in them, or the end of the request have arrived.
+            sent: called when a message has left that had to wait.
+            choose_buffer: called for a large message, see `MessageReader.choose_buffer`.
         """
         self._on_readable, self._on_sent = readable, sent
-        self._reader.place = place
+        self._reader.choose_buffer = choose_buffer
 
     def take_message(self) -> Buffer | None:
-        """Return the bytes of the next message, None where none has come. Raises `GRPCError` for a fault behind it."""
+        """Return the bytes of the next message, None if there is none yet. Raises `GRPCError` for a fault behind it."""
         reader = self._reader
         if not reader.messages:
             if reader.fault is not None:
                 raise GRPCError(reader.fault.status, reader.fault.text)
             return None
         message = reader.messages.popleft()
-        self._wire.machine.consumed(self._stream)
-        self._wire.wake()
+        self._server_connection.sending.consumed(self._stream)
+        self._server_connection.schedule_write()
         return message
 
     @property
     def at_end(self) -> bool:
         """Whether the client has sent its last message, and it was taken."""
-        return self._stream.remote_closed and not self._reader.messages
+        return self._stream.request_ended and not self._reader.messages
 
-    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
+    def send_message_nowait(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
         """Send a message, whose bytes are `parts`; returns whether it has left. Raises `StreamClosedError`.
 
-        If not, no other may be sent before `sent` is called. `release` is called, however this ends, when the parts
-        are not needed any more. The headers of the answer must have been sent.
+        If it has not, no other may be sent before `sent` is called. `release` is called, also after an error, when
+        the parts are not used any more. The headers of the response must have been sent.
         """
-        if not self._stream.open:
+        if self._stream.state is _CLOSED:
             if release is not None:
                 release()
-            raise StreamClosedError(self._stream.number)
-        left = self._wire.machine.send_message(self._stream, parts, release)
-        self._wire.wake()
+            raise StreamClosedError(self._stream.id)
+        left = self._server_connection.sending.send_message(self._stream, parts, release)
+        self._server_connection.schedule_write()
         return left
 
     # ---- grpclib.protocol.Stream ---------------------------------------------------------------
 
     async def send_headers(self, headers: Fields, end_stream: bool = False) -> None:
         self._check_open()
-        block = encode_block(headers)
         if end_stream:
-            self._wire.machine.drop_data(self._stream)  # of a message that was being sent when the call failed
-            self._wire.machine.send_trailers(self._stream, block)
+            self._server_connection.sending.drop_data(
+                self._stream
+            )  # of a message that was being sent when the call failed
+            self._server_connection.sending.send_trailers(self._stream, encode_trailers(headers))
         else:
-            self._wire.machine.send_headers(self._stream, block)
-        self._wire.wake()
+            self._server_connection.sending.send_headers(self._stream, encode_block(headers))
+        self._server_connection.schedule_write()
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Send `data`; returns when the client's windows and the socket have taken it."""
+        """Send `data`; returns when it has left: within the client's windows, and to the socket."""
         self._check_open()
-        self._wire.machine.send_data(self._stream, [data])
-        self._wire.wake()
+        self._server_connection.sending.send_data(self._stream, [data])
+        self._server_connection.schedule_write()
         await self._wait_until_sent()
 
     async def _wait_until_sent(self) -> None:
-        while self._stream.open and self._stream.output is not None and self._stream.output.waiting:
+        while self._stream.is_open and self._stream.pending is not None and self._stream.pending.is_waiting:
             self._sending = asyncio.get_running_loop().create_future()
             await self._sending
 
@@ -206,27 +216,27 @@ class HandlerCall:
         self.reset_nowait()
 
     def reset_nowait(self) -> None:
-        if self._stream.open:
-            self._wire.machine.reset(self._stream, H2ErrorCode.NO_ERROR)
-            self._wire.wake()
+        if self._stream.is_open:
+            self._server_connection.sending.reset(self._stream, H2ErrorCode.NO_ERROR)
+            self._server_connection.schedule_write()
 
     @property
     def closable(self) -> bool:
-        return self._stream.open
+        return self._stream.is_open
 
     def release(self) -> Any:
-        """The handler has ended. Where it did not even send a status, the client is not left waiting."""
-        if self._stream.open:
-            self._wire.machine.reset(self._stream, H2ErrorCode.INTERNAL_ERROR)
-        self._wire.wake()
+        """The handler has ended. If it has sent no status, the stream is reset, so that the client does not wait."""
+        if self._stream.is_open:
+            self._server_connection.sending.reset(self._stream, H2ErrorCode.INTERNAL_ERROR)
+        self._server_connection.schedule_write()
 
     def _check_open(self) -> None:
-        if not self._stream.open:
-            raise StreamClosedError(self._stream.number)
+        if not self._stream.is_open:
+            raise StreamClosedError(self._stream.id)
 
 
 class CompressedCall(HandlerCall):
-    """One call whose messages, given to `put_message`, are compressed where that makes them smaller."""
+    """One call whose messages, given to `send_message_nowait`, are compressed where that makes them smaller."""
 
     def __init__(self, connection: ServerConnection, stream: Stream, encoding: str) -> None:
         super().__init__(connection, stream)
@@ -238,11 +248,11 @@ class CompressedCall(HandlerCall):
             headers = [*headers, ("grpc-encoding", self._encoding)]
         await super().send_headers(headers, end_stream)
 
-    def put_message(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
-        if not self._stream.open:
+    def send_message_nowait(self, parts: Sequence[Buffer], release: Callable[[], None] | None) -> bool:
+        if not self._stream.is_open:
             if release is not None:
                 release()
-            raise StreamClosedError(self._stream.number)
+            raise StreamClosedError(self._stream.id)
         self._compressing = asyncio.get_running_loop().create_task(self._compress(parts, release))
         return False
 
@@ -256,6 +266,6 @@ class CompressedCall(HandlerCall):
         finally:
             if release is not None:
                 release()
-        if self._stream.open:
-            self._wire.machine.send_data(self._stream, [message])  # `sent` is called when it has left
-            self._wire.wake()
+        if self._stream.is_open:
+            self._server_connection.sending.send_data(self._stream, [message])  # `data_sent` is called when it has left
+            self._server_connection.schedule_write()

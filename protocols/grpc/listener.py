@@ -1,4 +1,4 @@
-"""The gRPC listener: accepts connections, gives their calls to who answers them, and stops in steps."""
+"""The gRPC listener: accepts connections, finds what responds to their calls, and stops in steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
-from protocols.grpc.access import WatchingOwner
+from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
-from protocols.grpc.h2.headers import status_block
-from protocols.grpc.h2.limits import HANDSHAKE_TIMEOUT_S
+from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall
 from protocols.grpc.service import MODEL_INFER
+from protocols.listening import listen
 
 if TYPE_CHECKING:
     import socket
@@ -28,23 +28,20 @@ if TYPE_CHECKING:
     from protocols.grpc.handlers import Handlers
     from protocols.grpc.rpcs.infer import Inference
 
-#: Connections that the system keeps for us until we accept them.
-BACKLOG = 1024
-
-#: How often connections are looked at for what waits too long.
+#: How often connections are checked for what waits too long.
 CHECK_INTERVAL_S = 5.0
 
-#: How long the status of a call that is cut off may take to be written.
-LAST_WORD_TIMEOUT_S = 1.0
+#: How long the status of a call that was terminated may take to be sent.
+LAST_RESPONSE_TIMEOUT_S = 1.0
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """On which conditions connections and calls are taken."""
+class ListenerOptions(msgspec.Struct, frozen=True):
+    """The conditions for connections and calls."""
 
     #: None for connections without TLS.
     tls: ssl.SSLContext | None
     keepalive: KeepaliveRules
-    #: None where every call may be made by everybody.
+    #: None where no call is restricted.
     admission: Admission | None
     #: Whether every call is logged.
     log_access: bool = False
@@ -53,32 +50,29 @@ class Terms(msgspec.Struct, frozen=True):
 class GrpcListener:
     """Ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
 
-    def __init__(self, sock: socket.socket, terms: Terms, inference: Inference, handlers: Handlers) -> None:
+    def __init__(self, sock: socket.socket, options: ListenerOptions, inference: Inference, handlers: Handlers) -> None:
         """The listener owns `sock` from `start` on."""
         self._sock = sock
-        self._terms = terms
-        self._admission = terms.admission
+        self._options = options
+        self._admission = options.admission
         self._inference = inference
         self._handlers = handlers
         self._connections: set[ServerConnection] = set()
         self._server: asyncio.Server | None = None
         self._check: asyncio.TimerHandle | None = None
-        #: Set whenever a connection may have become idle while the listener waits for that.
-        self._quiet: asyncio.Event | None = None
+        #: Set whenever a connection may have become idle, while the listener waits for that.
+        self._became_idle: asyncio.Event | None = None
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        terms = self._terms
-        owner = WatchingOwner(self) if terms.log_access else self
-        self._server = await loop.create_server(
-            lambda: ServerConnection(owner, terms.keepalive),
-            sock=self._sock,
-            backlog=BACKLOG,
-            ssl=terms.tls,
-            ssl_handshake_timeout=None if terms.tls is None else HANDSHAKE_TIMEOUT_S,
-            ssl_shutdown_timeout=None if terms.tls is None else LAST_WORD_TIMEOUT_S,
+        options = self._options
+        acceptor = LoggingAcceptor(self) if options.log_access else self
+        self._server = await listen(
+            self._sock,
+            lambda: ServerConnection(acceptor, options.keepalive),
+            options.tls,
+            tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,
         )
-        self._check = loop.call_later(CHECK_INTERVAL_S, self._check_progress)
+        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
 
     @property
     def connection_count(self) -> int:
@@ -86,38 +80,38 @@ class GrpcListener:
 
     # ---- protocols.grpc.h2.transport.CallAcceptor ----------------------------------------------------
 
-    def opened(self, connection: ServerConnection) -> None:
+    def connection_opened(self, connection: ServerConnection) -> None:
         self._connections.add(connection)
 
-    def closed(self, connection: ServerConnection) -> None:
+    def connection_closed(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
-        self.quiet()
+        self.connection_idle()
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
-        head = stream.head
-        if self._admission is not None and (text := self._admission.refusal(head)) is not None:
-            connection.machine.send_trailers(stream, status_block(Status.UNAVAILABLE.value, text))
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+        request_head = stream.request_head
+        if self._admission is not None and (text := self._admission.refusal(request_head)) is not None:
+            connection.sending.send_trailers(stream, status_trailers(Status.UNAVAILABLE.value, text))
             return None
-        if head.is_grpc:
-            if head.encoding not in ACCEPTED_ENCODINGS:
+        if request_head.is_grpc:
+            if request_head.encoding not in ACCEPTED_ENCODINGS:
                 more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
-                text = f"unknown grpc-encoding {head.encoding!r}"
-                connection.machine.send_trailers(stream, status_block(Status.UNIMPLEMENTED.value, text, more))
+                text = f"unknown grpc-encoding {request_head.encoding!r}"
+                connection.sending.send_trailers(stream, status_trailers(Status.UNIMPLEMENTED.value, text, more))
                 return None
-            if not head.timeout_valid:
-                block = status_block(Status.UNKNOWN.value, "Invalid grpc-timeout header")
-                connection.machine.send_trailers(stream, block)
+            if not request_head.timeout_valid:
+                trailers = status_trailers(Status.UNKNOWN.value, "Invalid grpc-timeout header")
+                connection.sending.send_trailers(stream, trailers)
                 return None
-            if head.path == MODEL_INFER:
+            if request_head.path == MODEL_INFER:
                 call = InferCall(self._inference, connection, stream)
-                if stream.whole is None or head.timeout_s is not None:
-                    call.prepare()
+                if stream.complete_message is None or request_head.timeout_s is not None:
+                    call.expect()
                 return call
         return self._handlers.begin(connection, stream)
 
-    def quiet(self) -> None:
-        if self._quiet is not None:
-            self._quiet.set()
+    def connection_idle(self) -> None:
+        if self._became_idle is not None:
+            self._became_idle.set()
 
     def _check_progress(self) -> None:
         now_ns = time.monotonic_ns()
@@ -128,41 +122,41 @@ class GrpcListener:
     # ---- the end -----------------------------------------------------------------------------
 
     def refuse_connections(self) -> None:
-        """Accept no connection any more, and have the clients of those that exist start no call."""
+        """Accept no more connections, and ask the clients of the others to start no more calls."""
         assert self._server is not None, "the listener was not started"
         self._server.close()
         for connection in tuple(self._connections):
             connection.go_away()
 
     async def wait_idle(self) -> None:
-        """Wait until no call runs; the status of the last one has been written then."""
-        self._quiet = asyncio.Event()
+        """Wait until no call runs, and the status of the last one has been written."""
+        self._became_idle = asyncio.Event()
         while not all(connection.idle for connection in self._connections):
-            self._quiet.clear()
-            await self._quiet.wait()
+            self._became_idle.clear()
+            await self._became_idle.wait()
         await self._wait_for_handlers()
 
     async def close_connections(self) -> None:
-        """End the calls that still run and close all connections."""
+        """Terminate the calls that still run, and close all connections."""
         for connection in tuple(self._connections):
-            connection.cut_off_calls()
+            connection.terminate_calls()
         # Only a client that reads nothing keeps a handler from ending.
-        await self._wait_for_handlers(LAST_WORD_TIMEOUT_S)
+        await self._wait_for_handlers(LAST_RESPONSE_TIMEOUT_S)
         for connection in tuple(self._connections):
             connection.close()
         if self._check is not None:
             self._check.cancel()
-        await self._wait_for_handlers(LAST_WORD_TIMEOUT_S)
+        await self._wait_for_handlers(LAST_RESPONSE_TIMEOUT_S)
         await self._wait_closed()
 
     async def _wait_closed(self) -> None:
-        """Wait until the clients have what was written; cut those that do not take it."""
-        self._quiet = asyncio.Event()
+        """Wait until the clients have received what was written; abort the connections of those that do not read."""
+        self._became_idle = asyncio.Event()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_TIMEOUT_S):
+            async with asyncio.timeout(LAST_RESPONSE_TIMEOUT_S):
                 while self._connections:
-                    self._quiet.clear()
-                    await self._quiet.wait()
+                    self._became_idle.clear()
+                    await self._became_idle.wait()
         for connection in tuple(self._connections):
             connection.transport.abort()
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class MetadataForwarder:
-    """Chooses metadata by its names. What gRPC itself says in headers is no metadata, but for the user agent."""
+    """Chooses metadata by its names. Headers of gRPC itself are not metadata, except the user agent."""
 
     def __init__(self, forwarder: HeaderForwarder) -> None:
         self._forwarder = forwarder
 
-    def of_head(self, head: RequestHead) -> dict[str, str]:
+    def of_call(self, request_head: RequestHead) -> dict[str, str]:
         """Return the parameters that the headers of a call become. Raises `ReservedHeader`."""
-        user_agent = next((value for name, value in head.fields if name == "user-agent"), None)
-        return self._parameters(decode_metadata(head.fields).items(), user_agent)
+        user_agent = next((value for name, value in request_head.fields if name == "user-agent"), None)
+        return self._parameters(decode_metadata(request_head.fields).items(), user_agent)
 
     def of_stream(self, stream: Stream[Any, Any]) -> dict[str, str]:
         """Return the parameters for every request of a stream. Raises `ReservedHeader`."""
@@ -47,6 +47,6 @@ def make_metadata_forwarder(pattern: str) -> MetadataForwarder | None:
 
 
 def _text(value: str | bytes) -> str:
-    """Return a value, which h2 gives as Latin-1, as `HeaderForwarder` takes it."""
+    """Return a value, which was decoded as Latin-1, in the form that `HeaderForwarder` expects."""
     octets = value if isinstance(value, bytes) else value.encode("latin-1")
     return octets.decode(errors="surrogateescape")

@@ -1,15 +1,13 @@
-"""What every RPC does around its function: receive, answer, and turn errors into a status.
+"""What every RPC does around its function: receive the request, send the response, turn errors into a status.
 
-The only place where a `ServingError` becomes a `GRPCError`; whatever else is raised is a bug, which is
-logged with a number that the client is told.
+The only place where a `ServingError` becomes a `GRPCError`. Any other exception is a bug; it is logged with a number
+that the client gets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import secrets
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -20,7 +18,8 @@ from grpclib.exceptions import GRPCError
 from kernel.errors import ServingError
 from protocols.frontend import is_local
 from protocols.grpc.grpclib_internals import StreamClosedError
-from protocols.grpc.text import status_text
+from protocols.grpc.status_text import status_text
+from protocols.internal_errors import report_internal_error
 from protocols.status import GRPC_STATUS
 
 if TYPE_CHECKING:
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
-logger = logging.getLogger(__name__)
-
 RequestT = TypeVar("RequestT", bound=Message)
-ReplyT = TypeVar("ReplyT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -42,29 +39,29 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def local(self) -> bool:
-        """Whether the peer is on this machine, as far as can be told."""
+        """Whether the peer is on this machine, as far as its address says."""
         return is_local(self.peer)
 
 
 def unary(
-    function: Callable[[RequestT, Caller], Awaitable[ReplyT]],
+    function: Callable[[RequestT, Caller], Awaitable[ResponseT]],
     request_type: type[RequestT],
-    reply_type: type[ReplyT],
+    response_type: type[ResponseT],
 ) -> Handler:
-    """Return the handler of an RPC that answers one message with one."""
+    """Return the handler of an RPC that responds to one message with one."""
 
-    async def handle(stream: Stream[RequestT, ReplyT]) -> None:
+    async def handle(stream: Stream[RequestT, ResponseT]) -> None:
         with translated_errors(request_type.DESCRIPTOR.name):
             message = await receive(stream)
             if message is None:
                 raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")
             await stream.send_message(await function(message, Caller(stream.peer.addr())))
 
-    return Handler(handle, Cardinality.UNARY_UNARY, request_type, reply_type)
+    return Handler(handle, Cardinality.UNARY_UNARY, request_type, response_type)
 
 
-async def receive(stream: Stream[RequestT, ReplyT]) -> RequestT | None:
-    """Return the next message of the client, None where it has sent its last. Raises `GRPCError`."""
+async def receive(stream: Stream[RequestT, ResponseT]) -> RequestT | None:
+    """Return the next message of the client, None when it has sent its last one. Raises `GRPCError`."""
     try:
         return await stream.recv_message()
     except DecodeError as error:
@@ -72,28 +69,26 @@ async def receive(stream: Stream[RequestT, ReplyT]) -> RequestT | None:
 
 
 def grpc_error(error: Exception, title: str) -> GRPCError:
-    """Return how a client is told of `error`; `title` says in the log what was asked for."""
+    """Return the status that a client gets for `error`; `title` names the RPC in the log."""
     if isinstance(error, GRPCError):
         return error
     if isinstance(error, ServingError):
         return GRPCError(GRPC_STATUS[error.code], status_text(error.message))
     if isinstance(error, DecodeError):
         return GRPCError(Status.INTERNAL, "Unable to parse request")
-    number = secrets.token_hex(4)
-    logger.error("%s failed, error number %s", title, number, exc_info=error)
-    return GRPCError(Status.INTERNAL, f"internal error {number}: the server's log says more under this number")
+    return GRPCError(Status.INTERNAL, report_internal_error(title, error))
 
 
 @contextlib.contextmanager
 def translated_errors(title: str) -> Iterator[None]:
-    """Raise what the block raises as `GRPCError`; `title` says in the log what was asked for."""
+    """Raise what the block raises as `GRPCError`; `title` names the RPC in the log."""
     try:
         yield
     except GRPCError:
         raise
     except StreamClosedError:
-        # The client reset the call while the answer was on its way: grpclib has cancelled, or is about
-        # to, and takes anything but a cancellation for a failure to obey.
+        # The client reset the call while the response was sent: grpclib has cancelled the handler, or is about to,
+        # and logs anything but a cancellation as an error.
         raise asyncio.CancelledError from None
     except Exception as error:
         raise grpc_error(error, title) from None

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from kernel.options import GrpcOptions
 from protocols.grpc.admission import Admission
-from protocols.grpc.calls import OpenCalls
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
 from protocols.grpc.handlers import Handlers
-from protocols.grpc.listener import GrpcListener, Terms
+from protocols.grpc.listener import GrpcListener, ListenerOptions
 from protocols.grpc.metadata import make_metadata_forwarder
+from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
+from protocols.listening import listening_address
 from protocols.restricted import GRPC, parse_restrictions
 from protocols.tls import server_context
 
@@ -37,14 +38,14 @@ class GrpcServer:
     def __init__(
         self, kernel: Kernel, sock: socket.socket, options: GrpcOptions = _DEFAULTS, *, log_access: bool = False
     ) -> None:
-        """The server owns `sock` from `start` on. Raises `BadOption` for options that it cannot follow."""
+        """The server owns `sock` from `start` on. Raises `BadOption` for options that it cannot apply."""
         self._kernel = kernel
         self._sock = sock
-        self._terms = _terms(options, log_access)
+        self._listener_options = _listener_options(options, log_access)
         self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
         self._compression = make_compression(options.infer_response_compression_level)
         self._max_response_pool_size = options.max_response_pool_size
-        self._title = f"GRPCInferenceService at {_address_text(sock)}"
+        self._title = f"GRPCInferenceService at {listening_address(sock)}"
         self._calls = OpenCalls()
         self._listener: GrpcListener | None = None
 
@@ -63,7 +64,7 @@ class GrpcServer:
         mapping = {path: handler for service in services for path, handler in service.__mapping__().items()}
         self._listener = GrpcListener(
             self._sock,
-            self._terms,
+            self._listener_options,
             Inference(kernel, calls, self._forwarder, self._compression),
             Handlers(mapping, self._compression, frozenset({MODEL_STREAM_INFER})),
         )
@@ -71,10 +72,10 @@ class GrpcServer:
         kernel.connections["grpc"] = lambda: 0 if self._listener is None else self._listener.connection_count
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new connections and no new inference, give calls that run `grace_s` seconds, and close.
+        """Accept no new connections and no new inference, give calls that run `grace_s` seconds, and close.
 
-        Streams end as soon as the requests that they have are answered. A caller that is cancelled
-        cuts the wait short; connections are closed all the same.
+        Streams end as soon as the requests that they have received have their responses. If the caller is cancelled,
+        the wait ends, and connections are closed all the same.
         """
         if self._listener is None:
             return
@@ -90,7 +91,7 @@ class GrpcServer:
             await listener.close_connections()
 
 
-def _terms(options: GrpcOptions, log_access: bool) -> Terms:
+def _listener_options(options: GrpcOptions, log_access: bool) -> ListenerOptions:
     restrictions = parse_restrictions(options.restricted_protocol, GRPC)
     rules = KeepaliveRules(
         time_ns=options.keepalive_time_ms * _MILLISECOND_NS,
@@ -102,18 +103,9 @@ def _terms(options: GrpcOptions, log_access: bool) -> Terms:
         max_age_ns=options.max_connection_age_ms * _MILLISECOND_NS or None,
         max_age_grace_ns=options.max_connection_age_grace_ms * _MILLISECOND_NS or None,
     )
-    return Terms(
+    return ListenerOptions(
         tls=None if options.tls is None else server_context(options.tls, ["h2"]),
         keepalive=rules,
         admission=Admission(restrictions) if restrictions else None,
         log_access=log_access,
     )
-
-
-def _address_text(sock: socket.socket) -> str:
-    """Return where `sock` listens: `0.0.0.0:8001`, `[::]:8001`, or the path of a Unix socket."""
-    name = sock.getsockname()
-    if not isinstance(name, tuple):
-        return str(name)
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from kernel.serving.kernel import Kernel
-    from protocols.grpc.calls import OpenCalls
     from protocols.grpc.metadata import MetadataForwarder
+    from protocols.grpc.open_calls import OpenCalls
 
 SERVICE = "inference.GRPCInferenceService"
-#: The one RPC that is no handler of grpclib's, see `protocols.grpc.rpcs.infer`.
+#: The one RPC without a handler of grpclib, see `protocols.grpc.rpcs.infer`.
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
 MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
 
@@ -32,7 +32,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
 class InferenceService:
-    """`inference.GRPCInferenceService`, but for ModelInfer."""
+    """`inference.GRPCInferenceService`, except ModelInfer."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class InferenceService:
         self._calls = calls
         self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
-        self._forms = PreparedMessages()
+        self._prepared = PreparedMessages()
 
     def __mapping__(self) -> dict[str, Handler]:
         handlers = {
@@ -72,7 +72,11 @@ class InferenceService:
         with translated_errors("ModelStreamInfer"):
             self._calls.check_accepting()
             call = StreamCall(
-                self._kernel, stream, self._forms, self._forwarder, max_response_pool_size=self._max_response_pool_size
+                self._kernel,
+                stream,
+                self._prepared,
+                self._forwarder,
+                max_response_pool_size=self._max_response_pool_size,
             )
             with self._calls.stoppable(call):
                 await call.run()

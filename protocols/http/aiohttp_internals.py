@@ -22,20 +22,14 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http_parser import RawRequestMessage
 
-from protocols.http.client_timeouts import MAX_CHUNKS, ChunkOverhead, Patience
-from protocols.http.responses import error_reply
+from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS, ChunkOverhead, SlowClient
+from protocols.http.responses import error_response
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
-
-#: How long an idle connection is kept, and one whose first request does not come.
-KEEPALIVE_S = 75.0
-
-#: How long a body that nobody wants is read on before its connection is closed.
-LINGERING_S = 10.0
 
 #: How often connections are looked at, which is also how exact their times are.
 _TICK_S = 1.0
@@ -47,12 +41,12 @@ _NEVER_S = 365 * 24 * 3600.0
 class AiohttpConnection(web.RequestHandler):
     """A connection that answers bytes that are not HTTP with our errors, and logs them at debug level."""
 
-    __slots__ = ("answered", "chunks", "patience")
+    __slots__ = ("chunks", "on_response", "slow_client")
 
     #: Called after each response, with whether the connection stays open. None for connections with a transport of
     #: their own.
-    answered: Callable[[bool], None] | None
-    patience: Patience
+    on_response: Callable[[bool], None] | None
+    slow_client: SlowClient
     #: The body that comes, where it is chunked.
     chunks: tuple[ChunkOverhead, StreamReader] | None
 
@@ -61,7 +55,7 @@ class AiohttpConnection(web.RequestHandler):
         super().data_received(data)
         if not data:  # aiohttp calls itself
             return
-        self.patience.received(self._loop.time(), idle=self.idle)
+        self.slow_client.received(self._loop.time(), idle=self.idle)
         last = self._messages[-1] if self._messages else None
         of_body = len(data)
         if last is not None and last is not known:
@@ -80,22 +74,22 @@ class AiohttpConnection(web.RequestHandler):
             self.chunks = None
             content.set_exception(web.RequestPayloadError("chunk extensions are too long"))
             content.feed_eof()
-            self.close()  # when the handler has answered; nothing is read any more
+            self.close()  # when the handler has responded; nothing is read any more
 
     def expire(self, now: float) -> None:
         """End the connection where the client has kept it waiting for too long."""
         transport = self.transport
-        if transport is None or self.answered is not None:  # the fast path watches its own transport
+        if transport is None or self.on_response is not None:  # the fast path watches its own transport
             return
-        if self.patience.is_over(now, idle=self.idle, unsent=transport.get_write_buffer_size()):
+        if self.slow_client.is_too_slow(now, idle=self.idle, unsent=transport.get_write_buffer_size()):
             transport.abort()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         sent, lost = await super().finish_response(request, resp, start_time)
-        if self.answered is not None and not lost:
-            self.answered(bool(sent.keep_alive))
+        if self.on_response is not None and not lost:
+            self.on_response(bool(sent.keep_alive))
         return sent, lost
 
     def leave_transport(self) -> None:
@@ -105,7 +99,7 @@ class AiohttpConnection(web.RequestHandler):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being received or answered."""
+        """Whether no request is being received or served."""
         return self._current_request is None and not self._messages
 
     def handle_error(
@@ -115,14 +109,14 @@ class AiohttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        check_unanswered(request)
+        check_not_begun(request)
         if status >= 500:
             logger.error("request from %s failed", request.remote, exc_info=exc)
         else:
             logger.debug("bad request from %s: %s", request.remote, message)
-        reply = error_reply(status, message or "internal error", plain=True)
-        reply.force_close()
-        return reply
+        response = error_response(status, message or "internal error", plain=True)
+        response.force_close()
+        return response
 
 
 class AiohttpServer(web.Server):
@@ -135,7 +129,7 @@ class AiohttpServer(web.Server):
     _timer: asyncio.TimerHandle | None = None
 
     def __call__(self) -> AiohttpConnection:
-        return self._connection(KEEPALIVE_S)
+        return self._connection(TIMEOUTS.idle_s)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -158,10 +152,10 @@ class AiohttpServer(web.Server):
             self._timer.cancel()
             self._timer = None
 
-    def guest(self, answered: Callable[[bool], None]) -> AiohttpConnection:
-        """Return a connection for single requests on the fast path's transport. See `AiohttpConnection.answered`."""
+    def shared_connection(self, on_response: Callable[[bool], None]) -> AiohttpConnection:
+        """Return a connection that shares a transport with the fast path; see `AiohttpConnection.on_response`."""
         connection = self._connection(_NEVER_S)
-        connection.answered = answered
+        connection.on_response = on_response
         return connection
 
     def _connection(self, keepalive_timeout: float) -> AiohttpConnection:
@@ -169,15 +163,15 @@ class AiohttpServer(web.Server):
             self,
             loop=self._loop,
             keepalive_timeout=keepalive_timeout,
-            lingering_time=LINGERING_S,
+            lingering_time=TIMEOUTS.unwanted_body_s,
             logger=logger,
             # None turns it off, as web.run_app does.
             access_log=None if self.access_logger is None else logger,  # type: ignore[arg-type]  # any logger will do
             access_log_class=self.access_logger or AbstractAccessLogger,
             auto_decompress=False,  # bodies are inflated under our own limit
         )
-        connection.answered = None
-        connection.patience = Patience()
+        connection.on_response = None
+        connection.slow_client = SlowClient()
         connection.chunks = None
         return connection
 
@@ -187,7 +181,7 @@ def is_response_begun(request: web.BaseRequest) -> bool:
     return request.writer.output_size > 0
 
 
-def check_unanswered(request: web.BaseRequest) -> None:
+def check_not_begun(request: web.BaseRequest) -> None:
     """Raise `ConnectionError`, which ends the connection, where the response has been begun."""
     if is_response_begun(request):
         raise ConnectionError("the response has been begun, an error cannot be sent any more")

@@ -9,17 +9,13 @@ from aiohttp import web
 
 from kernel.errors import InvalidArgument
 from protocols.http.aiohttp_internals import send_continue
-from protocols.http.client_timeouts import MAX_CHUNKS
+from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.errors import ServingError
     from protocols.http.call import HttpCall
-
-#: A body must go on within this time, and after it come at this rate on average.
-INACTIVITY_S = 30.0
-MINIMUM_BYTES_PER_S = 1024
 
 #: The most that any body may have, as for gRPC's messages; Triton's Content-Length is an int.
 MAX_BODY_BYTE_SIZE = 2**31 - 1
@@ -42,7 +38,7 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
     """Return the body as it was sent, still compressed.
 
     A body of more than `limit` bytes raises `refuse(byte_size)`, without reading it where its size is
-    told beforehand. Raises also `InvalidArgument` for broken chunks, `TooManyChunks`, `BodyTooSlow`, and
+    announced. Raises also `InvalidArgument` for broken chunks, `TooManyChunks`, `BodyTooSlow`, and
     `ConnectionError` where the client has gone.
     """
     announced = http.content_length
@@ -68,7 +64,7 @@ async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int],
     parts: list[bytes] = []
     byte_size = chunks = 0
     try:
-        async with asyncio.timeout(INACTIVITY_S) as timer:
+        async with asyncio.timeout(TIMEOUTS.body_s) as timer:
             while True:
                 part, ends_chunk = await _read_part(http)
                 if not part and not ends_chunk:
@@ -80,8 +76,7 @@ async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int],
                 byte_size += len(part)
                 if byte_size > limit:
                     raise refuse(byte_size)
-                slowest = start + INACTIVITY_S + byte_size / MINIMUM_BYTES_PER_S
-                timer.reschedule(min(loop.time() + INACTIVITY_S, slowest))
+                timer.reschedule(min(loop.time() + TIMEOUTS.body_s, TIMEOUTS.body_end_s(start, byte_size)))
     except TimeoutError:
         raise BodyTooSlow from None
     return b"".join(parts)

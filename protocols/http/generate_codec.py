@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError, error_of, request_prefix
-from protocols.http.codec import custom_parameter, decode_json_data
+from protocols.http.inference.codec import custom_parameter, decode_json_data
 from protocols.http.json.document import UNDECODABLE, as_members, as_string, parse, parse_leniently
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import json_values

@@ -87,8 +87,10 @@ class HttpListener:
         """How many connections clients have."""
         if self._connections is None:
             return 0
-        # A guest serves single requests on a transport that is counted by its owner.
-        own = sum(1 for each in self._connections.connections if getattr(each, "answered", None) is None)
+        # One that shares a transport with the fast path is counted there.
+        own = sum(
+            1 for each in self._connections.connections if isinstance(each, AiohttpConnection) and not each.on_response
+        )
         return own if self._first is None else own + self._first.connection_count
 
     async def stop(self, grace_s: float) -> None:
@@ -115,10 +117,10 @@ class HttpListener:
                     await asyncio.sleep(_DRAIN_INTERVAL_S)
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        reply = await self._handler(http)
+        response = await self._handler(http)
         if self._draining:
-            reply.force_close()
-        return reply
+            response.force_close()
+        return response
 
     def _close_idle(self, server: AiohttpServer) -> bool:
         """Close connections without a request; whether there are others."""

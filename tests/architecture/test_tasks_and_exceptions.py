@@ -39,9 +39,9 @@ CATCH_ALL = {
     "protocols/grpc/rpcs/stream.py StreamCall._begin": "the top of a task: a failure ends the call",
     "protocols/grpc/rpcs/stream.py StreamCall._read": "the connection handler of a stream",
     "protocols/grpc/rpcs/stream.py StreamCall._write": "called by the kernel, which a front door must not hurt",
-    "protocols/http/fast/call.py FastCall._reply": "called by the kernel, which a front door must not hurt",
-    "protocols/http/fast/call.py FastCall.start": "the connection handler of the fast path",
-    "protocols/http/server.py HttpServer._answer_plainly": "the connection handler of HTTP: a bug is logged, a 500",
+    "protocols/http/inference/call.py HttpInferCall.send": "called by the kernel, which it must not hurt",
+    "protocols/http/inference/call.py HttpInferCall.start": "the connection handler of inference over HTTP",
+    "protocols/http/server.py HttpServer._respond_by_route": "the connection handler of HTTP: a bug is logged, a 500",
 }
 
 _TASK_GROUPS = {"asyncio.TaskGroup()", "anyio.create_task_group()"}

@@ -1,6 +1,6 @@
 """Frames of HTTP/2 to and from bytes (RFC 9113, 4 and 6). Pure.
 
-Knows how frames look, not when they may come; that is for `connection.py`.
+Knows how frames are written, not when they may be sent: that is in `states.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What a client sends first.
+#: The client's connection preface, before its first frame (RFC 9113, 3.4).
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-#: The head of a frame: length (high 16 bits, low 8), type, flags, stream number.
-HEAD = struct.Struct(">HBBBL")
-HEAD_BYTE_SIZE = HEAD.size
+#: A frame header: length of the payload (high 16 bits, low 8 bits), type, flags, stream identifier.
+FRAME_HEADER = struct.Struct(">HBBBL")
+FRAME_HEADER_BYTE_SIZE = FRAME_HEADER.size
 
+#: Types of frames.
 DATA = 0x0
 HEADERS = 0x1
 PRIORITY = 0x2
@@ -30,28 +31,29 @@ GOAWAY = 0x7
 WINDOW_UPDATE = 0x8
 CONTINUATION = 0x9
 
+#: Flags.
 END_STREAM = 0x1
 ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
 PRIORITY_FLAG = 0x20
 
-#: The highest bit of a stream number and of a window increment is reserved and ignored.
-NUMBER_MASK = 2**31 - 1
+#: The highest bit of a stream identifier and of a window increment is reserved and ignored.
+STREAM_ID_MASK = 2**31 - 1
 MAX_WINDOW = 2**31 - 1
 
-#: What a peer takes until its SETTINGS say otherwise, and the most that SETTINGS can say.
+#: What a peer accepts until its SETTINGS say otherwise, and the largest value that SETTINGS can name.
 DEFAULT_MAX_FRAME_BYTE_SIZE = 2**14
 LARGEST_MAX_FRAME_BYTE_SIZE = 2**24 - 1
 DEFAULT_WINDOW_BYTE_SIZE = 2**16 - 1
 
-_WORD = struct.Struct(">L")
+_UINT32 = struct.Struct(">L")
 _SETTING = struct.Struct(">HL")
 SETTING_BYTE_SIZE = _SETTING.size
 
 
 class Setting(enum.IntEnum):
-    """What SETTINGS set."""
+    """Identifiers of the entries of SETTINGS (RFC 9113, 6.5.2)."""
 
     HEADER_TABLE_SIZE = 0x1
     ENABLE_PUSH = 0x2
@@ -81,7 +83,7 @@ class H2ErrorCode(enum.IntEnum):
 
 
 class ConnectionFailure(Exception):
-    """The peer did what ends the connection; it is told `code` and `text` by GOAWAY."""
+    """A connection error (RFC 9113, 5.4.1): the client gets GOAWAY with `code` and `text`, and the connection ends."""
 
     def __init__(self, code: H2ErrorCode, text: str) -> None:
         super().__init__(text)
@@ -89,59 +91,59 @@ class ConnectionFailure(Exception):
         self.text = text
 
 
-def head(byte_size: int, kind: int, flags: int, number: int) -> bytes:
-    """Return the head of a frame with a payload of `byte_size` bytes."""
-    return HEAD.pack(byte_size >> 8, byte_size & 0xFF, kind, flags, number)
+def frame_header(byte_size: int, frame_type: int, flags: int, stream_id: int) -> bytes:
+    """Return the header of a frame with a payload of `byte_size` bytes."""
+    return FRAME_HEADER.pack(byte_size >> 8, byte_size & 0xFF, frame_type, flags, stream_id)
 
 
-def headers(number: int, block: bytes, *, max_byte_size: int, end_stream: bool) -> bytes:
+def headers(stream_id: int, block: bytes, *, max_byte_size: int, end_stream: bool) -> bytes:
     """Return a header block as HEADERS and, where it is larger than a frame may be, CONTINUATION."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= max_byte_size:
-        return head(len(block), HEADERS, flags | END_HEADERS, number) + block
+        return frame_header(len(block), HEADERS, flags | END_HEADERS, stream_id) + block
     parts: list[bytes] = []
     for start in range(0, len(block), max_byte_size):
         part = block[start : start + max_byte_size]
-        kind = CONTINUATION if start else HEADERS
+        frame_type = CONTINUATION if start else HEADERS
         last = END_HEADERS if start + max_byte_size >= len(block) else 0
-        parts += (head(len(part), kind, last | (0 if start else flags), number), part)
+        parts += (frame_header(len(part), frame_type, last | (0 if start else flags), stream_id), part)
     return b"".join(parts)
 
 
 def settings(values: Iterable[tuple[Setting, int]]) -> bytes:
     payload = b"".join(_SETTING.pack(setting, value) for setting, value in values)
-    return head(len(payload), SETTINGS, 0, 0) + payload
+    return frame_header(len(payload), SETTINGS, 0, 0) + payload
 
 
-def settings_of(payload: memoryview) -> list[tuple[int, int]]:
+def settings_entries(payload: memoryview) -> list[tuple[int, int]]:
     """Return the entries of a SETTINGS payload, whose size is a multiple of an entry's."""
     return list(_SETTING.iter_unpack(payload))
 
 
-SETTINGS_ACK = head(0, SETTINGS, ACK, 0)
+SETTINGS_ACK = frame_header(0, SETTINGS, ACK, 0)
 
-
-PING_REQUEST = head(8, PING, 0, 0) + bytes(8)
+#: A ping that asks the peer for an acknowledgement.
+PING_REQUEST = frame_header(8, PING, 0, 0) + bytes(8)
 
 
 def ping_ack(payload: memoryview) -> bytes:
-    return head(len(payload), PING, ACK, 0) + payload
+    return frame_header(len(payload), PING, ACK, 0) + payload
 
 
-def rst_stream(number: int, code: H2ErrorCode) -> bytes:
-    return head(4, RST_STREAM, 0, number) + _WORD.pack(code)
+def rst_stream(stream_id: int, code: H2ErrorCode) -> bytes:
+    return frame_header(4, RST_STREAM, 0, stream_id) + _UINT32.pack(code)
 
 
-def window_update(number: int, increment: int) -> bytes:
-    return head(4, WINDOW_UPDATE, 0, number) + _WORD.pack(increment)
+def window_update(stream_id: int, increment: int) -> bytes:
+    return frame_header(4, WINDOW_UPDATE, 0, stream_id) + _UINT32.pack(increment)
 
 
-def goaway(last_number: int, code: H2ErrorCode, text: str = "") -> bytes:
-    payload = _WORD.pack(last_number) + _WORD.pack(code) + text.encode()
-    return head(len(payload), GOAWAY, 0, 0) + payload
+def goaway(last_stream_id: int, code: H2ErrorCode, text: str = "") -> bytes:
+    payload = _UINT32.pack(last_stream_id) + _UINT32.pack(code) + text.encode()
+    return frame_header(len(payload), GOAWAY, 0, 0) + payload
 
 
-def word(payload: memoryview) -> int:
+def uint32(payload: memoryview) -> int:
     """Return the 32-bit number at the start of a payload."""
-    number: int = _WORD.unpack_from(payload)[0]
+    number: int = _UINT32.unpack_from(payload)[0]
     return number

@@ -1,6 +1,6 @@
-"""Header blocks: those of requests to what the server needs of them, and those of responses. Pure.
+"""Header blocks: decoding those of requests to request heads, and encoding those of responses. Pure.
 
-gRPC clients repeat a request's block byte by byte: as long as the HPACK table stands still, the same
+gRPC clients repeat the header block of a request byte by byte. As long as the HPACK table does not change, the same
 bytes mean the same headers, and are decoded once. Responses add nothing to the client's table.
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Fields = list[tuple[str, str]]
 
-#: What is remembered of one connection: how many blocks, and how large each may be.
-_REMEMBERED_BLOCKS = 64
-_REMEMBERED_BYTE_SIZE = 1024
+#: How many header blocks of one connection are remembered, and how large each may be.
+_MAX_KNOWN_BLOCKS = 64
+_MAX_KNOWN_BLOCK_BYTE_SIZE = 1024
 
 #: Fields that HTTP/2 does not have (RFC 9113, 8.2.2).
 _CONNECTION_FIELDS = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
@@ -30,7 +30,7 @@ _PSEUDO_FIELDS = {":method", ":scheme", ":path", ":authority"}
 _SINGLE_FIELDS = {"host", "content-length", "content-type", "te"}
 _NAME_CHARACTERS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
 
-#: A time-out has at most eight digits (gRPC over HTTP/2).
+#: A timeout has at most eight digits and a unit (gRPC over HTTP/2).
 _TIMEOUT_LENGTH = 9
 
 
@@ -38,7 +38,7 @@ class RequestHead(msgspec.Struct, frozen=True):
     """The headers of a request."""
 
     fields: Fields
-    #: What makes it no request of HTTP/2; empty for one that is well-formed.
+    #: Why it is malformed (RFC 9113, 8.1.1); empty for a well-formed one.
     fault: str = ""
     path: str = ""
     #: Whether it is a gRPC call that carries protobuf messages.
@@ -51,18 +51,18 @@ class RequestHead(msgspec.Struct, frozen=True):
     content_length: int | None = None
 
 
-class HeaderDecoder:
-    """The header blocks of one connection, which must be handed in as they come, all of them."""
+class RequestHeadDecoder:
+    """Decodes all header blocks of one connection, in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_LIST_BYTE_SIZE)
-        #: Headers by the blocks that stood for them, as long as what comes between does not change that.
+        #: Request heads by the header blocks that stand for them, as long as the HPACK table does not change.
         self.known: dict[bytes, RequestHead] = {}
 
     def decode(self, block: bytes) -> RequestHead:
-        """Return the headers that `block` stands for. Raises `ConnectionFailure`."""
-        found = self.known.get(block)
-        return found if found is not None else self._decode(block)
+        """Return the request head that `block` stands for. Raises `ConnectionFailure`."""
+        head = self.known.get(block)
+        return head if head is not None else self._decode(block)
 
     def _decode(self, block: bytes) -> RequestHead:
         table = self._decoder.header_table
@@ -76,8 +76,8 @@ class HeaderDecoder:
         head = request_head([(_text(name), _text(value)) for name, value in decoded])
         if before != (table.maxsize, tuple(table.dynamic_entries)):
             self.known.clear()
-        elif len(block) <= _REMEMBERED_BYTE_SIZE:
-            if len(self.known) >= _REMEMBERED_BLOCKS:
+        elif len(block) <= _MAX_KNOWN_BLOCK_BYTE_SIZE:
+            if len(self.known) >= _MAX_KNOWN_BLOCKS:
                 self.known.clear()
             self.known[block] = head
         return head
@@ -88,7 +88,7 @@ def _text(octets: bytes | str) -> str:
 
 
 def request_head(fields: Fields) -> RequestHead:
-    """Return what the fields of a request say."""
+    """Return the request head that the fields of a request make."""
     values = dict(fields)
     if fault := _fault(fields, values):
         return RequestHead(fields, fault)
@@ -106,7 +106,7 @@ def request_head(fields: Fields) -> RequestHead:
 
 
 def _fault(fields: Fields, values: dict[str, str]) -> str:
-    """Return what makes a request malformed (RFC 9113, 8.2 and 8.3), or an empty text."""
+    """Return why a request is malformed (RFC 9113, 8.2 and 8.3), or an empty text."""
     seen: set[str] = set()
     regular = False
     for name, value in fields:
@@ -121,7 +121,7 @@ def _fault(fields: Fields, values: dict[str, str]) -> str:
                 return fault
             if name in _SINGLE_FIELDS and name in seen:
                 return f"more than one {name}"
-        if not _carries(value):
+        if not _is_valid_value(value):
             return "a field value with characters that it cannot have"
         seen.add(name)
     if not {":method", ":scheme", ":path"} <= seen or not values[":path"]:
@@ -135,7 +135,7 @@ def _field_fault(name: str, value: str) -> str:
     if name in _CONNECTION_FIELDS or (name == "te" and value != "trailers"):
         return f"{name} is not for HTTP/2"
     if name == "content-length" and not (value.isascii() and value.isdigit() and len(value) <= 19):
-        return "content-length is no number"
+        return "content-length is not a number"
     if name.endswith("-bin"):
         try:
             decode_bin_value(value.encode("ascii"))
@@ -144,19 +144,19 @@ def _field_fault(name: str, value: str) -> str:
     return ""
 
 
-def _carries(value: str) -> bool:
+def _is_valid_value(value: str) -> bool:
     return not (value and (value[0] in " \t" or value[-1] in " \t")) and not any(c in value for c in "\0\r\n")
 
 
 def _is_grpc(values: dict[str, str]) -> bool:
-    """Whether grpclib takes the call for one; it refuses others with a text for each reason."""
+    """Whether the call is gRPC with protobuf messages; grpclib refuses others with a text for each reason."""
     content_type, _, kind = values.get("content-type", "").partition("+")
     is_protobuf = content_type == "application/grpc" and kind in ("", "proto")
     return is_protobuf and values[":method"] == "POST" and values.get("te") == "trailers"
 
 
 def _timeout(fields: Fields) -> tuple[float | None, bool]:
-    """Return the shortest time-out that the call asks for, and whether all of them are time-outs."""
+    """Return the shortest timeout that the call asks for, and whether all of them are valid."""
     texts = [value for name, value in fields if name == "grpc-timeout"]
     try:
         if any(len(text) > _TIMEOUT_LENGTH for text in texts):
@@ -182,7 +182,7 @@ def encode_block(fields: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _length(number: int) -> bytes:
-    """Return a string's length in seven bits and as many more bytes as it takes (RFC 7541, 5.1)."""
+    """Return the length of a string as an integer with a prefix of seven bits (RFC 7541, 5.1)."""
     if number < 0x7F:
         return bytes([number])
     octets = bytearray([0x7F])
@@ -196,14 +196,33 @@ def _length(number: int) -> bytes:
 
 _RESPONSE_FIELDS = [(":status", "200"), ("content-type", "application/grpc+proto")]
 
-#: Headers of an answer with a message, and its trailers. `0x88` is `:status: 200` of the static table.
+#: Headers of a response with a message, and its trailers. `0x88` is `:status: 200` of the static table.
 RESPONSE_BLOCK = b"\x88" + encode_block(_RESPONSE_FIELDS[1:])
 OK_TRAILERS_BLOCK = encode_block([("grpc-status", "0")])
 
 
-def status_block(status: int, text: str | None, more: Sequence[tuple[str, str]] = ()) -> bytes:
-    """Return headers that are trailers as well: an answer without a message. `text` is percent-encoded here."""
+class Trailers(msgspec.Struct, frozen=True):
+    """The header block that ends a response, with the status that it stands for."""
+
+    block: bytes
+    #: None in the response to a request that is not gRPC, which has only the status of HTTP.
+    grpc_status: int | None
+    http_status: str = "200"
+
+
+OK_TRAILERS = Trailers(OK_TRAILERS_BLOCK, 0)
+
+
+def encode_trailers(fields: Fields) -> Trailers:
+    """Return trailers with `fields`, which may include those of headers."""
+    values = dict(fields)
+    status = values.get("grpc-status")
+    return Trailers(encode_block(fields), None if status is None else int(status), values.get(":status", "200"))
+
+
+def status_trailers(status: int, text: str | None, more: Sequence[tuple[str, str]] = ()) -> Trailers:
+    """Return trailers that are headers as well: a response without a message. `text` is percent-encoded here."""
     fields = [("grpc-status", str(status))]
     if text is not None:
         fields.append(("grpc-message", encode_grpc_message(text)))
-    return RESPONSE_BLOCK + encode_block([*fields, *more])
+    return Trailers(RESPONSE_BLOCK + encode_block([*fields, *more]), status)

@@ -1,6 +1,6 @@
-"""The timer of one connection: asks `Lifetime` what is due, pings, lets it end, or cuts it.
+"""The timer of one connection: asks `Lifetime` what is due, and pings, drains or closes the connection.
 
-One timer, which is set again only when it has rung: traffic costs it nothing.
+There is one timer, which is set again only when it has fired: traffic costs it nothing.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import time
 from typing import TYPE_CHECKING
 
 from protocols.grpc.h2.frames import H2ErrorCode
-from protocols.grpc.h2.keepalive import Lifetime, Wanted
+from protocols.grpc.h2.keepalive import Lifetime, LifetimeAction
 
 if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
 
-#: How long what was written last may take to be sent when a connection is cut.
-_LAST_WORDS_S = 1.0
+#: How long the last frames may take to be written when a connection is closed.
+_LAST_FRAMES_TIMEOUT_S = 1.0
 
 
 class LifetimeTimer:
-    """Runs from its making to `stop`."""
+    """Runs from its construction to `stop`."""
 
     def __init__(self, connection: ServerConnection, rules: KeepaliveRules) -> None:
         self._connection = connection
@@ -36,59 +36,60 @@ class LifetimeTimer:
 
     def _set(self) -> None:
         delay_ns = self._lifetime.due_ns - time.monotonic_ns()
-        self._handle = self._loop.call_later(max(delay_ns, 0) / 1e9, self._look)
+        self._handle = self._loop.call_later(max(delay_ns, 0) / 1e9, self._act)
 
-    def _look(self) -> None:
-        connection, machine = self._connection, self._connection.machine
-        wanted = self._lifetime.look(
+    def _act(self) -> None:
+        connection, parts = self._connection, self._connection.http2
+        action = self._lifetime.next_action(
             time.monotonic_ns(),
-            received_ns=connection.received_ns,
-            calls=bool(machine.streams),
-            sent_byte_size=machine.sent_byte_size,
+            last_received_ns=connection.last_received_ns,
+            has_calls=bool(parts.streams.by_id),
+            sent_byte_size=parts.sending.write_queue.sent_byte_size,
         )
-        if wanted is Wanted.CLOSE:
+        if action is LifetimeAction.CLOSE:
             connection.close()
-            self._loop.call_later(_LAST_WORDS_S, connection.transport.abort)
+            self._loop.call_later(_LAST_FRAMES_TIMEOUT_S, connection.transport.abort)
             return
-        if wanted is Wanted.PING:
+        if action is LifetimeAction.PING:
             connection.ping()
-        elif wanted is Wanted.DRAIN:
+        elif action is LifetimeAction.DRAIN:
             connection.drain()
         self._set()
 
 
-class Draining:
-    """The owner of a connection that shall end: it closes behind the last call.
+class DrainingAcceptor:
+    """Stands before the acceptor of a connection that is too old, and closes it when its last call has ended.
 
-    A client may have made calls that it had not been told to make elsewhere; that none of them is on its way
-    any more is known when it has answered a ping that was sent with the GOAWAY (RFC 9113, 6.8).
+    A client may have started calls before it received the GOAWAY. Once it has acknowledged a ping that was sent
+    behind the GOAWAY, none of them is on its way any more (RFC 9113, 6.8): later calls are refused.
     """
 
-    def __init__(self, connection: ServerConnection, owner: CallAcceptor) -> None:
+    def __init__(self, connection: ServerConnection, acceptor: CallAcceptor) -> None:
         self._connection = connection
-        self._owner = owner
-        self._unanswered = connection.machine.ping_ack_count
+        self._acceptor = acceptor
+        self._receiving = connection.http2.receiving
+        self._ping_ack_count = self._receiving.ping_ack_count
         self._closing = False
 
-    def opened(self, connection: ServerConnection) -> None:
-        self._owner.opened(connection)
+    def connection_opened(self, connection: ServerConnection) -> None:
+        self._acceptor.connection_opened(connection)
 
-    def closed(self, connection: ServerConnection) -> None:
-        self._owner.closed(connection)
+    def connection_closed(self, connection: ServerConnection) -> None:
+        self._acceptor.connection_closed(connection)
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
-        if self._told and stream.number > connection.machine.ping_ack_number:
-            connection.machine.reset(stream, H2ErrorCode.REFUSED_STREAM)  # it may be made again elsewhere
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+        if self._client_knows and stream.id > self._receiving.ping_ack_last_id:
+            connection.sending.reset(stream, H2ErrorCode.REFUSED_STREAM)  # it may be made again elsewhere
             return None
-        return self._owner.answer(connection, stream)
+        return self._acceptor.accept_call(connection, stream)
 
-    def quiet(self) -> None:
-        self._owner.quiet()
-        if self._told and not self._closing:
+    def connection_idle(self) -> None:
+        self._acceptor.connection_idle()
+        if self._client_knows and not self._closing:
             self._closing = True
             self._connection.close()
 
     @property
-    def _told(self) -> bool:
-        """Whether the client knows that it shall make no more calls."""
-        return self._connection.machine.ping_ack_count > self._unanswered
+    def _client_knows(self) -> bool:
+        """Whether the client has received the GOAWAY."""
+        return self._receiving.ping_ack_count > self._ping_ack_count

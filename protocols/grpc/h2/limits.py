@@ -1,6 +1,6 @@
-"""How much of what costs the server work and the peer nothing a connection may do. Pure: time is handed in.
+"""How often a connection may do what costs the server work and the client almost nothing. Pure: time is handed in.
 
-A peer that does more is told ENHANCE_YOUR_CALM and loses its connection; other connections do not wait.
+A client that does more gets ENHANCE_YOUR_CALM and loses its connection; other connections do not wait.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from protocols.grpc.h2.keepalive import PingStrikes
 if TYPE_CHECKING:
     from protocols.grpc.h2.keepalive import KeepaliveRules
 
-#: Calls at once on one connection. One channel of a Triton client carries all of its calls.
+#: Calls at the same time on one connection. One channel of a Triton client carries all of its calls.
 MAX_CONCURRENT_STREAMS = 1024
 
 #: Large frames save work with large tensors: echoing 16 MiB takes 21 ms of this process's time with frames of
 #: 1 MiB, and 29 ms with those of 16 KiB, HTTP/2's own limit (two cores, grpcio as the client). In frames of 2 MiB
-#: a tensor of 1 MiB comes and leaves together with the few bytes of message around it: no frame, read, write and
-#: turn for these alone, about a twentieth of such a request. Large frames cost no memory: what DATA carries is
-#: passed on as it comes, never gathered. Frames of other kinds have limits of their own.
+#: a tensor of 1 MiB arrives and leaves together with the few bytes of message around it: no frame, read, write and
+#: event-loop iteration for these alone, about a twentieth of such a request. Large frames cost no memory: the payload
+#: of DATA is passed on as it arrives, never gathered. Frames of other types have limits of their own.
 MAX_FRAME_BYTE_SIZE = 2**21
 
-#: The headers of a request, as bytes on the wire and as the list they stand for.
+#: The headers of a request, as bytes on the wire and as the list that they stand for.
 MAX_HEADER_BLOCK_BYTE_SIZE = 16 * 2**10
 MAX_HEADER_LIST_BYTE_SIZE = 16 * 2**10
 MAX_CONTINUATION_FRAMES = 8
 
 MAX_SETTINGS_ENTRIES = 32
 
-#: Flow-control windows: a tensor of 16 MiB comes without a pause, and several of them on one connection.
+#: Flow-control windows: a tensor of 16 MiB arrives without a pause, and several of them on one connection.
 CONNECTION_WINDOW_BYTE_SIZE = 64 * 2**20
 STREAM_WINDOW_BYTE_SIZE = 32 * 2**20
 
 #: DATA frames in a row that carry nothing and end nothing.
 MAX_EMPTY_DATA_FRAMES = 100
 
-#: Frames that are worked on before other connections get their turn.
-FRAMES_PER_TURN = 64
+#: Frames of one connection that are handled in one event-loop iteration, before other connections are served.
+FRAMES_PER_ITERATION = 64
 
-#: How long the preface, a header block, and any progress of output may take.
+#: How long the preface or a header block may take, and how long output may make no progress.
 HANDSHAKE_TIMEOUT_S = 10
 PROGRESS_TIMEOUT_S = 60
 
 
-class Bucket:
-    """Lets a burst happen at once, and so many a second in the long run."""
+class TokenBucket:
+    """Allows `burst` events at once, and `per_second` in the long run."""
 
     __slots__ = ("_burst", "_left", "_per_ns", "_seen_ns")
 
@@ -57,7 +57,7 @@ class Bucket:
         self._seen_ns: int | None = None
 
     def take(self, now_ns: int) -> bool:
-        """Count one; returns whether it may still happen."""
+        """Count one event; returns whether it is allowed."""
         if self._seen_ns is not None:
             self._left = min(self._burst, self._left + (now_ns - self._seen_ns) * self._per_ns)
         self._seen_ns = now_ns
@@ -69,39 +69,43 @@ class FloodCounters:
     """What one connection has done; every method raises `ConnectionFailure` when it was too much."""
 
     def __init__(self, rules: KeepaliveRules | None = None) -> None:
-        """Without `rules` a peer may ping as often as the server can stand."""
-        self._resets = Bucket(1000, 33)
-        self._settings = Bucket(100, 10)
-        self._pings = Bucket(100, 100)
+        """Without `rules` only the number of pings a second is limited."""
+        #: The time of what is counted; `ReceivingHalf.receive` sets it.
+        self.now_ns = 0
+        self._resets = TokenBucket(1000, 33)
+        self._settings = TokenBucket(100, 10)
+        self._pings = TokenBucket(100, 100)
         self._strikes = None if rules is None else PingStrikes(rules)
-        self._idle_frames = Bucket(1000, 100)
+        self._useless_frames = TokenBucket(1000, 100)
         self._empty_data = 0
 
-    def stream_reset(self, now_ns: int) -> None:
-        """A stream ended before its answer: by the peer's RST_STREAM, or by ours for what the peer did."""
-        if not self._resets.take(now_ns):
+    def stream_reset(self) -> None:
+        """A stream ended before its response: by the client's RST_STREAM, or by ours for a mistake of the client."""
+        if not self._resets.take(self.now_ns):
             raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many streams reset")
 
-    def settings(self, now_ns: int) -> None:
-        if not self._settings.take(now_ns):
+    def settings(self) -> None:
+        """SETTINGS, no acknowledgement."""
+        if not self._settings.take(self.now_ns):
             raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
 
-    def ping(self, now_ns: int, *, calls: bool, sent_byte_size: int) -> None:
-        """A ping, no acknowledgement of one; the rest as for `PingStrikes.too_many`."""
+    def ping(self, *, has_calls: bool, sent_byte_size: int) -> None:
+        """A ping, no acknowledgement; the arguments are those of `PingStrikes.is_excessive`."""
         strikes = self._strikes
-        if not self._pings.take(now_ns) or (
-            strikes is not None and strikes.too_many(now_ns, calls=calls, sent_byte_size=sent_byte_size)
+        if not self._pings.take(self.now_ns) or (
+            strikes is not None
+            and strikes.is_excessive(self.now_ns, has_calls=has_calls, sent_byte_size=sent_byte_size)
         ):
             raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
 
-    def idle_frame(self, now_ns: int) -> None:
+    def useless_frame(self) -> None:
         """A frame that changes nothing: PRIORITY, or one of an unknown type."""
-        if not self._idle_frames.take(now_ns):
+        if not self._useless_frames.take(self.now_ns):
             raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many frames without a use")
 
-    def data(self, byte_size: int) -> None:
-        """A DATA frame that does not end its stream."""
-        if byte_size:
+    def data(self, content_byte_size: int) -> None:
+        """A DATA frame that does not end its stream; padding does not count as content."""
+        if content_byte_size:
             self._empty_data = 0
             return
         self._empty_data += 1

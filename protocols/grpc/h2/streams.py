@@ -1,90 +1,132 @@
-"""One stream of a connection: a call with its headers, its messages and its answer so far."""
+"""The streams of one connection; each is a call, with its request and its response so far. Pure."""
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from protocols.grpc.framing import MessageReader
-from protocols.grpc.h2.flow import ReceiveWindow
+from protocols.grpc.h2.flow_control import ReceiveWindow
 from protocols.grpc.h2.limits import STREAM_WINDOW_BYTE_SIZE
+from protocols.grpc.h2.states import StreamState
 
 if TYPE_CHECKING:
-    from protocols.grpc.h2.flow import Output
+    from protocols.grpc.h2.flow_control import PendingData
     from protocols.grpc.h2.headers import RequestHead
 
+# A name of this module is found faster than a member of an enum (states.py).
+_CLOSED = StreamState.CLOSED
 
-class Event(enum.Enum):
+#: How many streams that were reset are remembered: the client may send frames before it learns of the reset.
+_REMEMBERED_RESETS = 128
+
+
+class StreamEvent(enum.Enum):
     """What happened to a stream."""
 
-    #: Its headers have come.
+    #: Its request head has arrived.
     OPENED = enum.auto()
-    #: Messages, a fault in them, or the client's end have come.
+    #: Messages, a fault in them, or the end of the request have arrived.
     READABLE = enum.auto()
-    #: A call has come whole, with its one message: as OPENED and READABLE.
-    CALLED = enum.auto()
-    #: All that was to be sent so far was sent.
-    SENT = enum.auto()
-    #: It ended before its answer: nothing can be sent any more.
+    #: A complete call with one message has arrived: OPENED and READABLE in one.
+    COMPLETE = enum.auto()
+    #: All data that was given to be sent has left.
+    DATA_SENT = enum.auto()
+    #: The stream was closed before its response had ended: nothing can be sent any more.
     CLOSED = enum.auto()
 
 
 class StreamCallbacks(Protocol):
-    """What answers a stream. None of the methods may raise."""
+    """What responds to a stream. None of the methods may raise."""
 
     def readable(self) -> None: ...
 
-    def sent(self) -> None: ...
+    def data_sent(self) -> None: ...
 
     def closed(self) -> None: ...
 
-    def cut_off(self) -> None:
-        """End the call now: the server stops and its patience is over. The client is told so."""
+    def terminate(self) -> None:
+        """End the call now, with a status: the server stops, and has waited for the call as long as it can."""
 
 
 class Stream(msgspec.Struct, eq=False):
-    """A stream that is open in at least one direction; all state of it that is not the connection's."""
+    """One stream. What all streams share is the connection's: its own windows, the order of frames."""
 
-    number: int
-    head: RequestHead
-    #: What the client takes on it.
+    id: int
+    request_head: RequestHead
+    #: How many bytes the client accepts on it.
     send_window: int
-    #: The only message of a call that came whole, until a reader is asked for.
-    whole: bytes | None = None
+    #: OPEN, HALF_CLOSED_REMOTE or CLOSED; that a closed stream was RESET only `Streams` knows.
+    state: StreamState = StreamState.OPEN
+    #: The only message of a call that arrived complete, until `message_reader` is asked for.
+    complete_message: bytes | None = None
     #: Bytes of DATA, without padding.
-    received: int = 0
-    #: Bytes, with padding, that the client has not got back for its windows.
-    held: int = 0
-    #: Whether the client has sent its last frame.
-    remote_closed: bool = False
-    #: Whether the connection still knows the stream.
-    open: bool = True
+    received_byte_size: int = 0
+    #: Bytes of DATA, with padding, that were received and not given back to the client's windows.
+    held_byte_size: int = 0
+    #: Whether the client has sent all of its request. Other than the state it is kept when the stream is closed.
+    request_ended: bool = False
     headers_sent: bool = False
+    #: What responds to it; None before, and after the response.
     call: StreamCallbacks | None = None
-    output: Output | None = None
-    _reader: MessageReader | None = None
-    _window: ReceiveWindow | None = None
+    #: None as long as everything could be sent at once.
+    pending: PendingData | None = None
+    _message_reader: MessageReader | None = None
+    _receive_window: ReceiveWindow | None = None
 
     @property
-    def reader(self) -> MessageReader:
-        """Finds the messages; made when it is first needed, which small calls spare."""
-        if self._reader is None:
-            self._reader = MessageReader(self.head.encoding)
-            if self.whole is not None:
-                self._reader.messages.append(self.whole)
-                self.whole = None
-        return self._reader
+    def is_open(self) -> bool:
+        """Whether anything can be sent on it."""
+        return self.state is not _CLOSED
 
     @property
-    def window(self) -> ReceiveWindow:
-        """What the client may send; made when it is first needed, which small calls spare."""
-        if self._window is None:
-            self._window = ReceiveWindow(STREAM_WINDOW_BYTE_SIZE)
-        return self._window
+    def message_reader(self) -> MessageReader:
+        """Finds the messages in DATA; made when it is first needed, which small calls do without."""
+        if self._message_reader is None:
+            self._message_reader = MessageReader(self.request_head.encoding)
+            if self.complete_message is not None:
+                self._message_reader.messages.append(self.complete_message)
+                self.complete_message = None
+        return self._message_reader
 
-    def ended_early(self) -> bool:
-        """Whether the client announced another length by content-length than it sent."""
-        announced = self.head.content_length
-        return announced is not None and announced != self.received
+    @property
+    def receive_window(self) -> ReceiveWindow:
+        """How many bytes the client may send; made when it is first needed, which small calls do without."""
+        if self._receive_window is None:
+            self._receive_window = ReceiveWindow(STREAM_WINDOW_BYTE_SIZE)
+        return self._receive_window
+
+    def has_other_length_than_announced(self) -> bool:
+        """Whether content-length, if there is one, differs from the number of bytes received."""
+        announced = self.request_head.content_length
+        return announced is not None and announced != self.received_byte_size
+
+
+class Streams:
+    """All streams of a connection and what happened to them: the two halves of the connection share it."""
+
+    __slots__ = ("_recently_reset", "by_id", "events", "last_id")
+
+    def __init__(self) -> None:
+        #: The streams that are not closed, in the order of their ids.
+        self.by_id: dict[int, Stream] = {}
+        #: The highest id of a request.
+        self.last_id = 0
+        #: What happened, in order; the transport handles the events and clears the list.
+        self.events: list[tuple[StreamEvent, Stream]] = []
+        self._recently_reset: deque[int] = deque(maxlen=_REMEMBERED_RESETS)
+
+    def state_of(self, stream_id: int) -> StreamState:
+        stream = self.by_id.get(stream_id)
+        if stream is not None:
+            return stream.state
+        if stream_id > self.last_id:
+            return StreamState.IDLE
+        return StreamState.RESET if stream_id in self._recently_reset else StreamState.CLOSED
+
+    def note_reset(self, stream_id: int) -> None:
+        """The server has sent RST_STREAM for a stream, which need not have been opened."""
+        self._recently_reset.append(stream_id)

@@ -1,70 +1,77 @@
-"""One HTTP/2 connection on a socket: bytes to the state machine, its events to calls, its output to the socket.
+"""One HTTP/2 connection on a socket: its bytes to the receiving half, its events to calls, its frames to the socket.
 
-All that a loop turn has to say leaves in one write. A client that does not read gets no further: its
-requests stay in the socket while its answers back up.
+What is sent in one event-loop iteration leaves in one write. A client that does not read its responses is not read
+any further: its requests stay in the socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
 from protocols.grpc.h2.connection import H2Connection
-from protocols.grpc.h2.frame_rules import MAX_HELD_BYTE_SIZE
 from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
-from protocols.grpc.h2.lifetime import Draining, LifetimeTimer
-from protocols.grpc.h2.streams import Event
+from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
+from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
+from protocols.grpc.h2.streams import StreamEvent
+from protocols.listening import send_small_writes_at_once
+from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from protocols.grpc.h2.keepalive import KeepaliveRules
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
 
-#: What is received at once, and must hold any frame but DATA.
-RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_HELD_BYTE_SIZE)
+# Names of this module are found faster than members of an enum (states.py).
+_OPENED, _READABLE, _COMPLETE = StreamEvent.OPENED, StreamEvent.READABLE, StreamEvent.COMPLETE
+_DATA_SENT, _CLOSED_STREAM = StreamEvent.DATA_SENT, StreamState.CLOSED
+
+#: How much is received at once; there must be room for any frame that is not DATA.
+RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_CONTROL_FRAME_BYTE_SIZE)
 
 #: How much output is given to the socket at once, and how much may wait for it before nothing more is read.
 WRITE_BYTE_SIZE = 2**20
 MAX_BACKLOG_BYTE_SIZE = 64 * 2**10
 
-#: Output below is joined, at the price of a copy; above, its pieces are written as they are.
+#: Output up to this size is joined, which costs a copy; pieces of more are written as they are.
 _JOINED_BYTE_SIZE = 64 * 2**10
 
-#: How long the socket may take nothing before the connection is cut.
+#: How long the socket may accept nothing before the connection is aborted.
 WRITE_TIMEOUT_S = 30
 
-#: How long what a peer still sends is read and dropped, so that it can read why it was refused.
+#: After a connection error: how long what the peer still sends is read and dropped, so that it can read the GOAWAY.
 LINGER_S = 1.0
 
 
 class CallAcceptor(Protocol):
     """What a connection needs of the server that accepted it."""
 
-    def opened(self, connection: ServerConnection) -> None: ...
+    def connection_opened(self, connection: ServerConnection) -> None: ...
 
-    def closed(self, connection: ServerConnection) -> None: ...
+    def connection_closed(self, connection: ServerConnection) -> None: ...
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
-        """Return what answers a new stream, None where it was answered already."""
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+        """Return what responds to a new stream, None where the response was sent already."""
 
-    def quiet(self) -> None:
-        """A connection has no calls left and has written all its answers."""
+    def connection_idle(self) -> None:
+        """A connection has no calls left and has written all responses."""
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """A client's connection. Calls answer on `machine` and then call `wake`."""
+    """A client's connection. Calls respond on `sending` and then call `schedule_write`."""
 
-    def __init__(self, owner: CallAcceptor, rules: KeepaliveRules | None = None) -> None:
-        """Without `rules` the connection lives as long as its client wants, and nobody asks for a sign of life."""
-        self.machine = H2Connection(rules)
+    def __init__(self, acceptor: CallAcceptor, rules: KeepaliveRules | None = None) -> None:
+        """Without `rules` the connection lives as long as its client wants, and is never pinged."""
+        self.http2 = H2Connection(rules)
+        self.sending = self.http2.sending
         self.transport: asyncio.Transport
-        #: When the last byte came.
-        self.received_ns = time.monotonic_ns()
-        self._owner = owner
+        #: When the last bytes arrived.
+        self.last_received_ns = time.monotonic_ns()
+        self._streams = self.http2.streams
+        self._receiving = self.http2.receiving
+        self._stream_frames = self.http2.receiving.stream_frames
+        self._acceptor = acceptor
         self._rules = rules
         self._timer: LifetimeTimer | None = None
         self._loop = asyncio.get_running_loop()
@@ -72,258 +79,236 @@ class ServerConnection(asyncio.BufferedProtocol):
         #: The part of the memory that was received and not taken.
         self._start = 0
         self._end = 0
-        self._direct = False
-        self._awake = False
-        #: Whether the socket takes no more, since when that was seen, and whether reading has stopped.
-        self._blocked = False
-        self._blocked_ns: int | None = None
-        self._unread = False
+        #: Whether the transport was given another buffer than the memory, that of a large message.
+        self._receives_directly = False
+        self._write_scheduled = False
+        #: Whether the socket accepts no more, and since when that is known.
+        self._write_paused = False
+        self._write_paused_ns: int | None = None
+        self._read_paused = False
         self._closing = False
-        #: What is to be called when the transport has nothing left to write.
-        self._written: list[Callable[[], None]] = []
+        self._releases: WrittenReleases
 
     # ---- asyncio.BufferedProtocol -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Then writing is paused as long as anything is left to write, and what was written can be given back.
-        # Transports with TLS pause when the limit is reached, others behind it.
-        encrypted = transport.get_extra_info("sslcontext") is not None
-        self.transport.set_write_buffer_limits(1 if encrypted else 0)
+        send_small_writes_at_once(transport)
+        self._releases = WrittenReleases(self.transport)
         if self._rules is not None:
             self._timer = LifetimeTimer(self, self._rules)
-        self._owner.opened(self)
-        self._flush()
+        self._acceptor.connection_opened(self)
+        self._write_output()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._start == self._end:
             self._start = self._end = 0
-            direct = self.machine.direct_buffer()
-            self._direct = direct is not None
+            direct = self._stream_frames.direct_buffer()
             if direct is not None:
+                self._receives_directly = True
                 return direct
-        self._direct = False
+        self._receives_directly = False
         return self._memory[self._end :]
 
     def buffer_updated(self, byte_size: int) -> None:
-        if self._direct:
-            self.received_ns = time.monotonic_ns()
-            self.machine.received_directly(byte_size)
-            self._handle_events()
-            self._flush()
+        """Handle what was received, as much as one event-loop iteration may, and write what that brought.
+
+        A small request goes from here to the kernel in two more calls: every frame of the stack costs it time.
+        """
+        receiving = self._receiving
+        self.last_received_ns = now_ns = time.monotonic_ns()
+        self._write_scheduled = True  # it is done below, not in another iteration
+        if self._receives_directly:
+            self._stream_frames.received_directly(byte_size)
         else:
             self._end += byte_size
-            self._work()
-
-    def pause_writing(self) -> None:
-        self._blocked = True
-
-    def resume_writing(self) -> None:
-        self._blocked, self._blocked_ns = False, None
-        self._release()
-        self.wake()
-
-    def eof_received(self) -> bool:
-        return False  # close: a client that sends no more does not wait for answers either
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._closing = True
-        if self._timer is not None:
-            self._timer.stop()
-        self.machine.close()
-        self._handle_events()
-        self._written += self.machine.releases
-        self._release()
-        self._owner.closed(self)
-
-    # ---- input -------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        """Take what was received, a turn's worth, and write what that brought."""
-        machine = self.machine
-        self._awake = True  # written below, not in another turn
-        self.received_ns = now_ns = time.monotonic_ns()
-        self._start += machine.receive(self._memory[self._start : self._end], now_ns)
-        self._handle_events()
-        if self._start < self._end and (direct := machine.direct_buffer()) is not None:
-            self._take_directly(direct)
-        self._awake = False
-        self._flush()
-        if machine.more or machine.failed:
-            # Reading rests while others have their turn, so that the memory does not overflow.
-            self._read(False)
-            if not machine.failed:
-                self._loop.call_soon(self._go_on)
+            self._start += receiving.receive(self._memory[self._start : self._end], now_ns)
+        self._dispatch_events()
+        if self._start < self._end and (direct := self._stream_frames.direct_buffer()) is not None:
+            self._copy_directly(direct)
+        self._write_output()
+        if receiving.has_more or self.sending.ended:
+            # Reading pauses while other connections are served, so that the memory does not overflow.
+            self._set_reading(False)
+            if not self.sending.ended:
+                self._loop.call_soon(self._continue)
         elif self._start < self._end and self._start:
             rest = self._end - self._start
             self._memory[:rest] = bytes(self._memory[self._start : self._end])
             self._start, self._end = 0, rest
 
-    def _take_directly(self, direct: memoryview) -> None:
-        """Copy the begin of a large message, which has come together with its head, to where it belongs."""
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused, self._write_paused_ns = False, None
+        self._releases.run()
+        self.schedule_write()
+
+    def eof_received(self) -> bool:
+        return False  # close: a client that sends no more does not wait for responses either
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._closing = True
+        if self._timer is not None:
+            self._timer.stop()
+        self.sending.close()
+        self._dispatch_events()
+        self._releases.run()
+        for release in self.sending.releases:
+            release()
+        self.sending.releases = []
+        self._acceptor.connection_closed(self)
+
+    # ---- input -------------------------------------------------------------------------------
+
+    def _continue(self) -> None:
+        """Handle what was received before."""
+        if not (self.sending.ended or self._closing):
+            self._receives_directly = False
+            self.buffer_updated(0)
+
+    def _copy_directly(self, direct: memoryview) -> None:
+        """Copy the start of a large message, which has arrived together with its request head, to where it belongs."""
         taken = min(len(direct), self._end - self._start)
         direct[:taken] = self._memory[self._start : self._start + taken]
         self._start += taken
-        self.machine.received_directly(taken)
+        self._stream_frames.received_directly(taken)
 
-    def _go_on(self) -> None:
-        if self.machine.failed or self._closing:
-            return
-        self._work()
-        if not self.machine.more:
-            self._read_if_possible()
-
-    def _handle_events(self) -> None:
-        machine = self.machine
-        while machine.events:
-            events, machine.events = machine.events, []
+    def _dispatch_events(self) -> None:
+        """Have calls handle what happened to their streams."""
+        streams = self._streams
+        while streams.events:
+            events, streams.events = streams.events, []
             for event, stream in events:
                 call = stream.call
-                if event is Event.CALLED:
-                    if stream.open:
-                        call = stream.call = self._owner.answer(self, stream)
+                if event is _COMPLETE:
+                    if stream.state is not _CLOSED_STREAM:
+                        call = stream.call = self._acceptor.accept_call(self, stream)
                         if call is not None:
                             call.readable()
-                elif event is Event.OPENED:
-                    if stream.open:
-                        stream.call = self._owner.answer(self, stream)
+                elif event is _OPENED:
+                    if stream.state is not _CLOSED_STREAM:
+                        stream.call = self._acceptor.accept_call(self, stream)
                 elif call is None:
                     continue
-                elif event is Event.READABLE:
-                    if stream.open:
+                elif event is _READABLE:
+                    if stream.state is not _CLOSED_STREAM:
                         call.readable()
-                elif event is Event.SENT:
-                    call.sent()
+                elif event is _DATA_SENT:
+                    call.data_sent()
                 else:
                     stream.call = None
                     call.closed()
 
-    def _read(self, wanted: bool) -> None:
-        if self._closing or wanted is not self._unread:
+    def _set_reading(self, wanted: bool) -> None:
+        if self._closing or wanted is not self._read_paused:
             return
-        self._unread = not wanted
+        self._read_paused = not wanted
         if wanted:
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
 
-    def _read_if_possible(self) -> None:
-        backed_up = self._blocked and self.machine.outbox_byte_size > MAX_BACKLOG_BYTE_SIZE
-        self._read(not backed_up)
+    def _update_reading(self) -> None:
+        """Read unless received frames are not handled yet, or the client does not read its responses."""
+        sending = self.sending
+        backed_up = self._write_paused and sending.write_queue.byte_size > MAX_BACKLOG_BYTE_SIZE
+        self._set_reading(not (backed_up or self._receiving.has_more or sending.ended))
 
     # ---- output ------------------------------------------------------------------------------
 
-    def wake(self) -> None:
-        """Have what was put out written at the end of this loop turn."""
-        if not self._awake:
-            self._awake = True
-            self._loop.call_soon(self._turn)
+    def schedule_write(self) -> None:
+        """Have the output written at the end of this event-loop iteration."""
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            self._loop.call_soon(self._write_output)
 
-    def _turn(self) -> None:
-        self._awake = False
-        self._flush()
-        if self._unread and not self.machine.more:
-            self._read_if_possible()
-
-    def _flush(self) -> None:
-        machine = self.machine
-        if self._closing or self._blocked:
-            if self._blocked and machine.outbox_byte_size > MAX_BACKLOG_BYTE_SIZE:
-                self._read(False)
+    def _write_output(self) -> None:
+        self._write_scheduled = False
+        sending, queue = self.sending, self.sending.write_queue
+        if self._closing or self._write_paused:
+            self._update_reading()
             return
-        more = bool(machine.waiting) and machine.pump(WRITE_BYTE_SIZE)
-        if machine.outbox_byte_size:
-            self._write()
-        if machine.releases:
-            self._written += machine.releases
-            machine.releases = []
-            if not self.transport.get_write_buffer_size():
-                self._release()
-        if machine.events:
-            self._handle_events()
-        if machine.failed:
-            self._close()
-        elif more and not self._blocked:
-            self.wake()
-        if not machine.streams:
-            self._owner.quiet()
-
-    def _write(self) -> None:
-        machine = self.machine
-        joined = machine.outbox_byte_size <= _JOINED_BYTE_SIZE
-        output = machine.take_output()
-        if joined:
-            self.transport.write(output[0] if len(output) == 1 else b"".join(output))
-        else:
-            self.transport.writelines(output)
-
-    def _release(self) -> None:
-        """Give back what was written: the transport keeps nothing of it any more."""
-        releases, self._written = self._written, []
-        for release in releases:
-            release()
+        has_more = bool(sending.waiting) and sending.pump(WRITE_BYTE_SIZE)
+        if byte_size := queue.byte_size:
+            output = queue.take()
+            if byte_size > _JOINED_BYTE_SIZE:
+                self.transport.writelines(output)
+            else:
+                self.transport.write(output[0] if len(output) == 1 else b"".join(output))
+        if sending.releases:
+            releases, sending.releases = sending.releases, []
+            self._releases.add(releases)
+        if self._streams.events:
+            self._dispatch_events()
+        if sending.ended:
+            self._close_after_goaway()
+        elif has_more and not self._write_paused:
+            self.schedule_write()
+        if not self._streams.by_id:
+            self._acceptor.connection_idle()
+        if self._read_paused:
+            self._update_reading()
 
     # ---- the end -----------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Whether no call runs and every answer was given to the socket."""
-        return not self.machine.streams and (self._closing or not self.machine.outbox_byte_size)
+        """Whether no call runs and the socket got every response."""
+        return not self._streams.by_id and (self._closing or not self.sending.write_queue.byte_size)
 
     def go_away(self) -> None:
-        """Tell the client to start no more calls here; those that run go on."""
-        self.machine.go_away()
-        self._flush()
+        """Ask the client to start no more calls here; those that run go on."""
+        self.sending.go_away()
+        self._write_output()
 
     def drain(self) -> None:
-        """Tell the client the same because of the connection's age, and close behind the last call."""
-        self._owner = Draining(self, self._owner)
-        self.machine.go_away("max_age")
+        """Ask the client to start no more calls because the connection is too old, and close after the last call."""
+        self._acceptor = DrainingAcceptor(self, self._acceptor)
+        self.sending.go_away("max_age")
         self.ping()
 
     def ping(self) -> None:
-        """Ask the client for a sign of life."""
-        self.machine.put_control(PING_REQUEST)
-        self._flush()
+        """Ask the client for an acknowledgement, so that it sends something."""
+        self.sending.write_queue.put_control(PING_REQUEST)
+        self._write_output()
 
-    def cut_off_calls(self) -> None:
-        """End the calls that run; their clients are told so."""
-        for stream in tuple(self.machine.streams.values()):
+    def terminate_calls(self) -> None:
+        """End the calls that run, with a status for their clients."""
+        for stream in tuple(self._streams.by_id.values()):
             if stream.call is not None:
-                stream.call.cut_off()
-        self._flush()
+                stream.call.terminate()
+        self._write_output()
 
     def close(self) -> None:
-        """Close when what was written has been sent. Calls end without a word."""
-        self.machine.fail(H2ErrorCode.NO_ERROR)
-        self._handle_events()
-        self._flush()
+        """Close when all output has been sent. Calls that run end without a response."""
+        self.sending.fail(H2ErrorCode.NO_ERROR)
+        self._dispatch_events()
+        self._write_output()
         self._closing = True
         self.transport.close()
 
     def check_progress(self, now_ns: int) -> None:
-        """Cut what has waited too long for its client. Called now and then."""
-        self.machine.check_progress(now_ns)
-        if self._blocked:
-            if self._blocked_ns is None:
-                self._blocked_ns = now_ns
-            elif now_ns - self._blocked_ns >= WRITE_TIMEOUT_S * 10**9:
+        """End what has waited for the client too long. Called now and then."""
+        self.http2.check_progress(now_ns)
+        if self._write_paused:
+            if self._write_paused_ns is None:
+                self._write_paused_ns = now_ns
+            elif now_ns - self._write_paused_ns >= WRITE_TIMEOUT_S * 10**9:
                 self.transport.abort()
                 return
-        self._handle_events()
-        self._flush()
+        self._dispatch_events()
+        self._write_output()
 
-    def _close(self) -> None:
-        """Close after a failure: what the peer still sends is dropped, so that it gets to the GOAWAY."""
+    def _close_after_goaway(self) -> None:
+        """Close after a GOAWAY: what the peer still sends is dropped, so that it can read why."""
         if self._closing:
             return
         self._start = self._end = 0
-        if self.transport.can_write_eof():  # TLS has no such half
+        if self.transport.can_write_eof():  # TLS cannot end one direction
             with contextlib.suppress(OSError):
                 self.transport.write_eof()
-        self._read(True)
+        self._set_reading(True)
         self._closing = True
         self._loop.call_later(LINGER_S, self.transport.abort)

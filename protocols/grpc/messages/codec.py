@@ -1,7 +1,7 @@
 """Inference messages of gRPC to requests, and responses to messages. Pure.
 
 The order of checks and the texts are Triton's (`SetInferenceRequestMetadata`, `InferGRPCToInput`,
-`InferAllocatorPayload` in infer_handler.cc and grpc_utils.h): of several mistakes the same one is told.
+`InferAllocatorPayload` in infer_handler.cc and grpc_utils.h): of several mistakes the same one is reported.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, InvalidArgument
 from kernel.serving.request import Request
-from protocols.grpc.framing import MAX_MESSAGE_BYTE_SIZE
+from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 from protocols.grpc.messages.contents import pack_contents
-from protocols.grpc.messages.raw import split_raw_contents, varint
-from protocols.grpc.text import clean
+from protocols.grpc.messages.raw_contents import split_raw_contents, varint
+from protocols.grpc.status_text import clean
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
@@ -236,7 +236,7 @@ def encode_response(response: Response, message: ModelInferResponse) -> None:
     Outputs always travel as raw contents, one entry each, an empty one where the tensor is in the
     client's region. Raises `ServingError` for what gRPC cannot carry; `message` is of no use then.
     """
-    _encode_head(response, message)
+    _encode_fields(response, message)
     for output in response.outputs or ():
         message.raw_output_contents.append(bytes(output.response_bytes() or b""))
 
@@ -247,25 +247,25 @@ def response_parts(response: Response) -> list[Buffer]:
     The caller releases the response when it is done with the parts. Raises as `encode_response`.
     """
     outputs = response.outputs or ()
-    head, byte_size = [_model_fields(response.model_name, response.model_version)], 0
+    fields, byte_size = [_model_fields(response.model_name, response.model_version)], 0
     if response.id:
-        head.append(_text_field(_ID_TAG, response.id))
+        fields.append(_text_field(_ID_TAG, response.id))
     if response.parameters:
         message = ModelInferResponse()
         for key, value in response.parameters.items():
             _encode_parameter(key, value, message.parameters[key])
-        head.append(message.SerializeToString())
+        fields.append(message.SerializeToString())
     contents: list[Buffer] = []
     for output in outputs:
-        head.append(_output_field(output.name, output.datatype, *output.shape))
+        fields.append(_output_field(output.name, output.datatype, *output.shape))
         data = output.data
         if data is None:
             data = output.response_bytes() or b""
         byte_size += len(data)
         contents += (_content_begin(len(data)), data)
-    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+    if byte_size > MAX_BODY_BYTE_SIZE:
         _check_byte_size(byte_size)
-    return head + contents
+    return fields + contents
 
 
 def _final_field(final: bool) -> bytes:
@@ -308,13 +308,13 @@ def _text_field(tag: bytes, text: str) -> bytes:
 
 
 def _check_byte_size(byte_size: int) -> None:
-    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+    if byte_size > MAX_BODY_BYTE_SIZE:
         raise InvalidArgument(
-            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTE_SIZE}."
+            f"Response has byte size {byte_size} which exceeds gRPC's byte size limit {MAX_BODY_BYTE_SIZE}."
         )
 
 
-def _encode_head(response: Response, message: ModelInferResponse) -> None:
+def _encode_fields(response: Response, message: ModelInferResponse) -> None:
     """Write everything but the raw contents into `message`."""
     outputs = response.outputs or ()
     _check_byte_size(sum(_data_byte_size(output) for output in outputs))

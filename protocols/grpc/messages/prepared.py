@@ -1,7 +1,8 @@
-"""Requests that were seen before but for their id and their bytes: a client sends the same kind all the time. Pure.
+"""Requests that differ from an earlier one only in their id and their tensors, made without parsing them. Pure.
 
-A message is compared with what is remembered of earlier ones, byte by byte, instead of being parsed,
-checked and translated again. What is remembered holds until the catalog of models changes.
+Clients send the same kind of request again and again. Its message is compared byte by byte with those of earlier
+requests, and the prepared request of a matching one is used: it was parsed, checked and translated already. What was
+prepared is valid until the catalog of models changes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.serving.prepared import PreparedRequest, prepare
-from protocols.grpc.messages.raw import varint
+from protocols.grpc.messages.raw_contents import varint
+from protocols.prepared_cache import PreparedCache
 from shm.datatypes import DATATYPES
 from shm.tensor import Tensor
 
@@ -28,95 +30,97 @@ _PARAMETERS, _INPUTS, _OUTPUTS, _RAW_CONTENTS = 0x22, 0x2A, 0x32, 0x3A
 #: Longer names and ids have a length of two bytes: such a message is parsed.
 _SHORT = 0x80
 
-#: What is remembered: forms of a model, models, and how long the repeated part of a message may be.
-_FORMS_PER_MODEL = 16
-_MODELS = 256
-_MAX_REST_BYTE_SIZE = 2048
+#: How many models, and messages of each, are kept, and how long the repeated part of a message may be.
+_MAX_MODELS = 256
+_MAX_MESSAGES_PER_MODEL = 16
+_MAX_REPEATED_BYTE_SIZE = 2048
 
 
 class PreparedMessage(msgspec.Struct, frozen=True):
-    """What the messages of one form have in common."""
+    """A prepared request, with what its messages have in common."""
 
-    common: PreparedRequest
-    #: The message behind the id, up to the contents.
-    rest: bytes
-    #: For each input the begin of its contents' field, empty for one in shared memory, and their byte size.
+    prepared: PreparedRequest
+    #: The bytes of such a message from behind its id up to the contents of its tensors.
+    repeated: bytes
+    #: For each input the first bytes of the field of its contents, empty for one in shared memory, and their byte size.
     contents: list[tuple[bytes, int]]
-    #: Of `rest` and all contents.
+    #: Of `repeated` and all contents with their fields.
     byte_size: int
     wants_empty_final: bool
 
-    def another(self, message: Buffer, start: int, id: str, sink: Sink) -> Request | None:
-        """Return the request in `message`, whose contents begin at `start`; None where it is of another form."""
+    def request_in(self, message: Buffer, start: int, id: str, sink: Sink) -> Request | None:
+        """Return the request in `message`, whose contents begin at `start`; None if they are not as expected."""
         position = start
         inputs: list[Tensor] = []
-        for tensor, (begin, byte_size) in zip(self.common.request.inputs, self.contents, strict=True):
-            if begin:
-                content = position + len(begin)
-                if message[position:content] != begin:
+        for tensor, (field_start, byte_size) in zip(self.prepared.request.inputs, self.contents, strict=True):
+            if field_start:
+                content = position + len(field_start)
+                if message[position:content] != field_start:
                     return None
                 position = content + byte_size
                 inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, message[content:position]))
             else:
                 inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, None, tensor.client_span))
-        return self.common.with_inputs(inputs, id, sink)
+        return self.prepared.with_inputs(inputs, id, sink)
 
 
 class PreparedMessages:
-    """The forms that one front door has seen."""
+    """The prepared messages of one RPC, by their model."""
 
     def __init__(self) -> None:
-        self._forms: dict[bytes, list[PreparedMessage]] = {}
-        self._generation = -1
+        self._cache: PreparedCache[bytes, list[PreparedMessage]] = PreparedCache(_MAX_MODELS)
 
-    def find(self, message: Buffer, generation: int, sink: Sink) -> tuple[Request, PreparedMessage] | None:
-        """Return the request in `message` and its form, or None where it has to be parsed.
+    def match(self, message: Buffer, generation: int, sink: Sink) -> tuple[Request, PreparedMessage] | None:
+        """Return the request in `message` and what it was prepared by, None if the message has to be parsed.
 
-        `generation` is that of the catalog. The request needs no checks but of its shared memory.
+        `generation` is that of the catalog. Only the shared memory of the request is still to be checked.
         """
-        if generation != self._generation:
-            self._forms.clear()
-            self._generation = generation
+        cache = self._cache
+        if generation != cache.generation:
+            cache.start_generation(generation)
             return None
-        found = _split(message)
-        if found is None:
+        fields = _first_fields(message)
+        if fields is None:
             return None
-        key, id, position = found
+        key, id, position = fields
         view: Buffer = message
         if type(message) is not bytes:
             view = memoryview(message)
-        for form in self._forms.get(key, ()):
-            start = position + len(form.rest)
-            if len(message) - position == form.byte_size and view[position:start] == form.rest:
-                request = form.another(view, start, id, sink)
+        for known in cache.entries.get(key, ()):
+            start = position + len(known.repeated)
+            if len(message) - position == known.byte_size and view[position:start] == known.repeated:
+                request = known.request_in(view, start, id, sink)
                 if request is not None:
-                    return request, form
+                    return request, known
         return None
 
-    def announced(self, head: bytes, byte_size: int, generation: int) -> tuple[Model, int] | None:
-        """Return the model that a message of `byte_size` bytes is for which begins with `head`, and where in it the
-        first contents begin; None where no message was like it so far."""
-        if generation != self._generation:
-            return None
-        found = _split(head)
-        if found is None:
-            return None
-        key, _, position = found
-        for form in self._forms.get(key, ()):
-            start = position + len(form.rest)
-            if byte_size - position == form.byte_size and head[position:start] == form.rest:
-                return form.common.model, start + len(next((begin for begin, _ in form.contents if begin), b""))
-        return None
+    def match_start(self, message_start: bytes, byte_size: int, generation: int) -> tuple[Model, int] | None:
+        """Return the model of a message of which only the start has arrived, and where in it the first contents begin.
 
-    def remember(self, message: Buffer, request: Request, model: Model, *, wants_empty_final: bool = False) -> None:
-        """Remember the form of a request that was parsed out of `message` and checked for `model`.
-
-        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
+        `byte_size` is that of the whole message. None if no earlier message began like it.
         """
-        found = _split(message)
-        if found is None:
+        if generation != self._cache.generation:
+            return None
+        fields = _first_fields(message_start)
+        if fields is None:
+            return None
+        key, _, position = fields
+        for known in self._cache.entries.get(key, ()):
+            start = position + len(known.repeated)
+            if byte_size - position == known.byte_size and message_start[position:start] == known.repeated:
+                first_field = next((field_start for field_start, _ in known.contents if field_start), b"")
+                return known.prepared.model, start + len(first_field)
+        return None
+
+    def add(self, message: Buffer, request: Request, model: Model, *, wants_empty_final: bool = False) -> None:
+        """Keep a request that was parsed from `message` and checked for `model`, if it can be used again.
+
+        `Kernel.submit` calls it when it has checked the request, while the catalog is as `match` has last seen it.
+        """
+        fields = _first_fields(message)
+        if fields is None:
             return
-        key, _, position = found
+        key, _, position = fields
         contents: list[tuple[bytes, int]] = []
         byte_size = 0
         for tensor in request.inputs:
@@ -124,30 +128,29 @@ class PreparedMessages:
                 contents.append((b"", 0))
                 continue
             if not DATATYPES[tensor.datatype].byte_size:
-                return  # of BYTES every request may have other lengths
-            begin = bytes((_RAW_CONTENTS,)) + varint(len(tensor.data))
-            contents.append((begin, len(tensor.data)))
-            byte_size += len(begin) + len(tensor.data)
+                return  # the size of BYTES differs from request to request
+            field_start = bytes((_RAW_CONTENTS,)) + varint(len(tensor.data))
+            contents.append((field_start, len(tensor.data)))
+            byte_size += len(field_start) + len(tensor.data)
         end = len(message) - byte_size
-        rest = bytes(message[position:end])
-        if not 0 < len(rest) <= _MAX_REST_BYTE_SIZE or not _has_only_tensors(rest):
+        repeated = bytes(message[position:end])
+        if not 0 < len(repeated) <= _MAX_REPEATED_BYTE_SIZE or not _has_only_tensors(repeated):
             return
-        form = PreparedMessage(prepare(request, model), rest, contents, len(rest) + byte_size, wants_empty_final)
-        if form.another(memoryview(message), end, "", request.sink) is None:
+        added = PreparedMessage(
+            prepare(request, model), repeated, contents, len(repeated) + byte_size, wants_empty_final
+        )
+        if added.request_in(memoryview(message), end, "", request.sink) is None:
             return  # typed contents, or in another order
-        if len(self._forms) >= _MODELS:
-            self._forms.clear()
-        forms = self._forms.setdefault(key, [])
-        forms.insert(0, form)
-        del forms[_FORMS_PER_MODEL:]
+        others = self._cache.entries.get(key, [])
+        self._cache.add(key, [added, *others[: _MAX_MESSAGES_PER_MODEL - 1]])
 
 
-def model_of(head: bytes) -> tuple[str, str] | None:
+def model_of(message_start: bytes) -> tuple[str, str] | None:
     """Return name and version of the model that a message begins with, None where they do not stand there."""
-    found = _split(head)
-    if found is None:
+    fields = _first_fields(message_start)
+    if fields is None:
         return None
-    key = found[0]
+    key = fields[0]
     name_end = 2 + key[1]
     try:
         return key[2:name_end].decode(), key[name_end + 2 :].decode()
@@ -155,8 +158,8 @@ def model_of(head: bytes) -> tuple[str, str] | None:
         return None
 
 
-def _split(message: Buffer) -> tuple[bytes, str, int] | None:
-    """Return the fields of name and version, the id, and where it ends; None for a message of another kind."""
+def _first_fields(message: Buffer) -> tuple[bytes, str, int] | None:
+    """Return the fields of name and version, the id, and where it ends; None where the message begins otherwise."""
     try:
         if message[0] != _MODEL_NAME or message[1] >= _SHORT:
             return None
@@ -177,20 +180,20 @@ def _split(message: Buffer) -> tuple[bytes, str, int] | None:
         return None
 
 
-def _has_only_tensors(rest: bytes) -> bool:
-    """Whether `rest` consists of parameters, inputs and outputs: nothing that could stand elsewhere as well."""
+def _has_only_tensors(octets: bytes) -> bool:
+    """Whether `octets` are parameters, inputs and outputs: no fields that could stand elsewhere as well."""
     position = 0
-    while position < len(rest):
-        if rest[position] not in (_PARAMETERS, _INPUTS, _OUTPUTS):
+    while position < len(octets):
+        if octets[position] not in (_PARAMETERS, _INPUTS, _OUTPUTS):
             return False
         length = shift = 0
         while True:
             position += 1
-            if position >= len(rest) or shift > 28:
+            if position >= len(octets) or shift > 28:
                 return False
-            length |= (rest[position] & 0x7F) << shift
+            length |= (octets[position] & 0x7F) << shift
             shift += 7
-            if rest[position] < _SHORT:
+            if octets[position] < _SHORT:
                 break
         position += 1 + length
-    return position == len(rest)
+    return position == len(octets)

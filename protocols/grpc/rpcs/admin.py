@@ -1,4 +1,4 @@
-"""What gRPC clients ask and change about the server, its models and its repository."""
+"""What gRPC clients read and change of the server, its models and its repository."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernel.observe.statistics import Duration
 from kernel.serving.catalog import parse_version
 from kernel.serving.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.text import clean
+from protocols.grpc.status_text import clean
 
 if TYPE_CHECKING:
     from kernel.observe.report import InferBatchStatistics, InferStatistics, ModelReport
@@ -46,7 +46,7 @@ class ModelRpcs:
         self._kernel = kernel
 
     async def ready(self, message: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
-        """Tell whether a version is ready; for one that does not exist the answer is no (Triton)."""
+        """Return whether a version is ready; one that does not exist is not (Triton)."""
         try:
             ready = self._kernel.model_ready(message.name, message.version)
         except (ModelNotFound, NoAvailableVersion, ModelNotReady):
@@ -59,12 +59,12 @@ class ModelRpcs:
         if not message.version:
             versions = [ready.version for ready in self._kernel.catalog.ready_models(message.name)]
         metadata = model_metadata(model.spec, versions)
-        reply = pb.ModelMetadataResponse(name=metadata.name, versions=metadata.versions, platform=metadata.platform)
+        response = pb.ModelMetadataResponse(name=metadata.name, versions=metadata.versions, platform=metadata.platform)
         for tensor in metadata.inputs:
-            reply.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            response.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         for tensor in metadata.outputs:
-            reply.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        return reply
+            response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        return response
 
     async def config(self, message: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
         model = self._kernel.resolve(message.name, message.version)
@@ -72,10 +72,10 @@ class ModelRpcs:
 
     async def statistics(self, message: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:
         """Report on a version, the ready versions of a model, or all that is ready."""
-        reply = pb.ModelStatisticsResponse()
+        response = pb.ModelStatisticsResponse()
         for model in self._with_statistics(message.name, message.version):
-            _encode_statistics(model_report(model), reply.model_stats.add())
-        return reply
+            _encode_statistics(model_report(model), response.model_stats.add())
+        return response
 
     def _with_statistics(self, name: str, version: str) -> list[Model]:
         number = parse_version(version) if version else None
@@ -100,10 +100,12 @@ class RepositoryRpcs:
 
     async def index(self, message: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
         _check_repository(message.repository_name)
-        reply = pb.RepositoryIndexResponse()
+        response = pb.RepositoryIndexResponse()
         for item in await self._kernel.repository.index(message.ready):
-            reply.models.add(name=clean(item.name), version=item.version, state=item.state, reason=clean(item.reason))
-        return reply
+            response.models.add(
+                name=clean(item.name), version=item.version, state=item.state, reason=clean(item.reason)
+            )
+        return response
 
     async def load(self, message: pb.RepositoryModelLoadRequest, caller: Caller) -> pb.RepositoryModelLoadResponse:
         """Load a model; returns when it is ready. Raises `ServingError`."""
@@ -146,19 +148,19 @@ def _load_parameter(key: str, parameter: pb.ModelRepositoryParameter) -> str | b
     raise InvalidArgument(f"unrecognized load parameter '{key}'.")
 
 
-def _encode_statistics(report: ModelReport, told: pb.ModelStatistics) -> None:
-    told.name = report.name
-    told.version = report.version
-    told.last_inference = report.last_inference
-    told.inference_count = report.inference_count
-    told.execution_count = report.execution_count
-    told.inference_stats.CopyFrom(pb.InferStatistics(**_durations(report.inference_stats)))
+def _encode_statistics(report: ModelReport, message: pb.ModelStatistics) -> None:
+    message.name = report.name
+    message.version = report.version
+    message.last_inference = report.last_inference
+    message.inference_count = report.inference_count
+    message.execution_count = report.execution_count
+    message.inference_stats.CopyFrom(pb.InferStatistics(**_durations(report.inference_stats)))
     for index, response in report.response_stats.items():
-        told.response_stats[index].CopyFrom(pb.InferResponseStatistics(**_durations(response)))
+        message.response_stats[index].CopyFrom(pb.InferResponseStatistics(**_durations(response)))
     for batch in report.batch_stats:
-        told.batch_stats.add(batch_size=batch.batch_size, **_durations(batch))
+        message.batch_stats.add(batch_size=batch.batch_size, **_durations(batch))
     for memory in report.memory_usage:
-        told.memory_usage.add(type=memory.type, id=memory.id, byte_size=memory.byte_size)
+        message.memory_usage.add(type=memory.type, id=memory.id, byte_size=memory.byte_size)
 
 
 def _durations(section: InferStatistics | InferBatchStatistics | ResponseStatistics) -> dict[str, pb.StatisticDuration]:

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether the server takes requests. One answer for the whole server, as Triton gives.
+"""grpc.health.v1: whether the server takes requests. One status for the whole server, as in Triton.
 
 Check ignores which service is asked for, as Triton does; Watch, which Triton does not have, keeps to the protocol.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from protocols.grpc.rpc import Caller
 
-#: How often a watched status is looked at: nothing tells of a change, and an orchestrator asks as often.
+#: How often a watched status is checked: there is no event for a change, and orchestrators ask as often.
 WATCH_INTERVAL_S = 1.0
 
 #: What can be watched; the empty name is the server as a whole.

@@ -1,7 +1,7 @@
-"""ModelInfer: one request, one response, without a task: from the message to the kernel in one call.
+"""ModelInfer: one request and one response, without a task: from the message to the kernel in one call.
 
-The response is encoded as the kernel gives it. Whatever ends the call before, its client, its deadline
-or the stop of the server, cancels the request.
+The response is encoded when the kernel sends it. What ends the call before, its client, its deadline or the stop of
+the server, cancels the request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import msgspec
 from grpclib.const import Status
 
 from kernel.errors import InternalError
-from protocols.grpc.calls import ServerShuttingDown
-from protocols.grpc.h2.headers import status_block
-from protocols.grpc.handlers import CUT_OFF
+from protocols.grpc.h2.headers import status_trailers
+from protocols.grpc.h2.states import StreamState
+from protocols.grpc.handlers import CALL_TERMINATED
 from protocols.grpc.messages.codec import decode_request, parse_request, response_parts, start_request
 from protocols.grpc.messages.prepared import PreparedMessages
-from protocols.grpc.messages.receive_placement import place_for
+from protocols.grpc.messages.receive_buffers import receive_buffer_for
+from protocols.grpc.open_calls import ServerShuttingDown
 from protocols.grpc.rpc import grpc_error
 from protocols.response_sinks import OnlyResponse
 
@@ -28,20 +29,23 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.serving.response import Response
-    from protocols.grpc.calls import OpenCalls
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
+    from protocols.grpc.open_calls import OpenCalls
     from shm.tensor import Buffer
 
+
+# A name of this module is found faster than a member of an enum (states.py).
+_CLOSED = StreamState.CLOSED
 
 #: What Triton calls this call in errors.
 ENTRY_POINT = "ModelInfer RPC"
 
 
 class Inference:
-    """The unary inference RPC."""
+    """The unary inference RPC: what its calls share."""
 
     def __init__(
         self,
@@ -55,15 +59,15 @@ class Inference:
         self.kernel = kernel
         self.calls = calls
         self.forwarder = forwarder
-        self.forms = PreparedMessages()
+        self.prepared = PreparedMessages()
 
-    def receive(self, head: bytes, byte_size: int) -> ReceiveBuffer | None:
-        """Return where to receive a message that begins with `head`, None where any memory will do."""
-        known = self.forms.announced(head, byte_size, self.kernel.catalog.generation)
-        if known is not None:
-            model, first_tensor = known
+    def receive_buffer(self, message_start: bytes, byte_size: int) -> ReceiveBuffer | None:
+        """Return a buffer for a message that begins with `message_start`, None where any memory will do."""
+        matched = self.prepared.match_start(message_start, byte_size, self.kernel.catalog.generation)
+        if matched is not None:
+            model, first_tensor = matched
             return self.kernel.receive_buffer(model, byte_size, first_tensor)
-        return place_for(self.kernel, head, byte_size, streaming=False)
+        return receive_buffer_for(self.kernel, message_start, byte_size, streaming=False)
 
 
 class InferCall(msgspec.Struct, eq=False):
@@ -73,110 +77,113 @@ class InferCall(msgspec.Struct, eq=False):
     _connection: ServerConnection
     _stream: Stream
     _request: Request | None = None
-    #: Made where the response does not come in one with the final flag.
+    #: Made where the response is not a single one with the final flag.
     _only: OnlyResponse | None = None
     _deadline: asyncio.TimerHandle | None = None
-    #: What the message is received in, if that is memory of a model.
-    _body: ReceiveBuffer | None = None
+    #: The memory of a model that the message is received in, if it is.
+    _buffer: ReceiveBuffer | None = None
 
-    def prepare(self) -> None:
-        """Get ready for a call that has a deadline, or whose message is still to come; others need it not."""
-        timeout_s = self._stream.head.timeout_s
+    def expect(self) -> None:
+        """Start the deadline of the call, if it has one, and get ready for its message, if it is still to arrive."""
+        timeout_s = self._stream.request_head.timeout_s
         if timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
-        if self._stream.whole is None:
-            self._stream.reader.place = self._place
+        if self._stream.complete_message is None:
+            self._stream.message_reader.choose_buffer = self._choose_buffer
 
     # ---- protocols.grpc.h2.streams.StreamCallbacks -------------------------------------------------------
 
     def readable(self) -> None:
+        """Give the request to the kernel, once all of it has arrived, or respond what is wrong with it."""
         if self._request is not None:
             return
-        if self._stream.whole is not None:  # usual
-            self._submit(self._stream.whole)
-            return
-        reader = self._stream.reader
-        if reader.fault is not None:
-            self._fail(reader.fault.status, reader.fault.text)
-        elif len(reader.messages) > 1:
-            self._fail(Status.INTERNAL, "more than one request message")
-        elif self._stream.remote_closed:
-            if reader.messages:
-                self._submit(reader.messages.popleft())
-            else:
-                self._fail(Status.UNIMPLEMENTED, "the call ended without a request message")
-
-    def sent(self) -> None:
-        """The answer ends the call by itself."""
-
-    def closed(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._release_body()
-        if self._request is not None:
-            self._inference.kernel.cancel(self._request)
-
-    def cut_off(self) -> None:
-        if not self._stream.headers_sent:  # an answer that is on its way gets no second status
-            self._give_up(Status.UNAVAILABLE, CUT_OFF)
-
-    def _expire(self) -> None:
-        if self._stream.open:
-            self._give_up(Status.DEADLINE_EXCEEDED, None)
-
-    def _give_up(self, status: Status, text: str | None) -> None:
-        """Answer instead of the model."""
-        self._fail(status, text)
-        if self._request is not None:
-            self._inference.kernel.cancel(self._request)
-
-    # ---- the request ---------------------------------------------------------------------------
-
-    def _place(self, head: bytes, byte_size: int) -> memoryview | None:
-        """Return memory of the model for a large message; a second one is refused when it has come."""
-        if self._body is None:
-            self._body = self._inference.receive(head, byte_size)
-            if self._body is not None:
-                return self._body.view
-        return None
-
-    def _release_body(self) -> None:
-        body, self._body = self._body, None
-        if body is not None:
-            body.release()
-
-    def _submit(self, message: Buffer) -> None:
-        """Give the request in `message` to the kernel, or answer what is wrong with it."""
+        message: Buffer | None = self._stream.complete_message
+        if message is None:  # unusual
+            message = self._take_message()
+            if message is None:
+                return
         inference = self._inference
         kernel = inference.kernel
         try:
             if inference.calls.stopping:
                 raise ServerShuttingDown
             forwarder = inference.forwarder
-            forwarded = forwarder.of_head(self._stream.head) if forwarder is not None else None
-            known = inference.forms.find(message, kernel.catalog.generation, self)
-            if known is not None:
-                request, form = known
+            forwarded = forwarder.of_call(self._stream.request_head) if forwarder is not None else None
+            matched = inference.prepared.match(message, kernel.catalog.generation, self)
+            if matched is not None:
+                request, known = matched
                 if forwarded:
                     request.parameters = {**request.parameters, **forwarded}
-                kernel.submit(request, form.common, self._body)
+                kernel.submit(request, known.prepared, self._buffer)
             else:
                 request = self._parse(message)
 
-                def remember(checked: Request, model: Model) -> None:
-                    inference.forms.remember(message, checked, model)
-                    if forwarded:  # the next message of this form may come with other metadata
+                def keep(checked: Request, model: Model) -> None:
+                    inference.prepared.add(message, checked, model)
+                    if forwarded:  # the next such message may have other metadata
                         checked.parameters = {**checked.parameters, **forwarded}
 
-                kernel.submit(request, None, self._body, remember)
+                kernel.submit(request, None, self._buffer, keep)
         except Exception as error:
             self._fail_with(error)
             return
         finally:
-            if self._body is not None:
-                self._release_body()
-        if self._stream.open:  # not answered yet
+            if self._buffer is not None:
+                self._release_buffer()
+        if self._stream.state is not _CLOSED:  # there was no response yet
             self._request = request
+
+    def data_sent(self) -> None:
+        """The end of the response ends the call."""
+
+    def closed(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._release_buffer()
+        if self._request is not None:
+            self._inference.kernel.cancel(self._request)
+
+    def terminate(self) -> None:
+        if not self._stream.headers_sent:  # a response that is being sent gets no second status
+            self._give_up(Status.UNAVAILABLE, CALL_TERMINATED)
+
+    def _expire(self) -> None:
+        if self._stream.is_open:
+            self._give_up(Status.DEADLINE_EXCEEDED, None)
+
+    def _give_up(self, status: Status, text: str | None) -> None:
+        """Respond in place of the model."""
+        self._fail(status, text)
+        if self._request is not None:
+            self._inference.kernel.cancel(self._request)
+
+    # ---- the request ---------------------------------------------------------------------------
+
+    def _take_message(self) -> Buffer | None:
+        """Return the message, None as long as it is not complete, or where the call has failed."""
+        reader = self._stream.message_reader
+        if reader.fault is not None:
+            self._fail(reader.fault.status, reader.fault.text)
+        elif len(reader.messages) > 1:
+            self._fail(Status.INTERNAL, "more than one request message")
+        elif self._stream.request_ended:
+            if reader.messages:
+                return reader.messages.popleft()
+            self._fail(Status.UNIMPLEMENTED, "the call ended without a request message")
+        return None
+
+    def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview | None:
+        """Return memory of the model for a large message; a second message is refused when it has arrived."""
+        if self._buffer is None:
+            self._buffer = self._inference.receive_buffer(message_start, byte_size)
+            if self._buffer is not None:
+                return self._buffer.view
+        return None
+
+    def _release_buffer(self) -> None:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.release()
 
     def _parse(self, message: Buffer) -> Request:
         """Return the request in `message`. Raises what is wrong with it."""
@@ -192,12 +199,12 @@ class InferCall(msgspec.Struct, eq=False):
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.outputs is None or not response.final:  # unusual
-            found = self._collect(response)
-            if found is None:
+            only = self._collect(response)
+            if only is None:
                 return
-            response = found
-        self._request = None  # which refers to this call as its sink
-        if not self._stream.open:
+            response = only
+        self._request = None  # it refers to this call as its sink
+        if self._stream.state is _CLOSED:
             response.release()
             return
         try:
@@ -215,11 +222,11 @@ class InferCall(msgspec.Struct, eq=False):
             compression.respond(self._connection, self._stream, parts, response.release)
             return
         release = None if response.leased is False else response.release
-        self._connection.machine.respond(self._stream, parts, release)
-        self._connection.wake()
+        self._connection.sending.respond(self._stream, parts, release)
+        self._connection.schedule_write()
 
     def _collect(self, response: Response) -> Response | None:
-        """Take a response that is not the only one; returns the one to send when the last has come."""
+        """Take one of several responses; returns the one to send when the last has arrived."""
         if self._only is None:
             self._only = OnlyResponse()
         if not self._only.add(response):
@@ -228,19 +235,19 @@ class InferCall(msgspec.Struct, eq=False):
         try:
             return self._only.take()
         except InternalError as error:
-            if self._stream.open:
+            if self._stream.is_open:
                 self._fail_with(error)
             return None
 
     # ---- failures ------------------------------------------------------------------------------
 
     def _fail_with(self, error: Exception) -> None:
-        told = grpc_error(error, "ModelInfer")
-        self._fail(told.status, told.message)
+        failure = grpc_error(error, "ModelInfer")
+        self._fail(failure.status, failure.message)
 
     def _fail(self, status: Status, text: str | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._stream.open:
-            self._connection.machine.send_trailers(self._stream, status_block(status.value, text))
-            self._connection.wake()
+        if self._stream.is_open:
+            self._connection.sending.send_trailers(self._stream, status_trailers(status.value, text))
+            self._connection.schedule_write()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pool import DescriptorPool
     from grpclib.server import Stream
 
-#: What is offered, as `list_services` tells it.
+#: The services, as `list_services` returns them.
 SERVICES = (
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
@@ -34,7 +34,7 @@ class ReflectionService:
     def __mapping__(self) -> dict[str, Handler]:
         return {
             f"/grpc.reflection.{name}.ServerReflection/ServerReflectionInfo": Handler(
-                _answers(messages),
+                _handler(messages),
                 Cardinality.STREAM_STREAM,
                 messages.ServerReflectionRequest,
                 messages.ServerReflectionResponse,
@@ -43,18 +43,18 @@ class ReflectionService:
         }
 
 
-def _answers(messages: ModuleType) -> Any:
-    """Return the handler that speaks in `messages`: each request has one answer."""
+def _handler(messages: ModuleType) -> Any:
+    """Return the handler that uses `messages`: each request has one response."""
 
     async def handle(stream: Stream[Any, Any]) -> None:
         with translated_errors("ServerReflectionInfo"):
             while (request := await receive(stream)) is not None:
-                await stream.send_message(answer(request, messages.ServerReflectionResponse, POOL))
+                await stream.send_message(response_to(request, messages.ServerReflectionResponse, POOL))
 
     return handle
 
 
-def answer(request: Any, response_type: Any, pool: DescriptorPool) -> Any:
+def response_to(request: Any, response_type: Any, pool: DescriptorPool) -> Any:
     """Return the response, a message of `response_type`, to one reflection request."""
     response = response_type(valid_host=request.host, original_request=request)
     try:
@@ -63,23 +63,23 @@ def answer(request: Any, response_type: Any, pool: DescriptorPool) -> Any:
                 for name in SERVICES:
                     response.list_services_response.service.add(name=name)
             case "file_by_filename":
-                _tell_file(response, pool.FindFileByName(request.file_by_filename))
+                _write_file(response, pool.FindFileByName(request.file_by_filename))
             case "file_containing_symbol":
-                _tell_file(response, _file_of_symbol(pool, request.file_containing_symbol))
+                _write_file(response, _file_of_symbol(pool, request.file_containing_symbol))
             case "file_containing_extension":
                 asked = request.file_containing_extension
                 extended = pool.FindMessageTypeByName(asked.containing_type)
                 extension = pool.FindExtensionByNumber(extended, asked.extension_number)
-                _tell_file(response, pool.FindFileContainingSymbol(extension.full_name))
+                _write_file(response, pool.FindFileContainingSymbol(extension.full_name))
             case "all_extension_numbers_of_type":
                 extended = pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
-                told = response.all_extension_numbers_response
-                told.base_type_name = extended.full_name
-                told.extension_number.extend(sorted(found.number for found in pool.FindAllExtensions(extended)))
+                numbers = response.all_extension_numbers_response
+                numbers.base_type_name = extended.full_name
+                numbers.extension_number.extend(sorted(found.number for found in pool.FindAllExtensions(extended)))
             case _:
-                _tell_error(response, Status.INVALID_ARGUMENT, "the request asks for nothing")
+                _write_error(response, Status.INVALID_ARGUMENT, "the request asks for nothing")
     except KeyError as error:
-        _tell_error(response, Status.NOT_FOUND, str(error.args[0]))
+        _write_error(response, Status.NOT_FOUND, str(error.args[0]))
     return response
 
 
@@ -94,8 +94,8 @@ def _file_of_symbol(pool: DescriptorPool, symbol: str) -> FileDescriptor:
         return pool.FindFileContainingSymbol(service)
 
 
-def _tell_file(response: Any, file: FileDescriptor) -> None:
-    """Write a file and all that it imports, what is imported first."""
+def _write_file(response: Any, file: FileDescriptor) -> None:
+    """Write a file and all that it imports; imported files are first."""
     response.file_descriptor_response.file_descriptor_proto.extend(_with_imports(file, {}).values())
 
 
@@ -109,6 +109,6 @@ def _with_imports(file: FileDescriptor, found: dict[str, bytes]) -> dict[str, by
     return found
 
 
-def _tell_error(response: Any, status: Status, text: str) -> None:
+def _write_error(response: Any, status: Status, text: str) -> None:
     response.error_response.error_code = status.value
     response.error_response.error_message = text

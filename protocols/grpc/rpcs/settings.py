@@ -32,7 +32,7 @@ _LOG_SETTINGS = (
 
 
 class SettingsRpcs:
-    """Both RPCs change what the request names and answer with all settings."""
+    """Both RPCs change the settings that the request names, and return all of them."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -51,25 +51,25 @@ class SettingsRpcs:
             values = self._kernel.trace.update(change, message.model_name, got="got: ")
         else:
             values = self._kernel.trace.get(message.model_name)
-        reply = pb.TraceSettingResponse()
+        response = pb.TraceSettingResponse()
         for name, texts in values.as_dict().items():
-            reply.settings[name].value.extend(texts)
-        return reply
+            response.settings[name].value.extend(texts)
+        return response
 
     async def log(self, message: pb.LogSettingsRequest, caller: Caller) -> pb.LogSettingsResponse:
         change = _log_change(message)
         values = self._kernel.log.update(change) if change else self._kernel.log.values
-        reply = pb.LogSettingsResponse()
+        response = pb.LogSettingsResponse()
         for name, value in msgspec.structs.asdict(values).items():
-            told = reply.settings[name]
+            setting = response.settings[name]
             match value:
                 case bool():
-                    told.bool_param = value
+                    setting.bool_param = value
                 case int():
-                    told.uint32_param = value
+                    setting.uint32_param = value
                 case _:
-                    told.string_param = value
-        return reply
+                    setting.string_param = value
+        return response
 
     def _check_model(self, name: str) -> None:
         try:

@@ -21,12 +21,12 @@ class SharedMemoryRpcs:
     async def system_status(
         self, message: pb.SystemSharedMemoryStatusRequest, caller: Caller
     ) -> pb.SystemSharedMemoryStatusResponse:
-        reply = pb.SystemSharedMemoryStatusResponse()
+        response = pb.SystemSharedMemoryStatusResponse()
         for region in self._kernel.regions.status(RegionKind.SYSTEM, message.name):
-            told = reply.regions[region.name]
-            told.name, told.key = region.name, region.key
-            told.offset, told.byte_size = region.offset, region.byte_size
-        return reply
+            entry = response.regions[region.name]
+            entry.name, entry.key = region.name, region.key
+            entry.offset, entry.byte_size = region.offset, region.byte_size
+        return response
 
     async def system_register(
         self, message: pb.SystemSharedMemoryRegisterRequest, caller: Caller
@@ -46,11 +46,11 @@ class SharedMemoryRpcs:
     async def cuda_status(
         self, message: pb.CudaSharedMemoryStatusRequest, caller: Caller
     ) -> pb.CudaSharedMemoryStatusResponse:
-        reply = pb.CudaSharedMemoryStatusResponse()
+        response = pb.CudaSharedMemoryStatusResponse()
         for region in self._kernel.regions.status(RegionKind.CUDA, message.name):
-            told = reply.regions[region.name]
-            told.name, told.device_id, told.byte_size = region.name, region.device_id, region.byte_size
-        return reply
+            entry = response.regions[region.name]
+            entry.name, entry.device_id, entry.byte_size = region.name, region.device_id, region.byte_size
+        return response
 
     async def cuda_register(
         self, message: pb.CudaSharedMemoryRegisterRequest, caller: Caller

@@ -1,6 +1,6 @@
 """ModelStreamInfer: any number of requests, which overlap, and their responses on one stream.
 
-Semantics are Triton's (stream_infer_handler.cc). A request that fails is answered by an `error_message`, and the
+Semantics are Triton's (stream_infer_handler.cc). The response to a request that fails is an `error_message`, and the
 stream goes on.
 """
 
@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError
 
 from kernel.errors import ServingError
 from kernel.serving.response import Response
-from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
 from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.codec import (
@@ -26,7 +25,8 @@ from protocols.grpc.messages.codec import (
     start_request,
     stream_response_parts,
 )
-from protocols.grpc.messages.receive_placement import place_for
+from protocols.grpc.messages.receive_buffers import receive_buffer_for
+from protocols.grpc.open_calls import ServerShuttingDown
 from protocols.grpc.rpc import grpc_error
 from protocols.grpc.rpcs.response_order import RequestOrder
 
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
     from protocols.grpc.metadata import MetadataForwarder
     from shm.tensor import Buffer
 
-#: How many unanswered requests a stream may have while its client takes no replies.
-READ_AHEAD = 256
+#: How many requests without a final response a stream may have while its client does not read its responses.
+MAX_OPEN_REQUESTS = 256
 
 
-class _Live(msgspec.Struct):
-    """What the stream knows of a request that has had no final reply sent."""
+class _OpenRequest(msgspec.Struct):
+    """What the stream knows of a request whose final response was not sent yet."""
 
-    #: Whether its replies wait for those of older requests; not so for decoupled models.
+    #: Whether its responses wait for those of older requests; those of decoupled models do not.
     ordered: bool = True
     wants_empty_final: bool = False
-    #: Whether it was refused at once, so that its error is not a response.
+    #: Whether it was refused at once, so that its error is not a model's response.
     refused: bool = False
 
 
-class _Reply(msgspec.Struct):
-    """What is to be sent for a response; without parts it only ends its request."""
+class _EncodedResponse(msgspec.Struct):
+    """What is sent for a response; without parts it only ends its request."""
 
     request: Request
     #: The bytes of a message, which may be memory of the response's worker until `release` is called.
@@ -69,68 +69,67 @@ class _Reply(msgspec.Struct):
 
 
 class StreamCall:
-    """One ModelStreamInfer call. Between its begin and its end it lives in callbacks: a task per message costs more."""
+    """One ModelStreamInfer call. Its messages are handled in callbacks: a task for each of them costs more."""
 
     def __init__(
         self,
         kernel: Kernel,
         stream: Stream[ModelInferRequest, ModelStreamInferResponse],
-        forms: PreparedMessages,
+        prepared: PreparedMessages,
         forwarder: MetadataForwarder | None = None,
         *,
         max_response_pool_size: int | None = None,
     ) -> None:
-        """`forms` are those that streams have seen. No requests are read
-        while `max_response_pool_size` responses wait for the client."""
+        """`prepared` is shared by all streams. No requests are read while `max_response_pool_size` responses wait for
+        the client."""
         self._kernel = kernel
         self._stream = stream
-        #: grpclib's stream parses each message and copies each reply: those go past it.
-        self._wire = cast("HandlerCall", stream_of(stream))
-        self._forms = forms
-        #: What messages are received in that have not been submitted, oldest first.
-        self._bodies: deque[ReceiveBuffer] = deque()
+        #: grpclib's stream parses each message and copies each response: they do not pass through it.
+        self._call = cast("HandlerCall", stream_of(stream))
+        self._prepared = prepared
+        #: Buffers with messages that were not submitted yet, oldest first.
+        self._buffers: deque[ReceiveBuffer] = deque()
         self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
         #: Whether the first error of a response ends the stream with its status (Triton: metadata as the
         #: stream starts).
         assert stream.metadata is not None, "grpclib sets it before the call begins"
         self._fails_on_error = stream.metadata.get("triton_grpc_error") == "true"
-        #: Requests that have had no final reply sent.
-        self._live: dict[Request, _Live] = {}
-        self._order: RequestOrder[Request, _Reply] = RequestOrder()
-        #: Responses that nobody has taken, and replies made of those that were taken, both in order.
+        self._open_requests: dict[Request, _OpenRequest] = {}
+        self._order: RequestOrder[Request, _EncodedResponse] = RequestOrder()
+        #: Responses of the kernel, and encoded ones that are to be sent, both in order.
         self._responses: deque[tuple[Request, Response]] = deque()
-        self._due: deque[_Reply] = deque()
-        #: The reply that has not left: the next waits for `_sent`.
-        self._leaving: _Reply | None = None
-        self._beginning: asyncio.Task[None] | None = None
-        self._begun = False
-        #: Whether requests are still taken, and whether one is being taken now.
+        self._encoded: deque[_EncodedResponse] = deque()
+        #: The response that has not left: the next one waits for `_message_sent`.
+        self._leaving: _EncodedResponse | None = None
+        self._sending_headers: asyncio.Task[None] | None = None
+        self._headers_sent = False
+        #: Whether more requests are accepted, and whether one is being submitted now.
         self._reads = True
-        self._starting = False
+        self._submitting = False
         self._stopped = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve until the client has sent its last request and each has its final reply.
+        """Serve until the client has sent its last request and each has its final response.
 
-        Raises `ServingError` or `GRPCError` for what ends the stream before. However it ends, requests
-        that are still live are cancelled.
+        Raises `ServingError` or `GRPCError` for what ends the stream before. However it ends, requests that are still
+        open are cancelled.
         """
-        self._wire.attend(self._read, self._sent, self._place)
+        self._call.set_callbacks(self._read, self._message_sent, self._choose_buffer)
         self._read()
         try:
             await self._ended
         finally:
-            self._ended.cancel()  # whatever still comes is released
+            self._ended.cancel()  # responses that are still to come are released
             self._release()
-            for request in self._live:
+            for request in self._open_requests:
                 self._kernel.cancel(request)
         if self._stopped:
             raise ServerShuttingDown
 
     def stop(self) -> None:
-        """Read no more requests: the stream ends when those that it has are answered."""
+        """Read no more requests: the stream ends when those that it has got their final responses."""
         if self._reads:
             self._reads, self._stopped = False, True
             self._end_if_done()
@@ -141,34 +140,34 @@ class StreamCall:
             self._ended.set_exception(error)
 
     def _end_if_done(self) -> None:
-        if not self._reads and not self._live and not self._ended.done():
+        if not self._reads and not self._open_requests and not self._ended.done():
             self._ended.set_result(None)
 
     def _release(self) -> None:
-        """Give back what will not be sent."""
-        if self._beginning is not None:
-            self._beginning.cancel()
-        if self._leaving is not None and not self._begun:
-            self._due.append(self._leaving)
-        while self._bodies:
-            self._bodies.popleft().release()
+        """Release what will not be sent."""
+        if self._sending_headers is not None:
+            self._sending_headers.cancel()
+        if self._leaving is not None and not self._headers_sent:
+            self._encoded.append(self._leaving)
+        while self._buffers:
+            self._buffers.popleft().release()
         while self._responses:
             self._responses.popleft()[1].release()
-        for reply in self._due:
-            if reply.release is not None:
-                reply.release()
-        self._due.clear()
+        for encoded in self._encoded:
+            if encoded.release is not None:
+                encoded.release()
+        self._encoded.clear()
 
     # ---- requests ----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Take the messages that have come, as far as the client takes replies."""
+        """Take the messages that have arrived, unless the client does not read its responses."""
         try:
             while self._reads and not (self._leaving is not None and self._backed_up) and not self._ended.done():
-                message = self._wire.take_message()
+                message = self._call.take_message()
                 if message is not None:
                     self._submit(message)
-                elif self._wire.at_end:
+                elif self._call.at_end:
                     self._reads = False
                     self._end_if_done()
                 else:
@@ -178,154 +177,154 @@ class StreamCall:
 
     @property
     def _backed_up(self) -> bool:
-        """Whether a client that a reply waits for gets no further before it has taken that."""
+        """Whether no more requests are read before the client reads the response that waits for it."""
         limit = self._max_response_pool_size
-        return len(self._live) >= READ_AHEAD or (limit is not None and len(self._responses) >= limit)
+        return len(self._open_requests) >= MAX_OPEN_REQUESTS or (limit is not None and len(self._responses) >= limit)
 
-    def _place(self, head: bytes, byte_size: int) -> memoryview | None:
-        """Return memory of its model for a large message."""
-        body = place_for(self._kernel, head, byte_size, streaming=True)
-        if body is None:
+    def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview | None:
+        """Return memory of its model for a large message, None where any memory will do."""
+        buffer = receive_buffer_for(self._kernel, message_start, byte_size, streaming=True)
+        if buffer is None:
             return None
-        self._bodies.append(body)
-        return body.view
+        self._buffers.append(buffer)
+        return buffer.view
 
     def _submit(self, message: Buffer) -> None:
-        received_in = self._bodies[0] if self._bodies and self._bodies[0].view is message else None
-        self._starting = True
+        received_in = self._buffers[0] if self._buffers and self._buffers[0].view is message else None
+        self._submitting = True
         try:
             self._start(message, received_in)
         finally:
-            self._starting = False
+            self._submitting = False
             if received_in is not None:
-                self._bodies.popleft().release()
+                self._buffers.popleft().release()
         if self._responses:
             self._write()
 
     def _start(self, message: Buffer, received_in: ReceiveBuffer | None) -> None:
-        """Give the request in `message` to the kernel, or say on the stream why not."""
+        """Give the request in `message` to the kernel, or respond why it is refused."""
         kernel = self._kernel
-        port = _Port(self)
-        known = self._forms.find(message, kernel.catalog.generation, port)
-        if known is not None:
-            request, form = known
-            live = _Live(True, form.wants_empty_final)
+        sink = _StreamRequestSink(self)
+        matched = self._prepared.match(message, kernel.catalog.generation, sink)
+        if matched is not None:
+            request, known = matched
+            opened = _OpenRequest(True, known.wants_empty_final)
         else:
             try:
                 parsed, raw_contents = parse_request(message)
             except DecodeError as error:
                 raise grpc_error(error, "") from None
-            request, live = start_request(parsed, port, streaming=True), _Live()
-        port.request = request
-        self._live[request] = live
+            request, opened = start_request(parsed, sink, streaming=True), _OpenRequest()
+        sink.request = request
+        self._open_requests[request] = opened
         try:
             forwarded = self._forwarder.of_stream(self._stream) if self._forwarder is not None else None
-            if known is not None:
-                live.ordered = not form.common.model.spec.decoupled
+            if matched is not None:
+                opened.ordered = not known.prepared.model.spec.decoupled
                 if forwarded:
                     request.parameters = {**request.parameters, **forwarded}
-                kernel.submit(request, form.common, received_in)
+                kernel.submit(request, known.prepared, received_in)
             else:
-                live.ordered = not kernel.resolve(request.model_name, request.model_version).spec.decoupled
-                live.wants_empty_final = decode_request(parsed, request, raw_contents)
+                opened.ordered = not kernel.resolve(request.model_name, request.model_version).spec.decoupled
+                opened.wants_empty_final = decode_request(parsed, request, raw_contents)
 
-                def remember(checked: Request, model: Model) -> None:
-                    self._forms.remember(message, checked, model, wants_empty_final=live.wants_empty_final)
+                def keep(checked: Request, model: Model) -> None:
+                    self._prepared.add(message, checked, model, wants_empty_final=opened.wants_empty_final)
                     if forwarded:
                         checked.parameters = {**checked.parameters, **forwarded}
 
-                kernel.submit(request, None, received_in, remember)
-            # What a scheduler does not even queue is refused as well.
-            live.refused = request.failed and not request.dispatched
+                kernel.submit(request, None, received_in, keep)
+            # A request that a scheduler does not queue is refused as well.
+            opened.refused = request.failed and not request.dispatched
         except ServingError as error:
-            live.refused = True
+            opened.refused = True
             refusal = Response(request.model_name, request.model_version, request.id, error=error)
             self._responses.append((request, refusal))
-        if live.ordered:
+        if opened.ordered:
             self._order.begin(request)
 
-    # ---- replies -----------------------------------------------------------------------------
+    # ---- responses ---------------------------------------------------------------------------
 
     def put(self, request: Request, response: Response) -> None:
-        """Send a response of `request` when it is its turn."""
+        """Send a response of `request`, after those that come before it."""
         if self._ended.done():
             response.release()
             return
         self._responses.append((request, response))
-        if self._leaving is None and not self._starting:
+        if self._leaving is None and not self._submitting:
             self._write()
 
-    def _sent(self) -> None:
-        """The reply that had to wait has left."""
-        reply, self._leaving = self._leaving, None
-        if reply is not None and not self._ended.done():
-            self._finish(reply)
+    def _message_sent(self) -> None:
+        """The response that had to wait has left."""
+        encoded, self._leaving = self._leaving, None
+        if encoded is not None and not self._ended.done():
+            self._finish(encoded)
             self._write()
             self._read()
 
     def _write(self) -> None:
-        """Send replies as far as the client takes them."""
+        """Send responses as far as the client's windows allow."""
         try:
             while self._leaving is None and not self._ended.done():
-                if self._due:
-                    self._send(self._due.popleft())
+                if self._encoded:
+                    self._send(self._encoded.popleft())
                 elif self._responses:
-                    self._take_response()
+                    self._encode_next()
                 else:
                     return
         except Exception as error:
             self._fail(error)
 
-    def _take_response(self) -> None:
-        """Make the next response a reply."""
+    def _encode_next(self) -> None:
+        """Encode the next response, and put what may be sent now into `_encoded`."""
         request, response = self._responses.popleft()
         if not response.final:
             request.consumed()
-        live = self._live[request]
-        if response.error is not None and self._fails_on_error and not live.refused:
+        opened = self._open_requests[request]
+        if response.error is not None and self._fails_on_error and not opened.refused:
             raise response.error
-        reply = _reply(request, live, response)
-        if live.ordered:
-            self._due += self._order.put(request, reply, final=reply.final)
+        encoded = _encode(request, opened, response)
+        if opened.ordered:
+            self._encoded += self._order.put(request, encoded, final=encoded.final)
         else:
-            self._due.append(reply)
+            self._encoded.append(encoded)
 
-    def _send(self, reply: _Reply) -> None:
-        if not reply.parts:
-            if reply.release is not None:
-                reply.release()
-            self._finish(reply)
-        elif not self._begun:
-            self._leaving = reply
-            self._beginning = asyncio.get_running_loop().create_task(self._begin())
-        elif self._wire.put_message(reply.parts, reply.release):
-            self._finish(reply)
+    def _send(self, encoded: _EncodedResponse) -> None:
+        if not encoded.parts:
+            if encoded.release is not None:
+                encoded.release()
+            self._finish(encoded)
+        elif not self._headers_sent:
+            self._leaving = encoded
+            self._sending_headers = asyncio.get_running_loop().create_task(self._send_headers())
+        elif self._call.send_message_nowait(encoded.parts, encoded.release):
+            self._finish(encoded)
         else:
-            self._leaving = reply
+            self._leaving = encoded
 
-    async def _begin(self) -> None:
-        """Send the headers of the answer, and behind them the first reply, which waits in `_leaving`."""
+    async def _send_headers(self) -> None:
+        """Send the headers of the stream's response, and after them the message that waits in `_leaving`."""
         try:
             await self._stream.send_initial_metadata()
         except Exception as error:
             self._fail(error)
             return
         assert self._leaving is not None
-        self._due.appendleft(self._leaving)
-        self._leaving, self._begun = None, True
+        self._encoded.appendleft(self._leaving)
+        self._leaving, self._headers_sent = None, True
         self._write()
         self._read()
 
-    def _finish(self, reply: _Reply) -> None:
-        """The reply has been sent."""
-        if reply.final:
-            del self._live[reply.request]
+    def _finish(self, encoded: _EncodedResponse) -> None:
+        """The response has been sent."""
+        if encoded.final:
+            del self._open_requests[encoded.request]
             if not self._reads:
                 self._end_if_done()
 
 
-class _Port(msgspec.Struct, eq=False):
-    """The sink of one request, which is set before it is submitted."""
+class _StreamRequestSink(msgspec.Struct, eq=False):
+    """The sink of one request; `request` is set before it is submitted."""
 
     call: StreamCall
     request: Request | None = None
@@ -335,21 +334,21 @@ class _Port(msgspec.Struct, eq=False):
         self.call.put(self.request, response)
 
 
-def _reply(request: Request, live: _Live, response: Response) -> _Reply:
-    """Return what is to be sent for a response, which is released with the reply."""
+def _encode(request: Request, opened: _OpenRequest, response: Response) -> _EncodedResponse:
+    """Return what is sent for a response, which is released with it."""
     release = None if response.leased is False else response.release
     try:
         if response.outputs is not None and response.error is None:
-            return _Reply(request, stream_response_parts(response), release, response.final)
+            return _EncodedResponse(request, stream_response_parts(response), release, response.final)
         error = response.error
-    except ServingError as cannot:  # a response that gRPC cannot carry
-        error = cannot
+    except ServingError as not_encodable:  # by gRPC
+        error = not_encodable
     message = ModelStreamInferResponse()
     if error is not None:
-        # Of a request that was refused the client is told the id only.
-        encode_stream_error(request, error.message, message, final=None if live.refused else response.final)
-    elif response.final and live.wants_empty_final and not live.ordered:
+        # The error of a request that was refused names only its id.
+        encode_stream_error(request, error.message, message, final=None if opened.refused else response.final)
+    elif response.final and opened.wants_empty_final and not opened.ordered:
         encode_stream_end(request, message)
     else:
-        return _Reply(request, [], release, response.final)
-    return _Reply(request, [message.SerializeToString()], release, response.final)
+        return _EncodedResponse(request, [], release, response.final)
+    return _EncodedResponse(request, [message.SerializeToString()], release, response.final)

@@ -15,7 +15,7 @@ from protocols.http.listener import HttpListener
 from protocols.http.metrics.custom_families import render_custom
 from protocols.http.metrics.families import render_models
 from protocols.http.metrics.server_families import ServerMetrics
-from protocols.http.responses import SERVER_HEADER, error_reply
+from protocols.http.responses import SERVER_HEADER, error_response
 from protocols.http.routes import request_path
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class MetricsServer:
     async def _answer(self, http: web.BaseRequest) -> web.Response:
         """Answer with all metrics; on other paths with nothing (Triton)."""
         if http.method != "GET":
-            return error_reply(405, "Method Not Allowed", plain=True)
+            return error_response(405, "Method Not Allowed", plain=True)
         body = b""
         if request_path(http.raw_path) in ("/metrics", "/metrics/"):
             body = self.render()

@@ -55,7 +55,7 @@ def request(number: int, model: str, byte_size: int) -> bytes:
     for start in range(0, len(content), 2**14):
         part = content[start : start + 2**14]
         last = start + 2**14 >= len(content)
-        parts += (frames.head(len(part), frames.DATA, frames.END_STREAM if last else 0, number), part)
+        parts += (frames.frame_header(len(part), frames.DATA, frames.END_STREAM if last else 0, number), part)
     return b"".join(parts)
 
 
@@ -82,24 +82,24 @@ def pings() -> Iterator[bytes]:
 
 def empty_frames() -> Iterator[bytes]:
     yield begin(1)
-    yield from itertools.repeat(frames.head(0, frames.DATA, 0, 1) * BATCH)
+    yield from itertools.repeat(frames.frame_header(0, frames.DATA, 0, 1) * BATCH)
 
 
 def useless_frames() -> Iterator[bytes]:
     yield begin(1)
-    yield from itertools.repeat((frames.head(5, frames.PRIORITY, 0, 1) + bytes(5)) * BATCH)
+    yield from itertools.repeat((frames.frame_header(5, frames.PRIORITY, 0, 1) + bytes(5)) * BATCH)
 
 
 def continuation() -> Iterator[bytes]:
-    yield frames.head(len(BLOCK), frames.HEADERS, 0, 1) + BLOCK
-    yield from itertools.repeat(frames.head(0, frames.CONTINUATION, 0, 1) * BATCH)
+    yield frames.frame_header(len(BLOCK), frames.HEADERS, 0, 1) + BLOCK
+    yield from itertools.repeat(frames.frame_header(0, frames.CONTINUATION, 0, 1) * BATCH)
 
 
 def endless_header() -> Iterator[bytes]:
     """One large entry of the table, and then references to it: a few bytes that stand for megabytes."""
     entry = b"\x40\x01x\x7f\x81\x1e" + bytes(4000).replace(b"\0", b"a")
     block = BLOCK + entry + b"\xbe" * 10_000
-    yield from itertools.repeat(frames.head(len(block), frames.HEADERS, frames.END_HEADERS, 1) + block)
+    yield from itertools.repeat(frames.frame_header(len(block), frames.HEADERS, frames.END_HEADERS, 1) + block)
 
 
 def zero_window() -> Iterator[bytes]:

@@ -76,6 +76,7 @@ def test_a_bad_request_is_refused_with_tritons_text(bad: Request, text: str) -> 
     with pytest.raises(InvalidArgument) as caught:
         validate(bad, SPEC)
     assert caught.value.message == text
+    assert caught.value.before_queueing
 
 
 def test_a_wrong_shape_names_both_and_explains_the_batch_dimension() -> None:

@@ -1,6 +1,6 @@
 from protocols.grpc.admission import CATEGORIES, Admission
-from protocols.grpc.calls import OpenCalls
 from protocols.grpc.h2.headers import RequestHead, request_head
+from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_INFER, HealthService, InferenceService
 from protocols.restricted import GRPC, parse_restrictions
@@ -18,7 +18,7 @@ def admission(*texts: str) -> Admission:
     return Admission(parse_restrictions(texts, GRPC))
 
 
-def test_every_call_that_the_server_answers_has_a_category() -> None:
+def test_every_call_that_the_server_offers_has_a_category() -> None:
     kernel, calls = FrontDoorLab().kernel, OpenCalls()
     services = (InferenceService(kernel, calls), HealthService(kernel, calls), ReflectionService())
     paths = {path for service in services for path in service.__mapping__()} | {MODEL_INFER}

@@ -24,7 +24,7 @@ from shm.tensor import Tensor
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 READY = "/inference.GRPCInferenceService/ServerReady"
-Answer = dict[str, str]
+ResponseFields = dict[str, str]
 
 
 def echo(request: Request) -> None:
@@ -56,29 +56,31 @@ def fields(path: str, **more: str) -> list[tuple[str, str]]:
     return list((plain | named).items())
 
 
-def ask(lab: FrontDoorLab, headers: list[tuple[str, str]], content: bytes | None, *, end: bool = True) -> Answer:
-    """Make one call and return the headers and trailers of its answer, and `reset` where it was reset."""
+def ask(
+    lab: FrontDoorLab, headers: list[tuple[str, str]], content: bytes | None, *, end: bool = True
+) -> ResponseFields:
+    """Make one call and return the headers and trailers of its response, and `reset` where it was reset."""
 
-    def conversation(port: int) -> Answer:
+    def conversation(port: int) -> ResponseFields:
         client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
         client.initiate_connection()
         client.send_headers(1, headers, end_stream=content is None)
         if content is not None:
             client.send_data(1, content, end_stream=end)
-        answer: Answer = {}
+        response: ResponseFields = {}
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
             sock.sendall(client.data_to_send())
             while octets := sock.recv(2**16):
                 for event in client.receive_data(octets):
                     if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                        answer |= {str(name): str(value) for name, value in event.headers or ()}
+                        response |= {str(name): str(value) for name, value in event.headers or ()}
                     elif isinstance(event, h2.events.StreamReset):
-                        answer["reset"] = str(int(event.error_code or 0))
-                        return answer
+                        response["reset"] = str(int(event.error_code or 0))
+                        return response
                     elif isinstance(event, h2.events.StreamEnded) and end:
-                        return answer
+                        return response
                 sock.sendall(client.data_to_send())
-        return answer
+        return response
 
     found = run(lab, conversation)
     assert isinstance(found, dict)
@@ -94,7 +96,7 @@ def infer(raw: bytes = b"abc") -> bytes:
     return pb.ModelInferRequest(model_name="echo", inputs=[tensor], raw_input_contents=[raw]).SerializeToString()
 
 
-def test_a_well_formed_call_is_answered(lab: FrontDoorLab) -> None:
+def test_a_well_formed_call_gets_the_status_ok(lab: FrontDoorLab) -> None:
     assert ask(lab, fields(INFER), message(infer()))["grpc-status"] == "0"
 
 
@@ -118,9 +120,9 @@ def test_a_faulty_message_has_the_status_of_its_fault(
 
 
 def test_an_unknown_encoding_is_refused_with_those_that_are_known(lab: FrontDoorLab) -> None:
-    answer = ask(lab, fields(INFER, grpc_encoding="snappy"), message(infer(), 1))
-    assert answer["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
-    assert answer["grpc-accept-encoding"] == "identity,deflate,gzip"
+    response = ask(lab, fields(INFER, grpc_encoding="snappy"), message(infer(), 1))
+    assert response["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+    assert response["grpc-accept-encoding"] == "identity,deflate,gzip"
 
 
 def test_a_call_without_a_message_is_unimplemented(lab: FrontDoorLab) -> None:
@@ -128,31 +130,31 @@ def test_a_call_without_a_message_is_unimplemented(lab: FrontDoorLab) -> None:
 
 
 def test_two_messages_in_a_unary_call_are_a_fault(lab: FrontDoorLab) -> None:
-    answer = ask(lab, fields(INFER), message(infer()) * 2, end=False)
-    assert answer["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
-    assert answer["reset"] == str(int(frames.H2ErrorCode.NO_ERROR))
+    response = ask(lab, fields(INFER), message(infer()) * 2, end=False)
+    assert response["grpc-status"] == str(grpc.StatusCode.INTERNAL.value[0])
+    assert response["reset"] == str(int(frames.H2ErrorCode.NO_ERROR))
 
 
 @pytest.mark.parametrize("timeout", ["x", "123456789S"])
-def test_a_timeout_that_is_none_is_told(lab: FrontDoorLab, timeout: str) -> None:
-    answer = ask(lab, fields(INFER, grpc_timeout=timeout), message(infer()))
-    assert answer["grpc-message"] == "Invalid grpc-timeout header"
+def test_an_invalid_timeout_is_refused(lab: FrontDoorLab, timeout: str) -> None:
+    response = ask(lab, fields(INFER, grpc_timeout=timeout), message(infer()))
+    assert response["grpc-message"] == "Invalid grpc-timeout header"
 
 
-def test_a_deadline_also_ends_a_call_whose_message_does_not_come(lab: FrontDoorLab) -> None:
-    answer = ask(lab, fields(INFER, grpc_timeout="10m"), message(infer())[:-1], end=False)
-    assert answer["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
-    assert "grpc-message" not in answer
+def test_a_deadline_also_ends_a_call_whose_message_does_not_arrive(lab: FrontDoorLab) -> None:
+    response = ask(lab, fields(INFER, grpc_timeout="10m"), message(infer())[:-1], end=False)
+    assert response["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+    assert "grpc-message" not in response
 
 
 @pytest.mark.parametrize(("change", "status"), [({"content_type": "text/html"}, "415"), ({"te": ""}, None)])
-def test_what_is_no_grpc_is_refused(lab: FrontDoorLab, change: dict[str, str], status: str | None) -> None:
+def test_requests_that_are_not_grpc_are_refused(lab: FrontDoorLab, change: dict[str, str], status: str | None) -> None:
     headers = [field for field in fields(INFER, **change) if field[1]]
     assert ask(lab, headers, message(infer()))[":status"] == (status or "400")
 
 
 @pytest.mark.parametrize("octets", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
-def test_other_protocols_are_sent_away(lab: FrontDoorLab, octets: bytes) -> None:
+def test_clients_of_other_protocols_get_goaway(lab: FrontDoorLab, octets: bytes) -> None:
     def conversation(port: int) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
             sock.sendall(octets)
@@ -168,7 +170,7 @@ def test_a_flood_is_ended_while_others_are_served(lab: FrontDoorLab) -> None:
     ended = threading.Event()
 
     def flood(port: int) -> None:
-        pings = (frames.head(8, frames.PING, 0, 0) + bytes(8)) * 20_000
+        pings = (frames.frame_header(8, frames.PING, 0, 0) + bytes(8)) * 20_000
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
             try:
                 sock.sendall(frames.PREFACE + frames.settings([]) + pings)
@@ -184,9 +186,9 @@ def test_a_flood_is_ended_while_others_are_served(lab: FrontDoorLab) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary(INFER, response_deserializer=pb.ModelInferResponse.FromString)
             for _ in range(20):
-                reply = call(infer(), timeout=20)
+                response = call(infer(), timeout=20)
         attacker.join(20)
         assert ended.is_set()
-        return bytes(reply.raw_output_contents[0])
+        return bytes(response.raw_output_contents[0])
 
     assert run(lab, conversation) == b"abc"

@@ -110,7 +110,7 @@ def raw_tensors_strategy() -> st.SearchStrategy[list[tuple[str, str, list[int], 
 
 
 @given(tensors=raw_tensors_strategy(), wrap=st.sampled_from([bytes, bytearray, memoryview]))
-def test_tensors_come_through_both_codecs_unchanged(
+def test_tensors_pass_through_both_codecs_unchanged(
     tensors: list[tuple[str, str, list[int], bytes]], wrap: Callable[[bytes], bytes]
 ) -> None:
     outputs = [Tensor(name, datatype, shape, data=wrap(raw)) for name, datatype, shape, raw in tensors]

@@ -58,12 +58,12 @@ def described_enum(enum: descriptor_pb2.EnumDescriptorProto) -> dict[str, int]:
     return {value.name: value.number for value in enum.value}
 
 
-def test_the_model_configuration_is_the_clients() -> None:
+def test_the_model_configuration_equals_that_of_the_client_library() -> None:
     theirs = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     assert described(model_config_pb2.DESCRIPTOR) == described(theirs.DESCRIPTOR)
 
 
-def test_the_inference_service_is_the_clients() -> None:
+def test_the_inference_service_equals_that_of_the_client_library() -> None:
     theirs = pytest.importorskip("tritonclient.grpc.service_pb2")
     assert described(grpc_service_pb2.DESCRIPTOR) == described(theirs.DESCRIPTOR)
 
@@ -90,7 +90,7 @@ def test_the_health_service_has_the_standard_names_and_numbers() -> None:
     }
 
 
-def test_messages_of_server_and_client_live_in_one_process() -> None:
+def test_messages_of_server_and_client_can_be_used_in_one_process() -> None:
     theirs = pytest.importorskip("tritonclient.grpc.service_pb2")
     ours = grpc_service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"\x01\x02"])
     parsed = theirs.ModelInferRequest.FromString(ours.SerializeToString())
@@ -98,7 +98,7 @@ def test_messages_of_server_and_client_live_in_one_process() -> None:
     assert list(parsed.raw_input_contents) == [b"\x01\x02"]
 
 
-def test_the_configuration_in_an_answer_is_the_one_that_was_parsed() -> None:
+def test_the_configuration_in_a_response_is_the_one_that_was_parsed() -> None:
     config = model_config_pb2.ModelConfig(name="m")
-    answer = grpc_service_pb2.ModelConfigResponse(config=config)
-    assert answer.config == config
+    response = grpc_service_pb2.ModelConfigResponse(config=config)
+    assert response.config == config

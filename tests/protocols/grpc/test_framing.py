@@ -8,6 +8,7 @@ from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.grpc import framing
 from protocols.grpc.framing import MessageFault, MessageReader
 
@@ -28,7 +29,7 @@ def test_messages_are_found_however_their_bytes_are_cut(messages: list[bytes], c
     octets = b"".join(map(framed, messages))
     reader = MessageReader("identity")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(framing, "LARGE_BYTE_SIZE", large)
+        patch.setattr(framing, "RECEIVE_BUFFER_BYTE_SIZE", large)
         for size in cuts:
             reader.feed(memoryview(octets[:size]))
             octets = octets[size:]
@@ -38,49 +39,49 @@ def test_messages_are_found_however_their_bytes_are_cut(messages: list[bytes], c
     assert reader.fault is None
 
 
-def test_a_large_message_gets_the_place_that_its_begin_asks_for() -> None:
-    content = bytes(range(256)) * (framing.LARGE_BYTE_SIZE // 256)
-    place, asked = bytearray(len(content)), []
+def test_a_large_message_is_received_in_the_buffer_that_is_chosen_by_its_first_bytes() -> None:
+    content = bytes(range(256)) * (RECEIVE_BUFFER_BYTE_SIZE // 256)
+    memory, asked = bytearray(len(content)), []
 
-    def give(head: bytes, byte_size: int) -> memoryview:
-        asked.append((head, byte_size))
-        return memoryview(place)
+    def choose(message_start: bytes, byte_size: int) -> memoryview:
+        asked.append((message_start, byte_size))
+        return memoryview(memory)
 
     reader = MessageReader("identity")
-    reader.place = give
+    reader.choose_buffer = choose
     for start in range(0, len(content) + 5, 700):
         reader.feed(memoryview(framed(content)[start : start + 700]))
-    assert asked == [(content[: framing.HEAD_BYTE_SIZE], len(content))]
-    assert place == content
+    assert asked == [(content[: framing.MESSAGE_START_BYTE_SIZE], len(content))]
+    assert memory == content
     assert [bytes(message) for message in reader.messages] == [content]
 
 
-def test_what_comes_before_anybody_could_say_where_is_gathered() -> None:
-    content = bytes(range(256)) * (framing.LARGE_BYTE_SIZE // 128)
-    octets, place = framed(content), bytearray(len(content))
+def test_what_arrives_before_a_buffer_can_be_chosen_is_gathered() -> None:
+    content = bytes(range(256)) * (RECEIVE_BUFFER_BYTE_SIZE // 128)
+    octets, memory = framed(content), bytearray(len(content))
     reader = MessageReader("identity")
     reader.feed(memoryview(octets[:50_000]))
-    reader.place = lambda head, byte_size: memoryview(place)
-    buffer = reader.direct()
+    reader.choose_buffer = lambda message_start, byte_size: memoryview(memory)
+    buffer = reader.direct_buffer()
     assert buffer is not None
     assert len(buffer) == len(octets) - 50_000
     reader.feed(memoryview(octets[50_000:]))
-    assert place == content
+    assert memory == content
     assert [bytes(message) for message in reader.messages] == [content]
 
 
-def test_a_large_message_can_be_written_where_it_belongs() -> None:
-    content = bytes(range(256)) * (framing.LARGE_BYTE_SIZE // 256)
+def test_a_large_message_can_be_received_directly_into_its_buffer() -> None:
+    content = bytes(range(256)) * (RECEIVE_BUFFER_BYTE_SIZE // 256)
     octets = framed(content)
     reader = MessageReader("identity")
-    assert reader.direct() is None
+    assert reader.direct_buffer() is None
     reader.feed(memoryview(octets[:2000]))
-    buffer = reader.direct()
+    buffer = reader.direct_buffer()
     assert buffer is not None
     assert len(buffer) == len(octets) - 2000
     buffer[:] = octets[2000:]
-    reader.filled(len(buffer))
-    assert reader.direct() is None
+    reader.received_directly(len(buffer))
+    assert reader.direct_buffer() is None
     assert [bytes(message) for message in reader.messages] == [content]
 
 
@@ -123,7 +124,7 @@ def test_a_message_that_inflates_beyond_the_limit_is_refused(monkeypatch: pytest
     )
 
 
-def test_a_message_is_refused_by_its_announced_size_before_it_comes() -> None:
+def test_a_message_is_refused_by_its_announced_size_before_it_arrives() -> None:
     assert read(b"\0\x80\0\0\0").fault == MessageFault(
         Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({2**31} vs. {2**31 - 1})"
     )

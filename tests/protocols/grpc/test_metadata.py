@@ -29,7 +29,7 @@ def test_without_a_pattern_there_is_no_forwarder() -> None:
 
 
 def test_metadata_and_the_user_agent_are_forwarded_and_nothing_of_grpc_itself() -> None:
-    assert forwarder(".*").of_head(request_head(FIELDS)) == {
+    assert forwarder(".*").of_call(request_head(FIELDS)) == {
         "user-agent": "grpc-go",
         "x-one": "1",
         "x-two": "ü",
@@ -38,9 +38,9 @@ def test_metadata_and_the_user_agent_are_forwarded_and_nothing_of_grpc_itself() 
 
 
 def test_names_that_match_are_forwarded() -> None:
-    assert forwarder("x-o").of_head(request_head(FIELDS)) == {"x-one": "1"}
+    assert forwarder("x-o").of_call(request_head(FIELDS)) == {"x-one": "1"}
 
 
 def test_a_reserved_name_is_an_error() -> None:
     with pytest.raises(ReservedHeader, match="Header 'timeout' is reserved for Triton usage and cannot be forwarded."):
-        forwarder("time").of_head(request_head([*FIELDS, ("timeout", "1")]))
+        forwarder("time").of_call(request_head([*FIELDS, ("timeout", "1")]))

@@ -109,8 +109,8 @@ def test_restricted_inference_needs_the_header_unary_and_on_streams(talk: Talk, 
             assert failure(lambda: model_infer(channel)(infer(), timeout=20)) == REFUSED
             assert model_infer(channel)(infer(), metadata=HEADER, timeout=20).raw_output_contents == [b"abc"]
         assert failure(lambda: list(stream_infer(channel)(iter([infer()]), timeout=20))) == REFUSED
-        (reply,) = stream_infer(channel)(iter([infer()]), metadata=HEADER, timeout=20)
-        assert reply.infer_response.raw_output_contents == [b"abc"]
+        (response,) = stream_infer(channel)(iter([infer()]), metadata=HEADER, timeout=20)
+        assert response.infer_response.raw_output_contents == [b"abc"]
         channel.unary_unary(f"{SERVICE}/ServerReady")(b"", timeout=20)
 
     talk(lab, conversation, RESTRICTED)
@@ -127,7 +127,7 @@ def test_a_stream_that_is_refused_ends_though_its_client_goes_on(talk: Talk, lab
 
 
 @pytest.mark.parametrize("text", ["inference", "nothing:a=b", "inference:a"])
-def test_a_restriction_that_is_none_is_told_at_the_start(lab: FrontDoorLab, text: str) -> None:
+def test_an_invalid_restriction_is_an_error_at_start(lab: FrontDoorLab, text: str) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         with pytest.raises(BadOption):
@@ -144,10 +144,10 @@ def test_metadata_becomes_parameters_of_every_request(talk: Talk, lab: FrontDoor
     def conversation(channel: grpc.Channel) -> None:
         for value in ("1", "2", "2", "1"):
             metadata = (("x-one", value), ("y", "3"))
-            reply = model_infer(channel)(infer(), metadata=metadata, timeout=20)
-            assert dict(reply.parameters) == {"x-one": pb.InferParameter(string_param=value)}
-            for reply in stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=20):
-                assert reply.infer_response.parameters["x-one"].string_param == value
+            response = model_infer(channel)(infer(), metadata=metadata, timeout=20)
+            assert dict(response.parameters) == {"x-one": pb.InferParameter(string_param=value)}
+            for response in stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=20):
+                assert response.infer_response.parameters["x-one"].string_param == value
         assert not model_infer(channel)(infer(), timeout=20).parameters
 
     talk(lab, conversation, FORWARDING)
@@ -158,8 +158,8 @@ def test_a_reserved_name_is_an_error_of_the_request(talk: Talk, lab: FrontDoorLa
         metadata = (("timeout", "1"),)
         refused = failure(lambda: model_infer(channel)(infer(), metadata=metadata, timeout=20))
         assert refused == (grpc.StatusCode.INVALID_ARGUMENT, RESERVED)
-        replies = stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=20)
-        assert [reply.error_message for reply in replies] == [RESERVED] * 2
+        responses = stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=20)
+        assert [response.error_message for response in responses] == [RESERVED] * 2
 
     talk(lab, conversation, FORWARDING)
 
@@ -182,8 +182,8 @@ def test_a_refused_name_leaves_no_region_in_use(talk: Talk, lab: FrontDoorLab) -
                 list(stream_infer(channel)(iter([message]), metadata=metadata, timeout=20))
                 assert region.lease_count == 0
                 if not known:
-                    reply = model_infer(channel)(message, timeout=20)  # now its form is known
-                    assert reply.raw_output_contents == [bytes(3)]
+                    response = model_infer(channel)(message, timeout=20)  # it is prepared now
+                    assert response.raw_output_contents == [bytes(3)]
 
         talk(lab, conversation, FORWARDING)
         assert region.lease_count == 0
@@ -195,27 +195,27 @@ def test_a_refused_name_leaves_no_region_in_use(talk: Talk, lab: FrontDoorLab) -
 # ---- compression ----------------------------------------------------------------------------
 
 
-def answer_on_the_wire(port: int, path: str, message: bytes, accepted: str) -> tuple[dict[str, str], bytes]:
-    """Return the headers and the messages, with their prefixes, of the answer to a call."""
+def response_on_the_wire(port: int, path: str, message: bytes, accepted: str) -> tuple[dict[str, str], bytes]:
+    """Return the headers and the messages, with their prefixes, of the response to a call."""
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
     client.initiate_connection()
     headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "a", "te": "trailers"}
     headers |= {"content-type": "application/grpc", "grpc-accept-encoding": accepted}
     client.send_headers(1, list(headers.items()))
     client.send_data(1, bytes(1) + len(message).to_bytes(4, "big") + message, end_stream=True)
-    told: dict[str, str] = {}
+    headers_and_trailers: dict[str, str] = {}
     messages = b""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(client.data_to_send())
         while octets := sock.recv(2**16):
             for event in client.receive_data(octets):
                 if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                    told |= {str(name): str(value) for name, value in event.headers or ()}
+                    headers_and_trailers |= {str(name): str(value) for name, value in event.headers or ()}
                 elif isinstance(event, h2.events.DataReceived):
                     messages += event.data or b""
                     client.acknowledge_received_data(event.flow_controlled_length or 0, 1)
                 elif isinstance(event, h2.events.StreamEnded):
-                    return told, messages
+                    return headers_and_trailers, messages
             sock.sendall(client.data_to_send())
     raise ConnectionError
 
@@ -236,9 +236,9 @@ def test_responses_of_inference_are_compressed_as_the_level_says_and_the_client_
 ) -> None:
     def conversation(port: int) -> None:
         message = infer(b"a" * 1000).SerializeToString()
-        told, messages = answer_on_the_wire(port, f"{SERVICE}/{method}", message, accepted)
-        assert told.get("grpc-encoding") == encoding
-        assert told["grpc-status"] == "0"
+        headers_and_trailers, messages = response_on_the_wire(port, f"{SERVICE}/{method}", message, accepted)
+        assert headers_and_trailers.get("grpc-encoding") == encoding
+        assert headers_and_trailers["grpc-status"] == "0"
         flag, content = messages[0], messages[5:]
         assert int.from_bytes(messages[1:5], "big") == len(content)
         assert flag == (encoding is not None)
@@ -256,8 +256,8 @@ def test_compressed_responses_are_understood(talk: Talk, lab: FrontDoorLab, byte
     def conversation(channel: grpc.Channel) -> None:
         for _ in range(3):
             assert model_infer(channel)(infer(raw), timeout=20).raw_output_contents == [raw]
-        replies = stream_infer(channel)(iter([infer(raw), infer(raw, "many")]), timeout=20)
-        assert [list(reply.infer_response.raw_output_contents) for reply in replies] == [[raw]] * 2
+        responses = stream_infer(channel)(iter([infer(raw), infer(raw, "many")]), timeout=20)
+        assert [list(response.infer_response.raw_output_contents) for response in responses] == [[raw]] * 2
 
     talk(lab, conversation, GrpcOptions(infer_response_compression_level="high"))
 
@@ -283,15 +283,15 @@ def test_calls_travel_over_tls(talk: Talk, lab: FrontDoorLab, certificates: Cert
             for _ in range(3):
                 assert model_infer(channel)(infer(), timeout=20).raw_output_contents == [b"abc"]
             assert model_infer(channel)(infer(raw), timeout=20).raw_output_contents[0] == raw
-            (reply,) = stream_infer(channel)(iter([infer(raw)]), timeout=20)
-            assert reply.infer_response.raw_output_contents[0] == raw
+            (response,) = stream_infer(channel)(iter([infer(raw)]), timeout=20)
+            assert response.infer_response.raw_output_contents[0] == raw
 
     lab = FrontDoorLab(arena_byte_size=2**24)
     lab.add_model(ModelSpec("echo", "", "test", 0, {"X": X}, {"X": X}), echo)
     talk(lab, conversation, GrpcOptions(tls=certificates.options()), by_port=True, uv=uv)
 
 
-def test_a_client_without_tls_is_sent_away(talk: Talk, lab: FrontDoorLab, certificates: Certificates) -> None:
+def test_a_client_without_tls_is_refused(talk: Talk, lab: FrontDoorLab, certificates: Certificates) -> None:
     def conversation(channel: grpc.Channel) -> None:
         status, _ = failure(lambda: model_infer(channel)(infer(), timeout=20))
         assert status is grpc.StatusCode.UNAVAILABLE
@@ -326,7 +326,9 @@ def test_the_ssl_options_of_tritonclient_are_understood(
     talk(lab, conversation, GrpcOptions(tls=certificates.options(mutual=True)), by_port=True)
 
 
-def test_what_is_no_http2_is_sent_away_over_tls_too(talk: Talk, lab: FrontDoorLab, certificates: Certificates) -> None:
+def test_clients_of_other_protocols_get_goaway_over_tls(
+    talk: Talk, lab: FrontDoorLab, certificates: Certificates
+) -> None:
     def conversation(port: int) -> bytes:
         context = ssl.create_default_context(cafile=str(certificates.authority))
         with (
@@ -340,11 +342,11 @@ def test_what_is_no_http2_is_sent_away_over_tls_too(talk: Talk, lab: FrontDoorLa
                     received += part
             return received
 
-    answer = talk(lab, conversation, GrpcOptions(tls=certificates.options()), by_port=True)
-    assert answer.endswith(b"this port speaks HTTP/2")
+    received = talk(lab, conversation, GrpcOptions(tls=certificates.options()), by_port=True)
+    assert received.endswith(b"this port speaks HTTP/2")
 
 
-def test_a_certificate_that_is_not_there_is_told_at_the_start(lab: FrontDoorLab, tmp_path: Path) -> None:
+def test_a_missing_certificate_is_an_error_at_start(lab: FrontDoorLab, tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         with pytest.raises(BadOption):
@@ -354,7 +356,7 @@ def test_a_certificate_that_is_not_there_is_told_at_the_start(lab: FrontDoorLab,
 # ---- keepalive and age ----------------------------------------------------------------------
 
 
-def test_a_client_that_pings_too_often_is_told_so(talk: Talk, lab: FrontDoorLab) -> None:
+def test_a_client_that_pings_too_often_loses_its_connection(talk: Talk, lab: FrontDoorLab) -> None:
     def conversation(port: int) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
             sock.sendall(frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 4)
@@ -393,7 +395,7 @@ def read_until(sock: socket.socket, end: bytes) -> bytes:
     return received
 
 
-def test_a_client_that_says_nothing_is_pinged_and_cut(talk: Talk, lab: FrontDoorLab) -> None:
+def test_a_client_that_sends_nothing_is_pinged_and_its_connection_closed(talk: Talk, lab: FrontDoorLab) -> None:
     options = GrpcOptions(keepalive_time_ms=10, keepalive_timeout_ms=10, keepalive_permit_without_calls=True)
 
     def conversation(port: int) -> None:
@@ -407,17 +409,17 @@ def test_a_client_that_says_nothing_is_pinged_and_cut(talk: Talk, lab: FrontDoor
     talk(lab, conversation, options, by_port=True)
 
 
-def test_a_client_of_grpcio_answers_the_pings_and_keeps_its_call(talk: Talk, lab: FrontDoorLab) -> None:
-    """The held call is answered after the client has answered several pings of the server."""
+def test_a_client_of_grpcio_acknowledges_pings_and_keeps_its_call(talk: Talk, lab: FrontDoorLab) -> None:
+    """The held call gets its response after the client has acknowledged several pings of the server."""
     options = GrpcOptions(
         keepalive_time_ms=5, keepalive_timeout_ms=5000, keepalive_permit_without_calls=True,
         http2_max_pings_without_data=0,
     )  # fmt: skip
 
-    def answer_later(request: Request) -> None:
+    def respond_later(request: Request) -> None:
         asyncio.get_running_loop().call_later(0.1, echo, request)
 
-    lab.add_model(ModelSpec("later", "", "test", 0, {"X": X}, {"X": X}), answer_later)
+    lab.add_model(ModelSpec("later", "", "test", 0, {"X": X}, {"X": X}), respond_later)
 
     def conversation(channel: grpc.Channel) -> None:
         assert model_infer(channel)(infer(model="later"), timeout=20).raw_output_contents == [b"abc"]
@@ -448,7 +450,7 @@ def test_clients_move_to_new_connections_when_theirs_gets_too_old(
     talk(lab, conversation, GrpcOptions(max_connection_age_ms=20, max_connection_age_grace_ms=5000))
 
 
-def test_calls_of_an_old_connection_end_when_their_grace_is_over(talk: Talk, lab: FrontDoorLab) -> None:
+def test_calls_of_an_old_connection_end_with_their_grace_period(talk: Talk, lab: FrontDoorLab) -> None:
     held: list[Request] = []
     instance = lab.add_model(ModelSpec("slow", "", "test", 0, {"X": X}, {"X": X}), held.append)
 

@@ -46,10 +46,10 @@ def infer(model: str, raw: bytes = b"", **more: Any) -> pb.ModelInferRequest:
     return pb.ModelInferRequest(model_name=model, inputs=[tensor], raw_input_contents=[raw], **more)
 
 
-def unary(channel: grpc.Channel, name: str, reply_type: type[Message]) -> Any:
+def unary(channel: grpc.Channel, name: str, response_type: type[Message]) -> Any:
     path = name if name.startswith("/") else f"/inference.GRPCInferenceService/{name}"
     return channel.unary_unary(
-        path, request_serializer=lambda m: m.SerializeToString(), response_deserializer=reply_type.FromString
+        path, request_serializer=lambda m: m.SerializeToString(), response_deserializer=response_type.FromString
     )
 
 
@@ -86,10 +86,10 @@ def lab() -> FrontDoorLab:
     return lab
 
 
-def test_a_request_is_answered_with_its_data_and_parameters(lab: FrontDoorLab) -> None:
+def test_a_response_has_the_data_and_parameters_of_its_request(lab: FrontDoorLab) -> None:
     parameters = {"key": pb.InferParameter(string_param="value")}
-    reply = talk(lab, lambda channel: model_infer(channel)(infer("echo", b"abc", id="7", parameters=parameters)))
-    assert reply == pb.ModelInferResponse(
+    response = talk(lab, lambda channel: model_infer(channel)(infer("echo", b"abc", id="7", parameters=parameters)))
+    assert response == pb.ModelInferResponse(
         model_name="echo",
         model_version="1",
         id="7",
@@ -99,7 +99,7 @@ def test_a_request_is_answered_with_its_data_and_parameters(lab: FrontDoorLab) -
     )
 
 
-def test_a_tensor_of_16_mebibytes_comes_through_both_ways(lab: FrontDoorLab) -> None:
+def test_a_tensor_of_16_mebibytes_passes_in_both_directions(lab: FrontDoorLab) -> None:
     raw = bytes(range(256)) * (MEBIBYTE // 16)
     # Compared in the thread: the result of `asyncio.run` is printed by Python's own signal module.
     assert talk(lab, lambda channel: model_infer(channel)(infer("echo", raw)).raw_output_contents[0] == raw)
@@ -147,10 +147,10 @@ def test_errors_have_the_status_of_their_code_and_their_text_as_it_is(
 def test_a_long_error_still_reaches_the_client(lab: FrontDoorLab) -> None:
     text = "Traceback:\n" * 10_000
     lab.add_model(spec("fail"), lambda request: request.fail(error_of(ErrorCode.INTERNAL, text)))
-    status, told = failure(lab, lambda channel: model_infer(channel)(infer("fail")))
+    status, received = failure(lab, lambda channel: model_infer(channel)(infer("fail")))
     assert status is grpc.StatusCode.INTERNAL
-    assert len(told) > 1000
-    assert text.startswith(told)
+    assert len(received) > 1000
+    assert text.startswith(received)
 
 
 def test_a_decoupled_model_is_refused(lab: FrontDoorLab) -> None:
@@ -161,7 +161,7 @@ def test_a_decoupled_model_is_refused(lab: FrontDoorLab) -> None:
     )
 
 
-def test_a_message_that_is_none_is_refused(lab: FrontDoorLab) -> None:
+def test_bytes_that_are_not_a_message_are_refused(lab: FrontDoorLab) -> None:
     def conversation(channel: grpc.Channel) -> None:
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff\xff")
 
@@ -208,13 +208,13 @@ def test_a_client_that_cancels_its_call_cancels_the_request(lab: FrontDoorLab) -
     assert instance.cancelled == held
 
 
-def test_a_deadline_that_has_passed_is_told(lab: FrontDoorLab) -> None:
+def test_a_deadline_that_has_passed_is_the_status(lab: FrontDoorLab) -> None:
     lab.add_model(spec("slow"), lambda request: None)
     status, _ = failure(lab, lambda channel: model_infer(channel)(infer("slow"), timeout=0.01))
     assert status is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_health_tells_whether_the_server_is_ready(lab: FrontDoorLab) -> None:
+def test_health_says_whether_the_server_is_ready(lab: FrontDoorLab) -> None:
     def conversation(channel: grpc.Channel) -> Any:
         return unary(channel, "/grpc.health.v1.Health/Check", HealthCheckResponse)(HealthCheckRequest())
 
@@ -264,12 +264,12 @@ def stop_while_running(lab: FrontDoorLab, grace_s: float) -> Any:
     return asyncio.run(main())
 
 
-def test_a_call_that_runs_when_the_server_stops_is_answered(lab: FrontDoorLab) -> None:
-    reply = stop_while_running(lab, grace_s=20)
-    assert reply.raw_output_contents == [b"x"]
+def test_a_call_that_runs_when_the_server_stops_gets_its_response(lab: FrontDoorLab) -> None:
+    response = stop_while_running(lab, grace_s=20)
+    assert response.raw_output_contents == [b"x"]
 
 
-def test_a_call_that_does_not_end_in_time_is_told_so(lab: FrontDoorLab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_does_not_end_in_time_gets_a_status(lab: FrontDoorLab, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     error = stop_while_running(lab, grace_s=0)
     assert error.code() is grpc.StatusCode.UNAVAILABLE

@@ -152,11 +152,11 @@ def bound_socket() -> socket.socket:
 
 
 async def _exchange(
-    test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]], options: HttpOptions, *, lane: bool
+    test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]], options: HttpOptions, *, fast_path: bool
 ) -> None:
     kernel = build_kernel()
     sock = bound_socket()
-    server = HttpServer(kernel, sock, options, lane=lane)
+    server = HttpServer(kernel, sock, options, fast_path=fast_path)
     await server.start()
     address = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
@@ -168,22 +168,22 @@ async def _exchange(
         close_kernel(kernel)
 
 
-@pytest.fixture(params=[True, False], ids=["lane", "aiohttp"])
+@pytest.fixture(params=[True, False], ids=["fast path", "aiohttp"])
 def exchange(
     request: pytest.FixtureRequest,
 ) -> Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
     """Return a function that runs a coroutine function with a client and the kernel behind its server.
 
-    Each test runs with the lane and without it: what clients see is the same.
+    Each test runs with the fast path and without it: what clients see is the same.
     """
     options = HttpOptions(max_input_size=MAX_INPUT_SIZE)
-    return lambda test: asyncio.run(_exchange(test, options, lane=request.param))
+    return lambda test: asyncio.run(_exchange(test, options, fast_path=request.param))
 
 
 @pytest.fixture
 def serve() -> Callable[[HttpOptions, Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
     """Return a function that runs a coroutine function as `exchange` does, with a server of other options."""
-    return lambda options, test: asyncio.run(_exchange(test, options, lane=True))
+    return lambda options, test: asyncio.run(_exchange(test, options, fast_path=True))
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import StreamReader, web
 from aiohttp.http_parser import RawRequestMessage
 
-from protocols.http.aiohttp_internals import AiohttpServer, check_unanswered, is_response_begun, send_continue
+from protocols.http.aiohttp_internals import AiohttpServer, check_not_begun, is_response_begun, send_continue
 from protocols.http.body import read_body
-from protocols.http.responses import empty_reply
+from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -65,7 +65,7 @@ def run(handler: Handler, test: Callable[[AiohttpServer, AiohttpConnection, Fake
 
 
 async def nothing(http: web.BaseRequest) -> web.StreamResponse:
-    return empty_reply()
+    return empty_response()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -131,7 +131,7 @@ def test_a_connection_is_idle_but_from_the_head_of_a_request_to_its_response() -
     async def handler(http: web.BaseRequest) -> web.StreamResponse:
         seen.append(http)
         await go_on.wait()
-        return empty_reply()
+        return empty_response()
 
     async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
         assert connection.idle
@@ -181,22 +181,22 @@ def test_a_connection_that_leaves_its_transport_does_not_close_it() -> None:
 
 
 def test_every_response_goes_through_finish_response() -> None:
-    answered: list[bool] = []
+    responded: list[bool] = []
 
     async def handler(http: web.BaseRequest) -> web.StreamResponse:
         if http.path == "/raise":
             raise ValueError("a bug")
-        return empty_reply()
+        return empty_response()
 
     async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
-        connection.answered = answered.append
+        connection.on_response = responded.append
         connection.data_received(GET)
-        await until(lambda: len(answered) == 1)
+        await until(lambda: len(responded) == 1)
         connection.data_received(b"GET /raise HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: len(answered) == 2)
+        await until(lambda: len(responded) == 2)
 
     run(handler, test)
-    assert answered == [True, False]
+    assert responded == [True, False]
 
 
 @pytest.mark.parametrize(("sent", "status"), [(b"GET /\x00 HTTP/9\r\n\r\n", 400), (GET, 500)])
@@ -216,13 +216,13 @@ def test_handle_error_makes_the_response_to_what_is_not_http_and_to_bugs(sent: b
 def test_whether_a_response_was_begun_is_known() -> None:
     async def handler(http: web.BaseRequest) -> web.StreamResponse:
         assert not is_response_begun(http)
-        check_unanswered(http)
+        check_not_begun(http)
         response = web.StreamResponse()
         await response.prepare(http)
         await response.write(b"a")
         assert is_response_begun(http)
         with pytest.raises(ConnectionError):
-            check_unanswered(http)
+            check_not_begun(http)
         return response
 
     async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
@@ -274,7 +274,7 @@ def test_a_body_that_is_ended_with_an_error_raises_it_where_it_is_read() -> None
             await read_body(http, 1000, lambda byte_size: AssertionError())  # type: ignore[arg-type,return-value]
         except Exception as error:
             raised.append(str(error))
-        return empty_reply()
+        return empty_response()
 
     async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
         connection.data_received(CHUNKED + b"1\r\na\r\n")
@@ -292,7 +292,7 @@ def test_bodies_are_left_compressed() -> None:
 
     async def handler(http: web.BaseRequest) -> web.StreamResponse:
         bodies.append(await http.content.read())
-        return empty_reply()
+        return empty_response()
 
     async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
         connection.data_received(

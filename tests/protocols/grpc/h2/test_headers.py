@@ -1,4 +1,4 @@
-"""Header blocks: what a request says, what is remembered of it, and blocks that clients understand."""
+"""Header blocks: the request heads that they stand for, which are remembered, and blocks that clients understand."""
 
 import pytest
 from hpack import Decoder, Encoder
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
-from protocols.grpc.h2.headers import HeaderDecoder, encode_block, request_head, status_block
+from protocols.grpc.h2.headers import RequestHeadDecoder, encode_block, encode_trailers, request_head, status_trailers
 
 FIELDS = [
     (":method", "POST"),
@@ -17,7 +17,7 @@ FIELDS = [
 ]
 
 
-def test_a_grpc_call_is_known_by_its_headers() -> None:
+def test_a_grpc_call_is_recognised_by_its_headers() -> None:
     head = request_head([*FIELDS, ("grpc-encoding", "gzip"), ("grpc-timeout", "10m"), ("content-length", "7")])
     assert (head.fault, head.path, head.is_grpc, head.encoding) == ("", "/a/b", True, "gzip")
     assert head.timeout_s == pytest.approx(0.01)
@@ -28,20 +28,20 @@ def test_a_grpc_call_is_known_by_its_headers() -> None:
     "change",
     [(":method", "GET"), ("content-type", "application/json"), ("content-type", "application/grpc+json")],
 )
-def test_what_is_no_grpc_call_is_known_too(change: tuple[str, str]) -> None:
+def test_other_requests_are_not_taken_for_grpc_calls(change: tuple[str, str]) -> None:
     head = request_head([change if field[0] == change[0] else field for field in FIELDS])
     assert head.fault == ""
     assert not head.is_grpc
 
 
 @pytest.mark.parametrize("text", ["", "1", "m", "1x", "-1S", "123456789S", "9" * 5000 + "S"])
-def test_a_timeout_that_is_none_is_told(text: str) -> None:
+def test_an_invalid_timeout_is_noted(text: str) -> None:
     assert not request_head([*FIELDS, ("grpc-timeout", text)]).timeout_valid
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.text("xyz", max_size=3)), max_size=3)))
-def test_what_is_remembered_means_what_a_plain_decoder_says(requests: list[list[tuple[str, str]]]) -> None:
-    encoder, plain, remembering = Encoder(), Decoder(), HeaderDecoder()
+def test_a_remembered_block_means_what_a_plain_decoder_says(requests: list[list[tuple[str, str]]]) -> None:
+    encoder, plain, remembering = Encoder(), Decoder(), RequestHeadDecoder()
     encoder.header_table_size = 80  # so that entries are evicted
     plain.max_allowed_table_size = 4096
     for more in requests:
@@ -52,15 +52,15 @@ def test_what_is_remembered_means_what_a_plain_decoder_says(requests: list[list[
 
 
 def test_a_repeated_block_is_decoded_once() -> None:
-    encoder, decoder = Encoder(), HeaderDecoder()
+    encoder, decoder = Encoder(), RequestHeadDecoder()
     decoder.decode(encoder.encode(FIELDS))  # fills the table
     block = encoder.encode(FIELDS)
     assert decoder.decode(block) is decoder.decode(block)
 
 
-def test_blocks_that_are_no_hpack_end_the_connection() -> None:
+def test_blocks_that_are_not_hpack_end_the_connection() -> None:
     with pytest.raises(ConnectionFailure) as caught:
-        HeaderDecoder().decode(b"\xff\xff\xff\xff\x0f")
+        RequestHeadDecoder().decode(b"\xff\xff\xff\xff\x0f")
     assert caught.value.code is H2ErrorCode.COMPRESSION_ERROR
 
 
@@ -73,8 +73,16 @@ def test_encoded_blocks_are_understood_and_leave_the_table_alone(fields: list[tu
 
 
 def test_a_status_without_a_text_has_no_message() -> None:
-    assert [(str(name), str(value)) for name, value in Decoder().decode(status_block(4, None))] == [
+    assert [(str(name), str(value)) for name, value in Decoder().decode(status_trailers(4, None).block)] == [
         (":status", "200"),
         ("content-type", "application/grpc+proto"),
         ("grpc-status", "4"),
     ]
+
+
+def test_trailers_say_the_status_in_their_block() -> None:
+    refused = [(":status", "200"), ("content-type", "application/grpc+proto"), ("grpc-status", "5")]
+    assert encode_trailers(refused).grpc_status == status_trailers(5, "text").grpc_status == 5
+    assert encode_trailers(refused).block == encode_block(refused)
+    not_grpc = encode_trailers([(":status", "415"), ("grpc-message", "text")])
+    assert (not_grpc.grpc_status, not_grpc.http_status) == (None, "415")

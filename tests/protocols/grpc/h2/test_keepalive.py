@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from protocols.grpc.h2 import frames
-from protocols.grpc.h2.connection import H2Connection as H2Connection
-from protocols.grpc.h2.headers import encode_block, status_block
-from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, PingStrikes, Wanted
+from protocols.grpc.h2.connection import H2Connection
+from protocols.grpc.h2.headers import encode_block, status_trailers
+from protocols.grpc.h2.keepalive import KeepaliveRules, Lifetime, LifetimeAction, PingStrikes
 
 SECOND = 10**9
 HOUR = 3600 * SECOND
@@ -34,7 +34,7 @@ def strikes(times_s: list[int], rules: KeepaliveRules, *, calls: bool, sent: lis
     counter = PingStrikes(rules)
     sent = sent or [0] * len(times_s)
     return [
-        counter.too_many(time_s * SECOND, calls=calls, sent_byte_size=size)
+        counter.is_excessive(time_s * SECOND, has_calls=calls, sent_byte_size=size)
         for time_s, size in zip(times_s, sent, strict=True)
     ]
 
@@ -42,7 +42,7 @@ def strikes(times_s: list[int], rules: KeepaliveRules, *, calls: bool, sent: lis
 # ---- pings of the peer ----------------------------------------------------------------------
 
 
-def test_the_first_ping_is_free_and_of_those_that_come_too_soon_two_are_forgiven() -> None:
+def test_the_first_ping_is_free_and_two_that_come_too_soon_are_forgiven() -> None:
     assert strikes([0, 1, 2, 3], RULES, calls=True) == [False, False, False, True]
 
 
@@ -59,7 +59,7 @@ def test_where_pings_without_calls_are_permitted_the_interval_is_that_of_calls()
     assert strikes([0, 300, 600, 900], rules(permit_without_calls=True), calls=False) == [False] * 4
 
 
-def test_an_answer_between_two_pings_forgives_all() -> None:
+def test_a_response_between_two_pings_forgives_all() -> None:
     assert strikes([0, 1, 2, 3, 4, 5, 6], RULES, calls=True, sent=[0, 0, 0, 100, 100, 100, 100]) == [False] * 6 + [True]
 
 
@@ -78,31 +78,31 @@ class Connection:
         self.calls = calls
         self.received_ns = 0
         self.sent_byte_size = 0
-        self.seen: list[tuple[float, Wanted]] = []
+        self.seen: list[tuple[float, LifetimeAction]] = []
 
-    def run(self, until_s: float) -> list[tuple[float, Wanted]]:
-        """Look whenever it is due, up to a time; returns what was done, and when, in seconds."""
+    def run(self, until_s: float) -> list[tuple[float, LifetimeAction]]:
+        """Ask for the next action whenever it is due, up to a time; returns the actions with their times in seconds."""
         while (now_ns := self.lifetime.due_ns) <= until_s * SECOND:
-            wanted = self.lifetime.look(
-                now_ns, received_ns=self.received_ns, calls=self.calls, sent_byte_size=self.sent_byte_size
+            action = self.lifetime.next_action(
+                now_ns, last_received_ns=self.received_ns, has_calls=self.calls, sent_byte_size=self.sent_byte_size
             )
-            assert wanted is Wanted.CLOSE or self.lifetime.due_ns > now_ns, "it would spin"
-            if wanted is not Wanted.NOTHING:
-                self.seen.append((now_ns / SECOND, wanted))
-            if wanted is Wanted.CLOSE:
+            assert action is LifetimeAction.CLOSE or self.lifetime.due_ns > now_ns, "it would spin"
+            if action is not LifetimeAction.NOTHING:
+                self.seen.append((now_ns / SECOND, action))
+            if action is LifetimeAction.CLOSE:
                 break
         return self.seen
 
 
-def test_a_silent_peer_is_pinged_and_cut_when_it_does_not_answer() -> None:
-    assert Connection(RULES).run(1000) == [(100, Wanted.PING), (120, Wanted.CLOSE)]
+def test_a_silent_peer_is_pinged_and_its_connection_closed_when_it_sends_nothing() -> None:
+    assert Connection(RULES).run(1000) == [(100, LifetimeAction.PING), (120, LifetimeAction.CLOSE)]
 
 
-def test_any_byte_after_the_ping_is_an_answer() -> None:
+def test_any_byte_after_the_ping_shows_that_the_peer_lives() -> None:
     connection = Connection(RULES)
     connection.run(100)
     connection.received_ns = 101 * SECOND
-    assert connection.run(210) == [(100, Wanted.PING), (201, Wanted.PING)]
+    assert connection.run(210) == [(100, LifetimeAction.PING), (201, LifetimeAction.PING)]
 
 
 def test_a_peer_that_sends_is_not_pinged() -> None:
@@ -115,30 +115,30 @@ def test_a_peer_that_sends_is_not_pinged() -> None:
 def test_a_connection_without_calls_is_pinged_only_where_that_is_permitted() -> None:
     assert Connection(RULES, calls=False).run(10_000) == []
     permitted = Connection(rules(permit_without_calls=True), calls=False)
-    assert permitted.run(1000) == [(100, Wanted.PING), (120, Wanted.CLOSE)]
+    assert permitted.run(1000) == [(100, LifetimeAction.PING), (120, LifetimeAction.CLOSE)]
 
 
-def answer_pings(connection: Connection, until_s: float) -> list[float]:
-    """Let the peer answer each ping within a second; returns when it was pinged."""
+def acknowledge_pings(connection: Connection, until_s: float) -> list[float]:
+    """Have the peer acknowledge each ping within a second; returns when it was pinged."""
     while connection.lifetime.due_ns <= until_s * SECOND:
         count = len(connection.seen)
         now_ns = connection.lifetime.due_ns
         connection.run(now_ns / SECOND)
         if len(connection.seen) > count:
             connection.received_ns = now_ns + SECOND
-    return [time_s for time_s, wanted in connection.seen if wanted is Wanted.PING]
+    return [time_s for time_s, action in connection.seen if action is LifetimeAction.PING]
 
 
-def test_after_so_many_pings_without_data_there_are_no_more() -> None:
-    assert len(answer_pings(Connection(RULES), 10_000)) == 2
-    assert len(answer_pings(Connection(rules(max_pings_without_data=0)), 1300)) > 8
+def test_the_number_of_pings_without_data_is_limited() -> None:
+    assert len(acknowledge_pings(Connection(RULES), 10_000)) == 2
+    assert len(acknowledge_pings(Connection(rules(max_pings_without_data=0)), 1300)) > 8
 
 
 def test_data_that_was_sent_allows_pings_again() -> None:
     connection = Connection(RULES)
-    assert len(answer_pings(connection, 1000)) == 2
+    assert len(acknowledge_pings(connection, 1000)) == 2
     connection.sent_byte_size = 100
-    assert len(answer_pings(connection, 2000)) == 4
+    assert len(acknowledge_pings(connection, 2000)) == 4
 
 
 # ---- age ------------------------------------------------------------------------------------
@@ -146,25 +146,29 @@ def test_data_that_was_sent_allows_pings_again() -> None:
 NEVER_SILENT = rules(time_ns=1000 * HOUR)
 
 
-def test_an_old_connection_is_let_end_and_its_calls_have_their_grace() -> None:
+def test_a_connection_that_is_too_old_drains_and_its_calls_have_a_grace_period() -> None:
     aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND, max_age_grace_ns=5 * SECOND)
-    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN), (55, Wanted.CLOSE)]
+    assert Connection(aging).run(1000) == [(50, LifetimeAction.DRAIN), (55, LifetimeAction.CLOSE)]
 
 
-def test_without_a_grace_calls_of_an_old_connection_take_what_they_need() -> None:
+def test_without_a_grace_period_calls_of_an_old_connection_take_as_long_as_they_need() -> None:
     aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND)
-    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN)]
+    assert Connection(aging).run(1000) == [(50, LifetimeAction.DRAIN)]
 
 
 @pytest.mark.parametrize(("jitter", "end_s"), [(-1, 45), (0.5, 52.5), (1, 55)])
-def test_ages_differ_by_up_to_a_tenth(jitter: float, end_s: float) -> None:
+def test_maximum_ages_differ_by_up_to_a_tenth(jitter: float, end_s: float) -> None:
     aging = msgspec.structs.replace(NEVER_SILENT, max_age_ns=50 * SECOND)
-    assert Connection(aging, jitter=jitter).run(1000) == [(end_s, Wanted.DRAIN)]
+    assert Connection(aging, jitter=jitter).run(1000) == [(end_s, LifetimeAction.DRAIN)]
 
 
-def test_a_silent_peer_of_an_old_connection_is_cut_all_the_same() -> None:
+def test_an_old_connection_with_a_silent_peer_is_closed_as_well() -> None:
     aging = rules(max_age_ns=50 * SECOND)
-    assert Connection(aging).run(1000) == [(50, Wanted.DRAIN), (100, Wanted.PING), (120, Wanted.CLOSE)]
+    assert Connection(aging).run(1000) == [
+        (50, LifetimeAction.DRAIN),
+        (100, LifetimeAction.PING),
+        (120, LifetimeAction.CLOSE),
+    ]
 
 
 # ---- in a connection ------------------------------------------------------------------------
@@ -174,8 +178,8 @@ BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"),
 
 def ended(connection: H2Connection, octets: bytes) -> bool:
     """Receive `octets`, all at the same time; returns whether the connection has ended."""
-    connection.receive(memoryview(octets), SECOND)
-    return connection.failed
+    connection.receiving.receive(memoryview(octets), SECOND)
+    return connection.sending.ended
 
 
 def test_a_connection_ends_with_the_ping_that_is_one_too_many() -> None:
@@ -183,17 +187,17 @@ def test_a_connection_ends_with_the_ping_that_is_one_too_many() -> None:
     assert not ended(connection, frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 3)
     assert ended(connection, frames.PING_REQUEST)
     goaway = frames.goaway(0, frames.H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
-    assert b"".join(connection.take_output()).endswith(goaway)
+    assert b"".join(connection.sending.write_queue.take()).endswith(goaway)
 
 
-def test_acknowledgements_do_not_forgive_pings_and_answers_do() -> None:
+def test_acknowledgements_do_not_forgive_pings_and_responses_do() -> None:
     connection = H2Connection(RULES)
     assert not ended(connection, frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 3)
     number = 1
     for _ in range(10):
-        head = frames.head(len(BLOCK), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number)
+        head = frames.frame_header(len(BLOCK), frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, number)
         assert not ended(connection, head + BLOCK)
-        connection.send_trailers(connection.streams[number], status_block(0, None))
+        connection.sending.send_trailers(connection.streams.by_id[number], status_trailers(0, None))
         assert not ended(connection, frames.PING_REQUEST * 3 + frames.settings([]))
         number += 2
     assert ended(connection, frames.PING_REQUEST)

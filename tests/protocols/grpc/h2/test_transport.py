@@ -1,4 +1,4 @@
-"""A connection on a transport that does what the test says: turns, back pressure, and the end."""
+"""A connection on a transport that does what the test says: event-loop iterations, backpressure, and the end."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,22 +8,22 @@ import pytest
 
 from protocols.grpc.h2 import frames, limits, transport
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
-from protocols.grpc.h2.headers import encode_block, status_block
+from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import Stream, StreamCallbacks
 from protocols.grpc.h2.transport import ServerConnection
 
 SECOND = 10**9
 GREETING = frames.PREFACE + frames.settings([])
 BLOCK = encode_block([(":method", "POST"), (":scheme", "http"), (":path", "/a"), ("te", "trailers")])
-PING = frames.head(8, frames.PING, 0, 0) + bytes(8)
+PING = frames.frame_header(8, frames.PING, 0, 0) + bytes(8)
 
 
 def request(number: int, content: bytes = b"") -> bytes:
     message = bytes([0]) + len(content).to_bytes(4, "big") + content
     return (
-        frames.head(len(BLOCK), frames.HEADERS, frames.END_HEADERS, number)
+        frames.frame_header(len(BLOCK), frames.HEADERS, frames.END_HEADERS, number)
         + BLOCK
-        + frames.head(len(message), frames.DATA, frames.END_STREAM, number)
+        + frames.frame_header(len(message), frames.DATA, frames.END_STREAM, number)
         + message
     )
 
@@ -74,7 +74,7 @@ class Wire(asyncio.Transport):
 
 
 class RefusedCall:
-    """A call that is answered with a status as soon as its request is there."""
+    """A call that gets a status as soon as its request has arrived."""
 
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
         self._connection = connection
@@ -82,61 +82,61 @@ class RefusedCall:
         self.ends: list[str] = []
 
     def readable(self) -> None:
-        self._connection.machine.send_trailers(self._stream, status_block(5, "no"))
-        self._connection.wake()
+        self._connection.sending.send_trailers(self._stream, status_trailers(5, "no"))
+        self._connection.schedule_write()
 
-    def sent(self) -> None:
-        self.ends.append("sent")
+    def data_sent(self) -> None:
+        self.ends.append("data sent")
 
     def closed(self) -> None:
         self.ends.append("closed")
 
-    def cut_off(self) -> None:
-        self.ends.append("cut off")
+    def terminate(self) -> None:
+        self.ends.append("terminated")
 
 
 class HeldCall(RefusedCall):
-    """A call that is not answered."""
+    """A call that gets no response."""
 
     def readable(self) -> None:
         pass
 
 
-class Owner:
-    def __init__(self, kind: type[RefusedCall]) -> None:
-        self.kind = kind
+class Acceptor:
+    def __init__(self, call_type: type[RefusedCall]) -> None:
+        self.call_type = call_type
         self.open: set[ServerConnection] = set()
         self.calls: list[RefusedCall] = []
         self.refuses = False
 
-    def opened(self, connection: ServerConnection) -> None:
+    def connection_opened(self, connection: ServerConnection) -> None:
         self.open.add(connection)
 
-    def closed(self, connection: ServerConnection) -> None:
+    def connection_closed(self, connection: ServerConnection) -> None:
         self.open.discard(connection)
 
-    def answer(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         if self.refuses:
-            connection.machine.send_trailers(stream, status_block(14, "no"))
+            connection.sending.send_trailers(stream, status_trailers(14, "no"))
             return None
-        self.calls.append(self.kind(connection, stream))
+        self.calls.append(self.call_type(connection, stream))
         return self.calls[-1]
 
-    def quiet(self) -> None:
+    def connection_idle(self) -> None:
         pass
 
 
-Conversation = Callable[[ServerConnection, Wire, Owner], Coroutine[Any, Any, None]]
+Conversation = Callable[[ServerConnection, Wire, Acceptor], Coroutine[Any, Any, None]]
 
 
-def converse(conversation: Conversation, kind: type[RefusedCall] = RefusedCall) -> None:
+def converse(conversation: Conversation, call_type: type[RefusedCall] = RefusedCall) -> None:
     async def main() -> None:
-        owner, wire = Owner(kind), Wire()
-        connection = ServerConnection(owner)
+        acceptor, wire = Acceptor(call_type), Wire()
+        connection = ServerConnection(acceptor)
         connection.connection_made(wire)
         receive(connection, GREETING)
         wire.written.clear()
-        await conversation(connection, wire, owner)
+        await conversation(connection, wire, acceptor)
 
     asyncio.run(main())
 
@@ -151,13 +151,13 @@ def receive(connection: ServerConnection, octets: bytes) -> None:
         octets = octets[size:]
 
 
-async def some_turns() -> None:
+async def some_iterations() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def test_answers_of_what_came_together_leave_together() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_responses_to_calls_that_arrive_together_leave_in_one_write() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         receive(connection, request(1) + request(3) + PING)
         assert len(wire.written) == 1
         assert wire.output.count(b"grpc-status") == 2
@@ -165,20 +165,20 @@ def test_answers_of_what_came_together_leave_together() -> None:
     converse(conversation)
 
 
-def test_a_turn_works_on_so_many_frames_and_reads_no_more_until_the_rest_is_done() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
-        receive(connection, PING * limits.FRAMES_PER_TURN + request(1))
+def test_an_iteration_handles_a_limited_number_of_frames_and_reading_waits_for_the_rest() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
+        receive(connection, PING * limits.FRAMES_PER_ITERATION + request(1))
         assert not wire.reading
-        assert not owner.calls
+        assert not acceptor.calls
         await asyncio.sleep(0)
-        assert len(owner.calls) == 1
+        assert len(acceptor.calls) == 1
         assert wire.reading
 
     converse(conversation)
 
 
-def test_a_client_that_reads_nothing_is_read_no_further() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_a_client_that_does_not_read_its_responses_is_not_read_any_further() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         connection.pause_writing()
         number = 1
         while wire.reading and number < 10_000:
@@ -187,17 +187,17 @@ def test_a_client_that_reads_nothing_is_read_no_further() -> None:
             await asyncio.sleep(0)
         assert not wire.reading
         assert not wire.written
-        assert connection.machine.outbox_byte_size < 2 * transport.MAX_BACKLOG_BYTE_SIZE
+        assert connection.sending.write_queue.byte_size < 2 * transport.MAX_BACKLOG_BYTE_SIZE
         connection.resume_writing()
         await asyncio.sleep(0)
         assert wire.reading
-        assert wire.output.count(b"grpc-status") == len(owner.calls)
+        assert wire.output.count(b"grpc-status") == len(acceptor.calls)
 
     converse(conversation)
 
 
-def test_a_socket_that_takes_nothing_for_too_long_is_cut() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_a_connection_whose_socket_accepts_nothing_for_too_long_is_aborted() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         connection.pause_writing()
         connection.check_progress(0)
         connection.check_progress(transport.WRITE_TIMEOUT_S * SECOND - 1)
@@ -208,14 +208,14 @@ def test_a_socket_that_takes_nothing_for_too_long_is_cut() -> None:
     converse(conversation)
 
 
-def test_a_large_answer_leaves_in_pieces_while_the_socket_takes_them() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_a_large_response_leaves_in_pieces_as_the_socket_accepts_them() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         windows = frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**30)]) + frames.window_update(0, 2**30)
         receive(connection, windows + request(1))
         released: list[bool] = []
-        stream = connection.machine.streams[1]
-        connection.machine.respond(stream, [bytes(3 * 2**20)], lambda: released.append(True))
-        connection.wake()
+        stream = connection.http2.streams.by_id[1]
+        connection.sending.respond(stream, [bytes(3 * 2**20)], lambda: released.append(True))
+        connection.schedule_write()
         await asyncio.sleep(0)
         connection.pause_writing()
         taken = len(wire.output)
@@ -223,22 +223,22 @@ def test_a_large_answer_leaves_in_pieces_while_the_socket_takes_them() -> None:
         assert len(wire.output) == taken < 2 * transport.WRITE_BYTE_SIZE
         assert not released
         connection.resume_writing()
-        await some_turns()
+        await some_iterations()
         assert released == [True]
         assert len(wire.output) > 3 * 2**20
 
     converse(conversation, HeldCall)
 
 
-def test_memory_is_given_back_when_the_transport_has_nothing_of_it_left() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_memory_is_released_when_the_transport_has_written_it() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         windows = frames.settings([(Setting.INITIAL_WINDOW_SIZE, 2**30)]) + frames.window_update(0, 2**30)
         receive(connection, windows + request(1))
         released: list[bool] = []
         wire.unwritten = 5
         content = bytes(transport.WRITE_BYTE_SIZE // 2)
-        connection.machine.respond(connection.machine.streams[1], [content], lambda: released.append(True))
-        connection.wake()
+        connection.sending.respond(connection.http2.streams.by_id[1], [content], lambda: released.append(True))
+        connection.schedule_write()
         await asyncio.sleep(0)
         assert len(wire.output) > len(content)
         assert not released
@@ -249,59 +249,59 @@ def test_memory_is_given_back_when_the_transport_has_nothing_of_it_left() -> Non
     converse(conversation, HeldCall)
 
 
-class PlacedCall(HeldCall):
+class BufferingCall(HeldCall):
     """A call that has memory for its large message."""
 
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
         super().__init__(connection, stream)
         self.memory = bytearray()
-        if stream.whole is None:
-            stream.reader.place = self._place
+        if stream.complete_message is None:
+            stream.message_reader.choose_buffer = self._choose_buffer
 
-    def _place(self, head: bytes, byte_size: int) -> memoryview:
+    def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview:
         self.memory = bytearray(byte_size)
         return memoryview(self.memory)
 
 
-def test_the_body_of_a_large_request_is_received_where_it_belongs() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_a_large_message_is_received_in_the_buffer_of_its_call() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         content = bytes(range(256)) * 2**11
         # Behind the first, its headers are known, and a large call begins in one step.
         for number, begin in ((1, b""), (3, b""), (5, PING), (9, request(7))):
             receive(connection, begin + request(number, content) + PING)
-            [message] = connection.machine.streams[number].reader.messages
+            [message] = connection.http2.streams.by_id[number].message_reader.messages
             assert message == content
-            call = owner.calls[-1]
-            assert isinstance(call, PlacedCall)
+            call = acceptor.calls[-1]
+            assert isinstance(call, BufferingCall)
             assert call.memory == content
-        assert wire.output.count(frames.head(8, frames.PING, frames.ACK, 0)) == 5
+        assert wire.output.count(frames.frame_header(8, frames.PING, frames.ACK, 0)) == 5
 
-    converse(conversation, PlacedCall)
+    converse(conversation, BufferingCall)
 
 
-def test_a_large_request_that_is_refused_by_its_headers_harms_no_other() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_a_large_request_that_is_refused_by_its_headers_does_not_disturb_others() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         receive(connection, request(1))
-        owner.refuses = True
+        acceptor.refuses = True
         content = bytes(2**17)
         receive(connection, request(3, content) + request(5, content))
-        assert not connection.machine.streams
+        assert not connection.http2.streams.by_id
         assert wire.output.count(b"grpc-status") == 3
-        assert not connection.machine.failed
+        assert not connection.sending.ended
 
     converse(conversation)
 
 
-@pytest.mark.parametrize("octets", [PING * 101, frames.head(0, frames.SETTINGS, 0, 1)])
-def test_a_connection_that_failed_says_why_and_drops_what_still_comes(octets: bytes) -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+@pytest.mark.parametrize("octets", [PING * 101, frames.frame_header(0, frames.SETTINGS, 0, 1)])
+def test_a_connection_that_failed_says_why_and_drops_what_still_arrives(octets: bytes) -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         receive(connection, request(1))
         receive(connection, octets)
-        await some_turns()
+        await some_iterations()
         assert wire.ended
         end = wire.output
         assert bytes([frames.GOAWAY, 0, 0, 0, 0, 0, 0, 0, 0, 1]) in end
-        assert owner.calls[0].ends == ["closed"]
+        assert acceptor.calls[0].ends == ["closed"]
         for _ in range(100):
             receive(connection, PING * 1000)
         assert wire.output == end
@@ -311,21 +311,21 @@ def test_a_connection_that_failed_says_why_and_drops_what_still_comes(octets: by
 
 
 def test_calls_learn_that_their_connection_is_lost() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         receive(connection, request(1))
         connection.connection_lost(None)
-        assert owner.calls[0].ends == ["closed"]
-        assert owner.open == set()
+        assert acceptor.calls[0].ends == ["closed"]
+        assert acceptor.open == set()
 
     converse(conversation, HeldCall)
 
 
-def test_a_connection_that_is_closed_says_goodbye() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_a_connection_that_is_closed_sends_goaway() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         receive(connection, request(1))
-        connection.cut_off_calls()
+        connection.terminate_calls()
         connection.close()
-        assert owner.calls[0].ends == ["cut off", "closed"]
+        assert acceptor.calls[0].ends == ["terminated", "closed"]
         assert wire.output.endswith(frames.goaway(1, H2ErrorCode.NO_ERROR))
         assert wire.closed
 
@@ -334,24 +334,24 @@ def test_a_connection_that_is_closed_says_goodbye() -> None:
 
 # ---- keepalive and age ----------------------------------------------------------------------
 
-PONG = frames.head(8, frames.PING, frames.ACK, 0) + bytes(8)
+PONG = frames.frame_header(8, frames.PING, frames.ACK, 0) + bytes(8)
 
 
-def test_a_connection_that_is_too_old_closes_when_the_client_knows_and_the_last_call_has_ended() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+def test_a_connection_that_is_too_old_closes_when_its_client_knows_and_the_last_call_has_ended() -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         receive(connection, request(1))
         connection.drain()
         assert wire.output == frames.goaway(2**31 - 1, H2ErrorCode.NO_ERROR, "max_age") + frames.PING_REQUEST
-        receive(connection, request(3) + PONG)  # the one call was on its way when the client was told
-        assert len(owner.calls) == 2
+        receive(connection, request(3) + PONG)  # the client made call 3 before it knew
+        assert len(acceptor.calls) == 2
         receive(connection, request(5))
-        assert len(owner.calls) == 2
+        assert len(acceptor.calls) == 2
         assert wire.output.endswith(frames.rst_stream(5, H2ErrorCode.REFUSED_STREAM))
         assert not wire.closed
         for number in (1, 3):
-            connection.machine.send_trailers(connection.machine.streams[number], status_block(5, "no"))
-        connection.wake()
-        await some_turns()
+            connection.sending.send_trailers(connection.http2.streams.by_id[number], status_trailers(5, "no"))
+        connection.schedule_write()
+        await some_iterations()
         assert wire.closed
         assert wire.output.endswith(frames.goaway(5, H2ErrorCode.NO_ERROR))
 
@@ -359,9 +359,9 @@ def test_a_connection_that_is_too_old_closes_when_the_client_knows_and_the_last_
 
 
 def test_a_connection_that_is_too_old_and_idle_waits_only_for_the_client_to_know() -> None:
-    async def conversation(connection: ServerConnection, wire: Wire, owner: Owner) -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         connection.drain()
-        await some_turns()
+        await some_iterations()
         assert not wire.closed
         receive(connection, PONG)
         assert wire.closed

@@ -287,13 +287,13 @@ def encoded(response: Response) -> pb.ModelInferResponse:
     return message
 
 
-def answer(**more: Any) -> Response:
+def response(**more: Any) -> Response:
     return Response("m", "3", "7", **more)
 
 
 def test_outputs_are_raw_contents_with_an_empty_one_for_a_region() -> None:
     message = encoded(
-        answer(
+        response(
             outputs=[
                 Tensor("A", "FP32", [1, 2], data=memoryview(b"12345678")),
                 Tensor("B", "FP32", [2], client_span=ClientSpan("r", 8)),
@@ -312,7 +312,7 @@ def test_outputs_are_raw_contents_with_an_empty_one_for_a_region() -> None:
 
 
 def test_response_parameters_keep_their_types() -> None:
-    message = encoded(answer(outputs=[], parameters={"b": True, "i": -(2**63), "f": 0.5, "s": "é"}))
+    message = encoded(response(outputs=[], parameters={"b": True, "i": -(2**63), "f": 0.5, "s": "é"}))
     assert message.parameters["b"] == parameter(bool_param=True)
     assert message.parameters["i"] == parameter(int64_param=-(2**63))
     assert message.parameters["f"] == parameter(double_param=0.5)
@@ -321,18 +321,18 @@ def test_response_parameters_keep_their_types() -> None:
 
 def test_a_parameter_that_no_field_can_hold_is_refused() -> None:
     with pytest.raises(InternalError, match="response parameter 'i' does not fit"):
-        encoded(answer(outputs=[], parameters={"i": 2**63}))
+        encoded(response(outputs=[], parameters={"i": 2**63}))
 
 
-def test_a_response_that_grpc_cannot_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "MAX_MESSAGE_BYTE_SIZE", 7)
+def test_a_response_larger_than_grpc_allows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "MAX_BODY_BYTE_SIZE", 7)
     with pytest.raises(InvalidArgument) as caught:
-        encoded(answer(outputs=[Tensor("A", "FP32", [2], data=b"12345678")]))
+        encoded(response(outputs=[Tensor("A", "FP32", [2], data=b"12345678")]))
     assert caught.value.message == "Response has byte size 8 which exceeds gRPC's byte size limit 7."
 
 
 def test_a_response_on_a_stream_says_whether_it_is_final() -> None:
-    parts = codec.stream_response_parts(answer(outputs=[], final=False))
+    parts = codec.stream_response_parts(response(outputs=[], final=False))
     message = pb.ModelStreamInferResponse.FromString(b"".join(parts))
     assert message.infer_response.parameters["triton_final_response"] == parameter(bool_param=False)
     assert message.infer_response.model_version == "3"

@@ -31,7 +31,7 @@ def test_elements_become_the_raw_bytes_of_their_datatype(contents: Contents, dat
 
 
 @pytest.mark.parametrize(
-    ("contents", "datatype", "told"),
+    ("contents", "datatype", "named"),
     [
         (Contents(int_contents=[1]), "FP32", "INT32"),
         (Contents(uint_contents=[1]), "INT8", "UINT32"),
@@ -43,11 +43,11 @@ def test_elements_become_the_raw_bytes_of_their_datatype(contents: Contents, dat
         (Contents(fp32_contents=[1]), "<invalid>", "FP32"),
     ],
 )
-def test_a_field_that_does_not_fit_the_datatype_is_refused(contents: Contents, datatype: str, told: str) -> None:
+def test_a_field_that_does_not_fit_the_datatype_is_refused(contents: Contents, datatype: str, named: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         pack_contents(contents, datatype, "IN", "m")
     assert caught.value.message == (
-        f"unexpected explicit tensor data for input tensor 'IN' for model 'm' of type '{told}', expected "
+        f"unexpected explicit tensor data for input tensor 'IN' for model 'm' of type '{named}', expected "
         f"datatype '{datatype}'"
     )
 

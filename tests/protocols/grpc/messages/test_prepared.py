@@ -1,4 +1,4 @@
-"""Requests of a known form are the requests that parsing makes, and nothing else is taken for one."""
+"""A request made from a prepared one equals what parsing makes of its message, and no other message matches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernel.testing import RecordingSink
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.codec import decode_request, parse_request, start_request
 from protocols.grpc.messages.prepared import PreparedMessages, model_of
-from protocols.grpc.messages.raw import first_raw_content
+from protocols.grpc.messages.raw_contents import first_raw_content
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
@@ -30,7 +30,7 @@ SPEC = ModelSpec(
     {name: TensorSpec(name, kind, (-1,), (-1,)) for name, kind in (("A", "FP32"), ("B", "UINT8"), ("S", "BYTES"))},
     {"OUT": TensorSpec("OUT", "FP32", (-1,), (-1,))},
 )
-MODEL: Model = object()  # type: ignore[assignment]  # forms only hand it back
+MODEL: Model = object()  # type: ignore[assignment]  # it is only returned
 SINK = RecordingSink()
 
 
@@ -52,13 +52,13 @@ def parsed(octets: bytes) -> Request:
     return request
 
 
-def remembering(*messages: pb.ModelInferRequest) -> PreparedMessages:
-    forms = PreparedMessages()
-    assert forms.find(b"", 1, SINK) is None
+def prepared_from(*messages: pb.ModelInferRequest) -> PreparedMessages:
+    prepared = PreparedMessages()
+    assert prepared.match(b"", 1, SINK) is None
     for each in messages:
         octets = each.SerializeToString()
-        forms.remember(octets, parsed(octets), MODEL)
-    return forms
+        prepared.add(octets, parsed(octets), MODEL)
+    return prepared
 
 
 def facts(request: Request) -> object:
@@ -80,12 +80,12 @@ def facts(request: Request) -> object:
         message(seed=6, priority=2, custom=5),
     ],
 )
-def test_a_request_of_a_known_form_is_what_parsing_makes_of_it(again: pb.ModelInferRequest, kind: type) -> None:
-    forms = remembering(message(), message(version="1", id="first"), message(priority=2, custom=5))
+def test_a_request_from_a_prepared_one_equals_the_parsed_one(again: pb.ModelInferRequest, kind: type) -> None:
+    prepared = prepared_from(message(), message(version="1", id="first"), message(priority=2, custom=5))
     octets = again.SerializeToString()
-    found = forms.find(kind(octets), 1, SINK)
+    found = prepared.match(kind(octets), 1, SINK)
     assert found is not None
-    assert found[1].common.model is MODEL
+    assert found[1].prepared.model is MODEL
     assert facts(found[0]) == facts(parsed(octets))
     assert found[0].sink is SINK
 
@@ -103,7 +103,7 @@ def test_a_request_of_a_known_form_is_what_parsing_makes_of_it(again: pb.ModelIn
     ],
 )
 def test_other_requests_are_parsed(other: pb.ModelInferRequest) -> None:
-    assert remembering(message(), message(version="1")).find(other.SerializeToString(), 1, SINK) is None
+    assert prepared_from(message(), message(version="1")).match(other.SerializeToString(), 1, SINK) is None
 
 
 def test_requests_in_shared_memory_have_references_of_their_own() -> None:
@@ -114,8 +114,8 @@ def test_requests_in_shared_memory_have_references_of_their_own() -> None:
         parameters["shared_memory_region"].string_param = "region"
         parameters["shared_memory_byte_size"].int64_param = 12
     octets = made.SerializeToString()
-    forms = remembering(made)
-    first, second = (forms.find(octets, 1, SINK) for _ in range(2))
+    prepared = prepared_from(made)
+    first, second = (prepared.match(octets, 1, SINK) for _ in range(2))
     assert first is not None
     assert second is not None
     assert facts(first[0]) == facts(second[0]) == facts(parsed(octets))
@@ -124,33 +124,33 @@ def test_requests_in_shared_memory_have_references_of_their_own() -> None:
 
 
 def test_parameters_are_not_shared() -> None:
-    forms = remembering(message(custom=5))
+    prepared = prepared_from(message(custom=5))
     octets = message(custom=5).SerializeToString()
-    first = forms.find(octets, 1, SINK)
+    first = prepared.match(octets, 1, SINK)
     assert first is not None
     first[0].parameters["more"] = 1
-    second = forms.find(octets, 1, SINK)
+    second = prepared.match(octets, 1, SINK)
     assert second is not None
     assert second[0].parameters == {"custom": 5}
 
 
-def test_another_catalog_forgets_all_forms() -> None:
-    forms = remembering(message())
+def test_a_change_of_the_catalog_drops_what_was_prepared() -> None:
+    prepared = prepared_from(message())
     octets = message().SerializeToString()
-    assert forms.find(octets, 2, SINK) is None
-    assert forms.find(octets, 2, SINK) is None
+    assert prepared.match(octets, 2, SINK) is None
+    assert prepared.match(octets, 2, SINK) is None
 
 
 @pytest.mark.parametrize("tail", [b"\x1a\x01x", b"\x0a\x01n", b"\x12\x019", b"\x3a\x00"])
-def test_fields_that_stand_twice_are_left_to_protobuf(tail: bytes) -> None:
-    """The last of two counts, which here stands behind the id that would be taken out."""
+def test_messages_with_a_field_twice_are_left_to_protobuf(tail: bytes) -> None:
+    """The last of the two is valid, which here stands behind the id that would be cut out."""
     octets = message().SerializeToString()
     contents = sum(2 + len(content) for content in message().raw_input_contents)
     made = octets[:-contents] + tail + octets[-contents:]
-    forms = PreparedMessages()
-    forms.find(b"", 1, SINK)
-    forms.remember(made, parsed(octets), MODEL)
-    assert forms.find(made, 1, SINK) is None
+    prepared = PreparedMessages()
+    prepared.match(b"", 1, SINK)
+    prepared.add(made, parsed(octets), MODEL)
+    assert prepared.match(made, 1, SINK) is None
 
 
 def test_strings_and_typed_contents_are_parsed() -> None:
@@ -158,18 +158,18 @@ def test_strings_and_typed_contents_are_parsed() -> None:
     strings.inputs.add(name="S", datatype="BYTES", shape=[1])
     typed = pb.ModelInferRequest(model_name="m")
     typed.inputs.add(name="A", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
-    forms = remembering(strings, typed)
-    assert forms.find(strings.SerializeToString(), 1, SINK) is None
-    assert forms.find(typed.SerializeToString(), 1, SINK) is None
+    prepared = prepared_from(strings, typed)
+    assert prepared.match(strings.SerializeToString(), 1, SINK) is None
+    assert prepared.match(typed.SerializeToString(), 1, SINK) is None
 
 
 @given(st.data())
-def test_a_changed_message_is_never_taken_for_what_it_is_not(data: st.DataObject) -> None:
-    forms = remembering(message(id="ab"), message(rows=5))
+def test_a_changed_message_matches_only_what_it_really_is(data: st.DataObject) -> None:
+    prepared = prepared_from(message(id="ab"), message(rows=5))
     octets = bytearray(message(id="cd", seed=9).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
-    found = forms.find(bytes(octets), 1, SINK)
+    found = prepared.match(bytes(octets), 1, SINK)
     if found is None:
         return
     request = parsed(bytes(octets))
@@ -183,14 +183,14 @@ SPEC_WITHOUT_STRINGS = ModelSpec(
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_break_it(octets: bytes) -> None:
-    forms = remembering(message())
-    assert forms.find(octets, 1, SINK) is None
+def test_any_bytes_can_be_matched_and_added(octets: bytes) -> None:
+    prepared = prepared_from(message())
+    assert prepared.match(octets, 1, SINK) is None
     try:
         request = parsed(message().SerializeToString())
     except ServingError:
         raise AssertionError from None
-    forms.remember(octets, request, MODEL)
+    prepared.add(octets, request, MODEL)
 
 
 @pytest.mark.parametrize(("octets", "found"), [
@@ -200,24 +200,24 @@ def test_no_bytes_break_it(octets: bytes) -> None:
     (b"\x0a\x01\xff\x1a\x01x", None),
     (b"\x1a\x01x", None),
 ])  # fmt: skip
-def test_the_model_is_read_off_the_first_bytes(octets: bytes, found: tuple[str, str] | None) -> None:
+def test_the_model_is_read_from_the_first_bytes(octets: bytes, found: tuple[str, str] | None) -> None:
     assert model_of(octets) == found
 
 
-def test_a_message_that_begins_like_an_earlier_one_of_its_size_is_known_by_its_begin() -> None:
+def test_the_start_of_a_message_matches_an_earlier_message_of_its_size() -> None:
     octets = message(version="1", rows=700).SerializeToString()
-    forms = remembering(message(version="1", rows=700), message(version="1", rows=701))
+    prepared = prepared_from(message(version="1", rows=700), message(version="1", rows=701))
     other = message(version="1", id="other", rows=700, seed=3).SerializeToString()
-    for begin in (octets, other):
-        announced = forms.announced(begin[:1024], len(begin), 1)
-        assert announced is not None
-        assert announced[0] is MODEL
-        assert announced == (MODEL, first_raw_content(begin[:1024]))
-    assert forms.announced(octets[:1024], len(octets) + 1, 1) is None
-    assert forms.announced(octets[:30], len(octets), 1) is None
-    assert forms.announced(octets[:1024], len(octets), 2) is None
-    assert forms.announced(message(rows=700).SerializeToString()[:1024], len(octets), 1) is None
-    assert forms.announced(b"", len(octets), 1) is None
+    for whole in (octets, other):
+        matched = prepared.match_start(whole[:1024], len(whole), 1)
+        assert matched is not None
+        assert matched[0] is MODEL
+        assert matched == (MODEL, first_raw_content(whole[:1024]))
+    assert prepared.match_start(octets[:1024], len(octets) + 1, 1) is None
+    assert prepared.match_start(octets[:30], len(octets), 1) is None
+    assert prepared.match_start(octets[:1024], len(octets), 2) is None
+    assert prepared.match_start(message(rows=700).SerializeToString()[:1024], len(octets), 1) is None
+    assert prepared.match_start(b"", len(octets), 1) is None
 
 
 def test_contents_behind_an_input_in_shared_memory_are_the_first() -> None:
@@ -227,5 +227,5 @@ def test_contents_behind_an_input_in_shared_memory_are_the_first() -> None:
     made.inputs[0].parameters["shared_memory_byte_size"].int64_param = 700
     del made.inputs[2], made.raw_input_contents[1]
     octets = made.SerializeToString()
-    announced = remembering(made).announced(octets[:1024], len(octets), 1)
-    assert announced == (MODEL, first_raw_content(octets[:1024]))
+    matched = prepared_from(made).match_start(octets[:1024], len(octets), 1)
+    assert matched == (MODEL, first_raw_content(octets[:1024]))

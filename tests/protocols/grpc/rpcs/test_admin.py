@@ -67,7 +67,7 @@ def test_a_model_that_does_not_exist_is_not_ready(lab: FrontDoorLab, name: str, 
     assert done(ModelRpcs(lab.kernel).ready(message, CALLER)).ready is ready
 
 
-def test_a_version_that_is_no_number_is_an_error(lab: FrontDoorLab) -> None:
+def test_a_version_that_is_not_a_number_is_an_error(lab: FrontDoorLab) -> None:
     kind, text = refusal(ModelRpcs(lab.kernel).ready(pb.ModelReadyRequest(name="m", version="x"), CALLER))
     assert kind is InvalidArgument
     assert text.startswith("failed to get model version from specified version string 'x'")
@@ -90,14 +90,14 @@ def test_metadata_lists_the_ready_versions_or_the_one_asked_for(
 
 
 def test_the_configuration_is_that_of_the_model(lab: FrontDoorLab) -> None:
-    reply = done(ModelRpcs(lab.kernel).config(pb.ModelConfigRequest(name="m"), CALLER))
-    assert reply.config == lab.kernel.resolve("m").config
+    response = done(ModelRpcs(lab.kernel).config(pb.ModelConfigRequest(name="m"), CALLER))
+    assert response.config == lab.kernel.resolve("m").config
 
 
 def test_statistics_have_all_durations_also_before_the_first_request(lab: FrontDoorLab) -> None:
-    reply = done(ModelRpcs(lab.kernel).statistics(pb.ModelStatisticsRequest(name="m"), CALLER))
-    assert [(s.name, s.version) for s in reply.model_stats] == [("m", "1"), ("m", "3")]
-    fields = reply.model_stats[0].inference_stats.ListFields()
+    response = done(ModelRpcs(lab.kernel).statistics(pb.ModelStatisticsRequest(name="m"), CALLER))
+    assert [(s.name, s.version) for s in response.model_stats] == [("m", "1"), ("m", "3")]
+    fields = response.model_stats[0].inference_stats.ListFields()
     assert len(fields) == len(pb.InferStatistics.DESCRIPTOR.fields)
     assert all(duration == pb.StatisticDuration() for _, duration in fields)
 
@@ -106,12 +106,12 @@ def test_statistics_count_requests_and_batches(lab: FrontDoorLab) -> None:
     tensor = Tensor("IN", "FP32", [2, 4], data=bytes(32))
     lab.kernel.submit(Request("m", [tensor], RecordingSink()))
     message = pb.ModelStatisticsRequest(name="m", version="3")
-    (told,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
-    assert (told.inference_count, told.execution_count) == (2, 1)
-    assert told.last_inference == lab.clock.wall_ns() // 1_000_000
-    assert told.inference_stats.success.count == 1
-    assert told.inference_stats.compute_infer.ns == 2_000
-    (batch,) = told.batch_stats
+    (reported,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
+    assert (reported.inference_count, reported.execution_count) == (2, 1)
+    assert reported.last_inference == lab.clock.wall_ns() // 1_000_000
+    assert reported.inference_stats.success.count == 1
+    assert reported.inference_stats.compute_infer.ns == 2_000
+    (batch,) = reported.batch_stats
     assert (batch.batch_size, batch.compute_input.ns, batch.compute_output.count) == (2, 1_000, 1)
 
 
@@ -120,8 +120,8 @@ def test_statistics_have_the_sections_that_backends_report(lab: FrontDoorLab) ->
     statistics.responses["0"] = ResponseStatistics(*(Duration(count, 10 * count) for count in range(1, 7)))
     statistics.memory_usage.append(MemoryUsage("CPU_PINNED", 2, 4096))
     message = pb.ModelStatisticsRequest(name="m", version="3")
-    (told,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
-    fields = told.response_stats["0"].ListFields()
+    (reported,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
+    fields = reported.response_stats["0"].ListFields()
     assert [(field.name, duration.count, duration.ns) for field, duration in fields] == [
         ("compute_infer", 1, 10),
         ("compute_output", 2, 20),
@@ -130,7 +130,7 @@ def test_statistics_have_the_sections_that_backends_report(lab: FrontDoorLab) ->
         ("empty_response", 5, 50),
         ("cancel", 6, 60),
     ]
-    (memory,) = told.memory_usage
+    (memory,) = reported.memory_usage
     assert (memory.type, memory.id, memory.byte_size) == ("CPU_PINNED", 2, 4096)
 
 
@@ -164,7 +164,7 @@ def test_the_index_shows_versions_states_and_reasons(lab: FrontDoorLab) -> None:
     assert [m.version for m in ready] == ["1", "3"]
 
 
-def test_loading_hands_configuration_and_files_on(lab: FrontDoorLab) -> None:
+def test_loading_passes_configuration_and_files_on(lab: FrontDoorLab) -> None:
     parameter = pb.ModelRepositoryParameter
     parameters = {"config": parameter(string_param="{}"), "file:1/model.py": parameter(bytes_param=b"pass")}
     rpcs = RepositoryRpcs(lab.kernel)
@@ -176,7 +176,7 @@ def test_loading_hands_configuration_and_files_on(lab: FrontDoorLab) -> None:
     ]
 
 
-def test_unloading_hands_the_choice_about_dependents_on(lab: FrontDoorLab) -> None:
+def test_unloading_passes_the_choice_about_dependents_on(lab: FrontDoorLab) -> None:
     parameter = pb.ModelRepositoryParameter
     rpcs = RepositoryRpcs(lab.kernel)
     dependents = {"unload_dependents": parameter(bool_param=True), "other": parameter(int64_param=1)}

@@ -72,7 +72,7 @@ def test_a_service_that_is_not_there_is_unknown_until_the_server_stops() -> None
 
 
 @pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "nothing"])
-def test_check_answers_for_the_whole_server_whatever_is_asked(service: str) -> None:
+def test_check_speaks_for_the_whole_server_whatever_service_is_named(service: str) -> None:
     lab = FrontDoorLab()
     message = HealthCheckRequest(service=service)
     assert asyncio.run(Health(lab.kernel).check(message, Caller(None))).status == SERVING

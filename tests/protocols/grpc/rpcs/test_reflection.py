@@ -10,17 +10,17 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from kernel.config.pool import POOL
 from protocols.grpc.generated import reflection_v1_pb2 as v1
 from protocols.grpc.generated import reflection_v1alpha_pb2 as v1alpha
-from protocols.grpc.rpcs.reflection import SERVICES, answer
+from protocols.grpc.rpcs.reflection import SERVICES, response_to
 from protocols.testing import FrontDoorLab
 
 Talk = Callable[..., Any]
 
 
 def ask(**fields: Any) -> Any:
-    return answer(v1.ServerReflectionRequest(host="h", **fields), v1.ServerReflectionResponse, POOL)
+    return response_to(v1.ServerReflectionRequest(host="h", **fields), v1.ServerReflectionResponse, POOL)
 
 
-def test_an_answer_names_what_it_answers() -> None:
+def test_a_response_names_its_request() -> None:
     response = ask(list_services="*")
     assert response.valid_host == "h"
     assert response.original_request.list_services == "*"
@@ -35,7 +35,7 @@ def test_an_answer_names_what_it_answers() -> None:
         "inference.ModelInferRequest.InferInputTensor",
     ],
 )
-def test_the_file_of_a_symbol_comes_with_all_that_it_imports(symbol: str) -> None:
+def test_the_file_of_a_symbol_is_sent_with_all_that_it_imports(symbol: str) -> None:
     pool = DescriptorPool()
     for file in ask(file_containing_symbol=symbol).file_descriptor_response.file_descriptor_proto:
         pool.AddSerializedFile(file)
@@ -69,7 +69,7 @@ def test_messages_have_no_extensions() -> None:
         },
     ],
 )
-def test_what_is_not_there_is_not_found(fields: dict[str, Any]) -> None:
+def test_names_that_do_not_exist_are_not_found(fields: dict[str, Any]) -> None:
     assert ask(**fields).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 

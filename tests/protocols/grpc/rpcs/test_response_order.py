@@ -12,7 +12,7 @@ def test_the_oldest_request_is_sent_at_once() -> None:
     order.check()
 
 
-def test_replies_of_a_later_request_wait_for_the_older_one() -> None:
+def test_responses_to_a_later_request_wait_for_the_older_one() -> None:
     order: RequestOrder[str, str] = RequestOrder()
     order.begin("a")
     order.begin("b")
@@ -26,7 +26,7 @@ def test_replies_of_a_later_request_wait_for_the_older_one() -> None:
 
 
 @given(st.data())
-def test_replies_come_in_the_order_of_requests_whatever_order_they_were_put_in(data: st.DataObject) -> None:
+def test_responses_are_sent_in_the_order_of_requests_whatever_order_they_were_put_in(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))
     wanted = [(request, number) for request, count in enumerate(counts) for number in range(count)]
     left = {request: list(range(count)) for request, count in enumerate(counts)}

@@ -40,8 +40,8 @@ def rpcs() -> SettingsRpcs:
 def trace(rpcs: SettingsRpcs, settings: dict[str, list[str]], model: str = "") -> dict[str, list[str]]:
     values = {name: Trace(value=texts) for name, texts in settings.items()}
     message = pb.TraceSettingRequest(settings=values, model_name=model)
-    reply = done(rpcs.trace(message, CALLER))
-    return {name: list(value.value) for name, value in reply.settings.items()}
+    response = done(rpcs.trace(message, CALLER))
+    return {name: list(value.value) for name, value in response.settings.items()}
 
 
 DEFAULTS = {
@@ -88,9 +88,9 @@ def test_trace_settings_of_an_unknown_model_are_refused(rpcs: SettingsRpcs) -> N
 
 
 def log(rpcs: SettingsRpcs, **settings: Log) -> dict[str, bool | int | str]:
-    reply = done(rpcs.log(pb.LogSettingsRequest(settings=settings), CALLER))
+    response = done(rpcs.log(pb.LogSettingsRequest(settings=settings), CALLER))
     shown: dict[str, bool | int | str] = {}
-    for name, value in reply.settings.items():
+    for name, value in response.settings.items():
         ((_, shown[name]),) = value.ListFields()
     return shown
 

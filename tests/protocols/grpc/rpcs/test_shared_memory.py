@@ -40,7 +40,7 @@ def registration(key: str) -> pb.SystemSharedMemoryRegisterRequest:
     return pb.SystemSharedMemoryRegisterRequest(name="r", key=key, offset=16, byte_size=32)
 
 
-def test_a_region_is_registered_listed_and_forgotten(lab: FrontDoorLab, key: str) -> None:
+def test_a_region_is_registered_listed_and_unregistered(lab: FrontDoorLab, key: str) -> None:
     rpcs = SharedMemoryRpcs(lab.kernel)
     done(rpcs.system_register(registration(key), LOCAL))
     for name in ("", "r"):

@@ -23,7 +23,7 @@ from protocols.testing import FrontDoorLab, listening
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
-Replies = list[pb.ModelStreamInferResponse]
+Responses = list[pb.ModelStreamInferResponse]
 
 
 def spec(name: str, *, decoupled: bool = False) -> ModelSpec:
@@ -49,7 +49,7 @@ def echo(request: Request) -> None:
 
 
 def count(request: Request) -> None:
-    """Answer with every byte by itself, and then with the end alone."""
+    """Respond with every byte by itself, and then with the end alone."""
     for number in bytes(request.inputs[0].data or b""):
         respond(request, bytes([number]), final=False)
     end(request)
@@ -95,17 +95,17 @@ def talk(lab: FrontDoorLab, conversation: Callable[[grpc.Channel], Any]) -> Any:
     return asyncio.run(main())
 
 
-def exchange(lab: FrontDoorLab, *messages: pb.ModelInferRequest, **options: Any) -> Replies:
-    """Send all messages, half-close, and return all replies."""
-    found: Replies = talk(lab, lambda channel: list(stub(channel)(iter(messages), timeout=20, **options)))
+def exchange(lab: FrontDoorLab, *messages: pb.ModelInferRequest, **options: Any) -> Responses:
+    """Send all messages, half-close, and return all responses."""
+    found: Responses = talk(lab, lambda channel: list(stub(channel)(iter(messages), timeout=20, **options)))
     return found
 
 
-def shown(reply: pb.ModelStreamInferResponse) -> tuple[Any, ...]:
-    """Id, data, final flag and error of a reply."""
-    told = reply.infer_response
-    final = told.parameters["triton_final_response"].bool_param if told.parameters else None
-    return told.id, b"".join(told.raw_output_contents), final, reply.error_message
+def shown(response: pb.ModelStreamInferResponse) -> tuple[Any, ...]:
+    """Id, data, final flag and error of a response."""
+    inner = response.infer_response
+    final = inner.parameters["triton_final_response"].bool_param if inner.parameters else None
+    return inner.id, b"".join(inner.raw_output_contents), final, response.error_message
 
 
 ASK_FOR_END = {"triton_enable_empty_final_response": pb.InferParameter(bool_param=True)}
@@ -116,31 +116,31 @@ def test_a_stream_without_requests_ends_at_once(lab: FrontDoorLab) -> None:
 
 
 def test_every_response_of_a_plain_model_is_final(lab: FrontDoorLab) -> None:
-    replies = exchange(lab, infer("echo", "1", b"a"), infer("echo", "2", b"bc", parameters=ASK_FOR_END))
-    assert [shown(r) for r in replies] == [("1", b"a", True, ""), ("2", b"bc", True, "")]
-    assert replies[0].infer_response.model_name == "echo"
-    assert replies[0].infer_response.model_version == "1"
+    responses = exchange(lab, infer("echo", "1", b"a"), infer("echo", "2", b"bc", parameters=ASK_FOR_END))
+    assert [shown(r) for r in responses] == [("1", b"a", True, ""), ("2", b"bc", True, "")]
+    assert responses[0].infer_response.model_name == "echo"
+    assert responses[0].infer_response.model_version == "1"
 
 
-def test_the_end_of_a_decoupled_request_is_told_only_if_asked_for(lab: FrontDoorLab) -> None:
-    replies = exchange(
+def test_the_end_of_a_decoupled_request_is_sent_only_if_asked_for(lab: FrontDoorLab) -> None:
+    responses = exchange(
         lab, infer("count", "1", b"ab"), infer("count", "2", b"c", model_version="1", parameters=ASK_FOR_END)
     )
-    assert [shown(r) for r in replies] == [
+    assert [shown(r) for r in responses] == [
         ("1", b"a", False, ""),
         ("1", b"b", False, ""),
         ("2", b"c", False, ""),
         ("2", b"", True, ""),
     ]
-    assert replies[-1].infer_response.model_version == "1"
-    assert not replies[-1].infer_response.outputs
+    assert responses[-1].infer_response.model_version == "1"
+    assert not responses[-1].infer_response.outputs
 
 
-def test_a_decoupled_request_without_responses_is_answered_by_nothing(lab: FrontDoorLab) -> None:
+def test_a_decoupled_request_without_responses_gets_no_message(lab: FrontDoorLab) -> None:
     assert exchange(lab, infer("count", "1")) == []
 
 
-def test_plain_models_answer_in_the_order_of_requests_and_decoupled_ones_when_they_can(
+def test_plain_models_respond_in_the_order_of_requests_and_decoupled_ones_when_they_can(
     lab: FrontDoorLab,
 ) -> None:
     held: list[Request] = []
@@ -151,14 +151,14 @@ def test_plain_models_answer_in_the_order_of_requests_and_decoupled_ones_when_th
         respond(held.pop(), b"s", final=True)
 
     lab.add_model(spec("last", decoupled=True), release_slow)
-    replies = exchange(
+    responses = exchange(
         lab,
         infer("slow", "1"),
         infer("echo", "2", b"e"),
         infer("nothing", "3"),
         infer("last", "4"),
     )
-    assert [shown(r) for r in replies] == [
+    assert [shown(r) for r in responses] == [
         ("4", b"d", True, ""),
         ("1", b"s", True, ""),
         ("2", b"e", True, ""),
@@ -167,14 +167,14 @@ def test_plain_models_answer_in_the_order_of_requests_and_decoupled_ones_when_th
 
 
 def test_errors_do_not_end_the_stream(lab: FrontDoorLab) -> None:
-    replies = exchange(
+    responses = exchange(
         lab,
         infer("fail", "1", model_version="1"),
         infer("echo", "2", b"x", parameters={"triton_x": pb.InferParameter(bool_param=True)}),
         infer("echo", "3", b"x"),
     )
-    assert [shown(r)[0] for r in replies] == ["1", "2", "3"]
-    failed, refused = replies[0], replies[1]
+    assert [shown(r)[0] for r in responses] == ["1", "2", "3"]
+    failed, refused = responses[0], responses[1]
     assert failed == pb.ModelStreamInferResponse(
         error_message="the model failed",
         infer_response=pb.ModelInferResponse(
@@ -194,27 +194,27 @@ def test_only_a_client_that_asks_for_it_gets_the_status_of_a_failed_response(lab
     slow = lab.add_model(spec("slow"), held.append)
     messages = [infer("nothing", "1"), infer("slow", "2"), infer("fail", "3")]
     if value != "true":
-        replies = exchange(lab, messages[0], messages[2], metadata=[("triton_grpc_error", value)])
-        assert [r.error_message for r in replies][1] == "the model failed"
+        responses = exchange(lab, messages[0], messages[2], metadata=[("triton_grpc_error", value)])
+        assert [r.error_message for r in responses][1] == "the model failed"
         return
     with pytest.raises(grpc.RpcError) as caught:
         exchange(lab, *messages, metadata=[("triton_grpc_error", value)])
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert caught.value.details() == "the model failed"
-    assert slow.cancelled == held  # what was still running has nobody to answer
+    assert slow.cancelled == held  # nothing reads the responses to what was still running
 
 
 def test_responses_are_released_and_grant_credit_once_they_are_encoded(lab: FrontDoorLab) -> None:
     released: list[bytes] = []
 
-    def answer(request: Request) -> None:
+    def respond_twice(request: Request) -> None:
         for raw in (b"a", b"b"):
             respond(request, raw, final=False, released=released)
         # The end comes when the client has taken both.
         unfinished.append(request)
 
     unfinished: list[Request] = []
-    instance = lab.add_model(spec("model", decoupled=True), answer)
+    instance = lab.add_model(spec("model", decoupled=True), respond_twice)
 
     def conversation(channel: grpc.Channel) -> list[bytes]:
         more = threading.Event()
@@ -227,7 +227,7 @@ def test_responses_are_released_and_grant_credit_once_they_are_encoded(lab: Fron
         call = stub(channel)(messages(), timeout=20)
         found = [shown(next(call))[1], shown(next(call))[1]]
         more.set()
-        return found + [shown(reply)[1] for reply in call]
+        return found + [shown(response)[1] for response in call]
 
     def end_the_other(request: Request) -> None:
         assert released == [b"a", b"b"]
@@ -239,7 +239,7 @@ def test_responses_are_released_and_grant_credit_once_they_are_encoded(lab: Fron
     assert talk(lab, conversation) == [b"a", b"b"]
 
 
-def test_a_client_that_goes_cancels_what_is_running(lab: FrontDoorLab) -> None:
+def test_a_client_that_goes_away_cancels_its_requests(lab: FrontDoorLab) -> None:
     held: list[Request] = []
     arrived = threading.Event()
 
@@ -275,12 +275,12 @@ def test_a_bug_ends_the_stream_with_a_number_that_is_in_the_log(
     with pytest.raises(grpc.RpcError) as caught:
         exchange(lab, infer("broken", "1"))
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-    number = str(caught.value.details()).removeprefix("internal error ").partition(":")[0]
-    assert f"ModelStreamInfer failed, error number {number}" in caplog.text
+    number = str(caught.value.details()).removeprefix("internal error (see ").partition(" ")[0]
+    assert f"internal error {number} in ModelStreamInfer" in caplog.text
 
 
 def test_a_stream_without_requests_in_flight_is_ended_when_the_server_stops(lab: FrontDoorLab) -> None:
-    first_reply = threading.Event()
+    first_response = threading.Event()
 
     def conversation(port: int) -> tuple[grpc.StatusCode, str]:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -292,7 +292,7 @@ def test_a_stream_without_requests_in_flight_is_ended_when_the_server_stops(lab:
 
             call = stub(channel)(messages(), timeout=20)
             next(call)
-            first_reply.set()
+            first_response.set()
             code, details = call.code(), call.details()  # waits for the end
             finished.set()
             return code, details
@@ -300,7 +300,7 @@ def test_a_stream_without_requests_in_flight_is_ended_when_the_server_stops(lab:
     async def main() -> tuple[grpc.StatusCode, str]:
         async with listening(lambda sock: GrpcServer(lab.kernel, sock)) as port:
             client = asyncio.ensure_future(asyncio.to_thread(conversation, port))
-            await asyncio.to_thread(first_reply.wait)
+            await asyncio.to_thread(first_response.wait)
         return await client
 
     code, details = asyncio.run(main())
@@ -308,7 +308,7 @@ def test_a_stream_without_requests_in_flight_is_ended_when_the_server_stops(lab:
     assert details == "GRPC server is shutting down and has stopped accepting new requests."
 
 
-def test_requests_of_a_stream_that_run_when_the_server_stops_are_answered(lab: FrontDoorLab) -> None:
+def test_requests_of_a_stream_that_run_when_the_server_stops_get_their_responses(lab: FrontDoorLab) -> None:
     held: list[Request] = []
     arrived = threading.Event()
 
@@ -336,7 +336,7 @@ def test_requests_of_a_stream_that_run_when_the_server_stops_are_answered(lab: F
         async with listening(lambda sock: GrpcServer(lab.kernel, sock)) as port:
             client = asyncio.ensure_future(asyncio.to_thread(conversation, port))
             await asyncio.to_thread(arrived.wait)
-            # Leaving the block begins the stop; the model answers in the next turn of the loop.
+            # Leaving the block begins the stop; the model responds in the next event-loop iteration.
             asyncio.get_running_loop().call_soon(respond_held)
         return await client
 
@@ -361,7 +361,7 @@ def test_a_stream_has_a_deadline(lab: FrontDoorLab) -> None:
 
 
 class SlowClient:
-    """The server's side of a stream whose client has sent all its requests, and takes replies one at a time."""
+    """The server's side of a stream whose client has sent all its requests, and reads responses one at a time."""
 
     def __init__(self, requests: list[pb.ModelInferRequest]) -> None:
         self.metadata: dict[str, str] = {}
@@ -370,7 +370,7 @@ class SlowClient:
         self.takes = asyncio.Semaphore(0)
         self._stream = self
 
-    def attend(self, readable: Callable[[], None], sent: Callable[[], None], place: object) -> None:
+    def set_callbacks(self, readable: Callable[[], None], sent: Callable[[], None], choose_buffer: object) -> None:
         self.sent = sent
 
     @property
@@ -383,7 +383,7 @@ class SlowClient:
     async def send_initial_metadata(self) -> None:
         pass
 
-    def put_message(self, parts: list[bytes], release: Callable[[], None] | None) -> bool:
+    def send_message_nowait(self, parts: list[bytes], release: Callable[[], None] | None) -> bool:
         assert release is None, "nothing lies in memory of a worker"
         self.taking = asyncio.ensure_future(self._take(b"".join(parts)))
         return False
@@ -394,7 +394,7 @@ class SlowClient:
         self.sent()
 
 
-def test_a_client_that_takes_no_responses_is_read_until_the_pool_is_full(lab: FrontDoorLab) -> None:
+def test_a_client_that_reads_no_responses_is_read_until_the_pool_is_full(lab: FrontDoorLab) -> None:
     async def main() -> None:
         ids = [str(number) for number in range(20)]
         stream = SlowClient([infer("echo", id, b"a") for id in ids])

@@ -1,0 +1,12 @@
+"""Sizes of request and response bodies, in bytes, from which on both protocols treat them in another way."""
+
+from __future__ import annotations
+
+#: The largest body: gRPC's limit for messages (INT32_MAX), and Triton's for HTTP, whose Content-Length is an int.
+MAX_BODY_BYTE_SIZE = 2**31 - 1
+
+#: From here on a request body is received into memory of its own, where possible that of its model.
+RECEIVE_BUFFER_BYTE_SIZE = 64 * 2**10
+
+#: Up to about here a response is copied into one piece; outputs of a larger one are written from where they are.
+COPIED_RESPONSE_BYTE_SIZE = 64 * 2**10

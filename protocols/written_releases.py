@@ -1,0 +1,39 @@
+"""When memory that a transport was given to write may be used again: as soon as nothing is left to write.
+
+A response may refer to memory of a worker. The transport keeps what the socket has not taken, and says only whether
+it keeps anything at all; so callbacks wait until it keeps nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+
+class WrittenReleases:
+    """The releases of one connection. Its protocol calls `run` in `resume_writing` and in `connection_lost`."""
+
+    __slots__ = ("_releases", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        """Make `transport` call `pause_writing` whenever anything is left to write, and `resume_writing` after it."""
+        self._transport = transport
+        self._releases: list[Callable[[], None]] = []
+        # Transports with TLS pause when the limit is reached, others when it is exceeded.
+        encrypted = transport.get_extra_info("sslcontext") is not None
+        transport.set_write_buffer_limits(1 if encrypted else 0)
+
+    def add(self, releases: Iterable[Callable[[], None]]) -> None:
+        """Call `releases` when all that the transport was given so far is written: at once if it is."""
+        self._releases += releases
+        if self._releases and not self._transport.get_write_buffer_size():
+            self.run()
+
+    def run(self) -> None:
+        """Call what is due: nothing is left to write, or the connection is lost."""
+        releases, self._releases = self._releases, []
+        for release in releases:
+            release()

@@ -1,0 +1,273 @@
+"""What the client's frames do to its streams, one after the other, without the bytes of frame headers."""
+
+import pytest
+
+from protocols.grpc.h2 import frames, limits
+from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
+from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
+from protocols.grpc.h2.headers import request_head
+from protocols.grpc.h2.limits import FloodCounters
+from protocols.grpc.h2.sending import SendingHalf
+from protocols.grpc.h2.states import StreamState
+from protocols.grpc.h2.stream_frames import StreamFrames
+from protocols.grpc.h2.streams import StreamEvent, Streams
+from protocols.grpc.h2.testing import FIELDS, message, resets, sent_frames, take_events
+
+HEAD = request_head(FIELDS)
+
+
+class Receiver:
+    """The part for frames of streams, with what it shares; `byte_size` is the window of the connection."""
+
+    def __init__(self, byte_size: int = 2**20) -> None:
+        self.streams = Streams()
+        self.peer = PeerLimits()
+        window = ReceiveWindow(byte_size)
+        self.sending = SendingHalf(self.streams, self.peer, window)
+        self.sending.write_queue.take()
+        self.frames = StreamFrames(self.streams, self.peer, window, self.sending, FloodCounters())
+
+    def data(self, stream_id: int, octets: bytes, *, flags: int = 0, padding: int = 0) -> None:
+        """Take a DATA frame with `octets` and `padding`, which has arrived completely."""
+        padded = bool(flags & frames.PADDED)
+        self.frames.begin_data(stream_id, flags, len(octets) + padded + padding, padding)
+        rest = memoryview(octets + bytes(padding))
+        while self.frames.unfinished is not None:
+            assert rest, "the frame has more bytes than were given"
+            rest = rest[self.frames.take_data(rest) :]
+        assert not rest
+
+    def messages(self, stream_id: int) -> list[bytes]:
+        return [bytes(found) for found in self.streams.by_id[stream_id].message_reader.messages]
+
+    @property
+    def resets(self) -> list[tuple[int, H2ErrorCode]]:
+        return resets(self.sending.write_queue)
+
+    @property
+    def events(self) -> list[tuple[StreamEvent, int]]:
+        return take_events(self.streams)
+
+
+# ---- HEADERS --------------------------------------------------------------------------------
+
+
+def test_headers_open_a_stream_with_the_initial_window_of_the_client() -> None:
+    receiver = Receiver()
+    receiver.peer.initial_send_window = 777
+    receiver.frames.take_headers(5, HEAD, end_stream=False)
+    assert receiver.events == [(StreamEvent.OPENED, 5)]
+    stream = receiver.streams.by_id[5]
+    assert (stream.send_window, stream.state, stream.request_head) == (777, StreamState.OPEN, HEAD)
+    assert receiver.streams.last_id == 5
+
+
+def test_headers_that_end_the_stream_are_a_request_without_a_message() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=True)
+    assert receiver.events == [(StreamEvent.OPENED, 1), (StreamEvent.READABLE, 1)]
+    assert receiver.streams.by_id[1].request_ended
+
+
+def test_trailers_end_the_request() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.frames.take_headers(1, HEAD, end_stream=True)
+    assert receiver.events == [(StreamEvent.OPENED, 1), (StreamEvent.READABLE, 1)]
+    assert receiver.streams.by_id[1].request_ended
+
+
+def test_a_malformed_request_is_reset_and_counted() -> None:
+    receiver = Receiver()
+    malformed = request_head([*FIELDS, ("Upper", "case")])
+    for number in range(1000):
+        receiver.frames.take_headers(2 * number + 1, malformed, end_stream=True)
+    assert receiver.resets[-1] == (1999, H2ErrorCode.PROTOCOL_ERROR)
+    assert receiver.events == []
+    with pytest.raises(ConnectionFailure, match="too many streams reset"):
+        receiver.frames.take_headers(2001, malformed, end_stream=True)
+
+
+def test_streams_over_the_limit_are_refused() -> None:
+    receiver = Receiver()
+    last = 2 * limits.MAX_CONCURRENT_STREAMS + 1
+    for stream_id in range(1, last + 2, 2):
+        receiver.frames.take_headers(stream_id, HEAD, end_stream=False)
+    assert len(receiver.streams.by_id) == limits.MAX_CONCURRENT_STREAMS
+    assert receiver.resets == [(last, H2ErrorCode.REFUSED_STREAM)]
+    assert receiver.streams.state_of(last) is StreamState.RESET
+
+
+def test_a_request_with_another_length_than_announced_is_reset() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, request_head([*FIELDS, ("content-length", "9")]), end_stream=False)
+    receiver.data(1, message(b"abc"), flags=frames.END_STREAM)
+    assert receiver.resets == [(1, H2ErrorCode.PROTOCOL_ERROR)]
+    assert receiver.events == [(StreamEvent.OPENED, 1), (StreamEvent.CLOSED, 1)]
+
+
+def test_that_the_request_has_ended_is_known_also_when_the_stream_is_closed() -> None:
+    receiver = Receiver()
+    for stream_id, end_stream in ((1, True), (3, False)):
+        receiver.frames.take_headers(stream_id, HEAD, end_stream=end_stream)
+    streams = list(receiver.streams.by_id.values())
+    receiver.sending.close()
+    assert [stream.is_open for stream in streams] == [False, False]
+    assert [stream.request_ended for stream in streams] == [True, False]
+
+
+# ---- RST_STREAM and WINDOW_UPDATE -----------------------------------------------------------
+
+
+def test_a_client_that_resets_its_call_is_heard() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=True)
+    stream = receiver.streams.by_id[1]
+    receiver.frames.take_rst_stream(1)
+    assert receiver.events[-1] == (StreamEvent.CLOSED, 1)
+    assert not stream.is_open
+    assert sent_frames(receiver.sending.write_queue) == [], "a reset gets no response"
+
+
+def test_window_updates_open_the_window_of_the_stream_or_the_connection() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.frames.take_window_update(1, 5)
+    receiver.frames.take_window_update(0, 7)
+    assert receiver.streams.by_id[1].send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + 5
+    assert receiver.peer.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + 7
+
+
+@pytest.mark.parametrize(
+    ("increment", "code"), [(0, H2ErrorCode.PROTOCOL_ERROR), (frames.MAX_WINDOW, H2ErrorCode.FLOW_CONTROL_ERROR)]
+)
+def test_a_window_update_of_a_stream_by_nothing_or_too_much_resets_it(increment: int, code: H2ErrorCode) -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.frames.take_window_update(1, increment)
+    assert receiver.resets == [(1, code)]
+    assert receiver.events[-1] == (StreamEvent.CLOSED, 1)
+
+
+# ---- DATA -----------------------------------------------------------------------------------
+
+
+def test_messages_are_found_however_they_are_cut_into_frames() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    octets = message(b"first") + message(b"second")
+    receiver.data(1, octets[:3])
+    assert receiver.events == [(StreamEvent.OPENED, 1)], "there is nothing to read yet"
+    receiver.data(1, octets[3:12])
+    assert receiver.events == [(StreamEvent.READABLE, 1)]
+    receiver.data(1, octets[12:], flags=frames.END_STREAM)
+    assert receiver.events == [(StreamEvent.READABLE, 1)]
+    assert receiver.messages(1) == [b"first", b"second"]
+
+
+def test_padding_is_dropped_but_counts_for_the_windows() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.data(1, message(b"abc"), flags=frames.PADDED, padding=10)
+    assert receiver.messages(1) == [b"abc"]
+    stream = receiver.streams.by_id[1]
+    assert (stream.received_byte_size, stream.held_byte_size) == (8, 19)
+
+
+def test_an_empty_frame_that_ends_the_stream_ends_the_request() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.data(1, b"", flags=frames.END_STREAM)
+    assert receiver.streams.by_id[1].request_ended
+
+
+@pytest.mark.parametrize(("byte_size", "padding"), [(1, 1), (4, 5), (0, 0)])
+def test_more_padding_than_data_ends_the_connection(byte_size: int, padding: int) -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    with pytest.raises(ConnectionFailure) as caught:
+        receiver.frames.begin_data(1, frames.PADDED, byte_size, padding)
+    assert caught.value.code is H2ErrorCode.PROTOCOL_ERROR
+
+
+def test_more_data_than_the_window_of_the_connection_ends_it() -> None:
+    receiver = Receiver(100)
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.data(1, bytes(100))
+    with pytest.raises(ConnectionFailure) as caught:
+        receiver.data(1, b"x")
+    assert caught.value.code is H2ErrorCode.FLOW_CONTROL_ERROR
+
+
+def test_more_data_than_the_window_of_a_stream_resets_it() -> None:
+    receiver = Receiver(2**30)
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.data(1, message(bytes(limits.STREAM_WINDOW_BYTE_SIZE - 5)))
+    receiver.data(1, b"x")
+    assert receiver.resets == [(1, H2ErrorCode.FLOW_CONTROL_ERROR)]
+
+
+def test_data_of_a_closed_stream_is_dropped_and_given_back_to_the_connection() -> None:
+    receiver = Receiver(100)
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.sending.reset(receiver.streams.by_id[1], H2ErrorCode.CANCEL)
+    receiver.sending.write_queue.take()
+    receiver.data(1, bytes(40))
+    assert sent_frames(receiver.sending.write_queue) == [(frames.WINDOW_UPDATE, 0, 0, (40).to_bytes(4, "big"))]
+
+
+def test_a_stream_that_is_closed_in_the_middle_of_a_frame_drops_the_rest_of_it() -> None:
+    receiver = Receiver(100)
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.frames.begin_data(1, frames.END_STREAM, 40, 0)
+    assert receiver.frames.take_data(memoryview(bytes(10))) == 10
+    receiver.sending.reset(receiver.streams.by_id[1], H2ErrorCode.CANCEL)
+    assert receiver.frames.take_data(memoryview(bytes(50))) == 30
+    assert receiver.frames.unfinished is None
+    assert receiver.events == [(StreamEvent.OPENED, 1)]
+
+
+# ---- large messages -------------------------------------------------------------------------
+
+
+def test_large_messages_are_received_where_they_belong() -> None:
+    receiver = Receiver()
+    content = bytes(range(256)) * 2**10
+    octets = message(content)
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    assert receiver.frames.direct_buffer() is None, "no DATA is being received"
+    receiver.frames.begin_data(1, 0, len(octets) - 9, 0)
+    assert receiver.frames.direct_buffer() is None, "the size of the message is not known"
+    assert receiver.frames.take_data(memoryview(octets[:2000])) == 2000
+    buffer = receiver.frames.direct_buffer()
+    assert buffer is not None
+    assert len(buffer) == len(octets) - 2009, "not more than the frame has"
+    buffer[:] = octets[2000:-9]
+    receiver.frames.received_directly(len(buffer))
+    assert receiver.frames.direct_buffer() is None
+    receiver.data(1, octets[-9:], flags=frames.END_STREAM)
+    assert receiver.messages(1) == [content]
+
+
+def test_a_closed_stream_receives_nothing_directly() -> None:
+    receiver = Receiver()
+    receiver.frames.take_headers(1, HEAD, end_stream=False)
+    receiver.frames.begin_data(1, 0, 200_000, 0)
+    receiver.frames.take_data(memoryview(message(bytes(300_000))[:2000]))
+    assert receiver.frames.direct_buffer() is not None
+    receiver.sending.reset(receiver.streams.by_id[1], H2ErrorCode.CANCEL)
+    assert receiver.frames.direct_buffer() is None
+
+
+def test_a_flood_that_ends_with_a_direct_receive_ends_the_connection() -> None:
+    receiver = Receiver()
+    wrong_length = request_head([*FIELDS, ("content-length", "1")])
+    for number in range(1000):
+        receiver.frames.take_headers(2 * number + 1, wrong_length, end_stream=True)
+    receiver.frames.take_headers(2001, wrong_length, end_stream=False)
+    octets = message(bytes(100_000))
+    receiver.frames.begin_data(2001, frames.END_STREAM, len(octets), 0)
+    receiver.frames.take_data(memoryview(octets[:2000]))
+    assert receiver.frames.direct_buffer() is not None
+    receiver.frames.received_directly(len(octets) - 2000)
+    assert receiver.sending.ended
