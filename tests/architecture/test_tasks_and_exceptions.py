@@ -13,7 +13,7 @@ FREE_TASKS = {
     "kernel/repository/lifecycle.py Lifecycle._start_task": "outlives a cancelled caller; `close` ends and awaits it",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",
-    "protocols/grpc/handlers.py CompressedCall.put_message": "called without a task; a failure ends the call",
+    "protocols/grpc/handlers.py CompressedCall.send_message_nowait": "called without a task; a failure ends the call",
     "protocols/grpc/rpcs/stream.py StreamCall._send": "called without a task; a failure ends the call",
 }
 
@@ -34,9 +34,9 @@ CATCH_ALL = {
     "kernel/serving/model.py Model._scheduler_failed": "a scheduler that cannot start again fails its model",
     "protocols/grpc/handlers.py CompressedCall._compress": "the top of a task: a failure ends the call",
     "protocols/grpc/rpc.py translated_errors": "the connection handler of gRPC: a bug is logged, the call fails",
-    "protocols/grpc/rpcs/infer.py InferCall._submit": "the connection handler of a unary call",
+    "protocols/grpc/rpcs/infer.py InferCall.readable": "the connection handler of a unary call",
     "protocols/grpc/rpcs/infer.py InferCall.send": "called by the kernel, which a front door must not hurt",
-    "protocols/grpc/rpcs/stream.py StreamCall._begin": "the top of a task: a failure ends the call",
+    "protocols/grpc/rpcs/stream.py StreamCall._send_headers": "the top of a task: a failure ends the call",
     "protocols/grpc/rpcs/stream.py StreamCall._read": "the connection handler of a stream",
     "protocols/grpc/rpcs/stream.py StreamCall._write": "called by the kernel, which a front door must not hurt",
     "protocols/http/inference/call.py HttpInferCall.send": "called by the kernel, which it must not hurt",
