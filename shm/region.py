@@ -11,6 +11,7 @@ import enum
 import itertools
 import mmap
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _numbers = itertools.count(1)
+_mapping_lock = threading.Lock()
 
 
 def new_region_number() -> int:
@@ -132,10 +134,13 @@ class Region:
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return bytes of an arena. Maps it for reading if it is not mapped yet.
 
-        The view is valid as long as its user has a lease.
+        The view is valid as long as its user has a lease. Any thread may ask for it: programs that embed the server
+        read outputs in threads of their own.
         """
         if self._view is None:
-            self.map(writable=False)
+            with _mapping_lock:
+                if self._view is None:
+                    self.map(writable=False)
         assert self._view is not None
         return self._view[offset : offset + byte_size]
 

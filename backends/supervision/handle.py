@@ -294,9 +294,10 @@ class WorkerHandle:
         unstarted: list[Request] = []
         for batch in self.record.unstarted():
             for number in batch.request_numbers():
-                # A request that is missing here has its final response, which no worker of ours sends before the start.
-                request = self._requests.pop(number, None)
-                if request is not None:
+                request = self._requests.get(number)
+                # A request that is not live is none of the scheduler's: it was abandoned, or belongs to a warm-up.
+                if request is not None and request in self._model.live.instance_of:
+                    del self._requests[number]
                     request.in_use = False
                     unstarted.append(request)
         requests, self._requests = self._requests, {}
@@ -313,6 +314,10 @@ class WorkerHandle:
     def stopped(self) -> None:
         """The worker has ended as it was asked to."""
         self._end()
+        requests, self._requests = self._requests, {}
+        for request in requests.values():  # abandoned when the server had to exit
+            request.in_use = False
+            request.release_leases()
         self._model.instances.forget(self)
 
     def _end(self) -> None:

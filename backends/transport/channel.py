@@ -160,7 +160,12 @@ class LoopChannel:
     # ---- receiving ---------------------------------------------------------------------------
 
     def take_fd(self) -> int:
-        """Return the descriptor of the message that is being handled; the caller owns it."""
+        """Return the descriptor of the message that is being handled; the caller owns it.
+
+        Raises ValueError for a message without one.
+        """
+        if not self._fds:
+            raise ValueError("a message without its file descriptor")
         return self._fds.popleft()
 
     def read_rest(self) -> None:

@@ -84,10 +84,10 @@ class Worker:
 
     def run(self) -> None:
         """Handle messages until the kernel sends `Stop` or is gone."""
-        self._send(wire.Hello(wire.PROTOCOL, os.getpid(), self._local, time.monotonic_ns()))
-        if self._local and SHARES_MEMORY:
-            self._channel.share_outbox()
         try:
+            self._send(wire.Hello(wire.PROTOCOL, os.getpid(), self._local, time.monotonic_ns()))
+            if self._local and SHARES_MEMORY:
+                self._channel.share_outbox()
             self._serve()
         except (KernelGone, BrokenPipeError, ConnectionResetError):
             return

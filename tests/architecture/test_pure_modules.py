@@ -88,7 +88,9 @@ PURE = (
     "schedulers/shapes.py",
     "shm/blocks.py",
     "shm/datatypes.py",
+    "shm/lease.py",
     "shm/strings.py",
+    "shm/tensor.py",
 )
 IMPURE_MODULES = {
     "asyncio",

@@ -80,7 +80,7 @@ def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None
     asyncio.run(scenario())
 
 
-def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
+def test_a_worker_gets_its_cpus_and_its_backends_settings() -> None:
     async def scenario() -> None:
         worker = SilentWorker()
         supervisor = InstanceSupervisor(
