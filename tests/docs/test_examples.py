@@ -96,9 +96,10 @@ def test_the_log_settings_of_the_example_are_taken(demo: EmbeddedServer) -> None
 def test_a_server_in_a_program_works_as_shown(folder: Path) -> None:
     (folder / "models").symlink_to(DEMO_REPOSITORY)
     [block] = code_blocks(document("docs/embedding.md"), "python")
-    printed = run(block.text, "docs/embedding.md").splitlines()
-    assert printed[:4] == ["[2. 3. 4. 5.]", "1", "2", "3"]
-    assert printed[4].startswith("http://127.0.0.1:")
+    (folder / "program.py").write_text(block.text)
+    ended = subprocess.run([sys.executable, "-W", "error", "program.py"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("[2. 3. 4. 5.]\n1\n2\n3\nhttp://127.0.0.1:")
 
 
 def write_model(folder: Path, name: str, config: str, source: str) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FOLDERS = "kernel|protocols|schedulers|backends|shm|tests|bench|docs"
 _PATH = re.compile(rf"(?<![\w./*-])(?:{_FOLDERS})/[\w./*-]*[\w/*]")
+_DOCUMENT = re.compile(r"(?<![\w/.*-])[\w./-]+\.md\b")
 _MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
 
 #: Flags of other programs that documents name.
@@ -42,6 +43,11 @@ SOURCES = [
 def wrong_paths(text: str) -> list[str]:
     """Return the paths in `text` that do not exist. A pattern must match something."""
     return [path for path in _PATH.findall(text) if not any(ROOT.glob(path.rstrip("/")))]
+
+
+def wrong_documents(text: str) -> list[str]:
+    """Return the documents that `text` names, from the root of the repository, and that do not exist."""
+    return [name for name in _DOCUMENT.findall(text) if not (ROOT / name).is_file()]
 
 
 def wrong_modules(text: str) -> list[str]:
@@ -99,13 +105,14 @@ def test_every_path_that_source_names_in_docstrings_and_comments_exists() -> Non
         f"{name_of(path)}: {found}"
         for path in SOURCES
         for text in explanations(path)
-        for found in wrong_paths(text) + wrong_modules(text)
+        for found in wrong_paths(text) + wrong_documents(text) + wrong_modules(text)
     ]
     assert wrong == []
 
 
 def test_names_that_are_wrong_are_found() -> None:
     assert wrong_paths("`kernel/app.py`, `kernel/nothing.py`, tests/docs/test_*.py") == ["kernel/nothing.py"]
+    assert wrong_documents("see design.md, bench/README.md and README.md.") == ["design.md"]
     assert wrong_modules("`kernel.app`, `kernel.app.Server.run`, `kernel.app.Nothing`") == ["kernel.app.Nothing"]
 
 
