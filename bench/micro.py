@@ -71,7 +71,7 @@ def _validation() -> Callable[[], object]:
 
 def _recording(metrics: MetricsConfig) -> Callable[[], object]:
     statistics = ModelStatistics()
-    statistics.measure(metrics, ModelConfig())
+    statistics.configure(metrics, ModelConfig())
     batch = Batch([Request("model", [], RecordingSink())])
     times = ExecutionTimes(0, 1_000, 100_000, 1_000)
     return lambda: statistics.record_execution(batch, times, 250_000, 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from backends.registry import known_backends
-from backends.supervision.helper import Helper
+from backends.supervision.helper_process import Helper
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.supervisor import InstanceSupervisor
 from kernel.command.terminal import Terminal
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine, Sequence
 
-    from kernel.command.terminal import ServerOperator
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
+    from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
     from kernel.serving.events import Event
     from kernel.serving.inbox import Inbox
@@ -136,7 +136,7 @@ class Server:
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
         settings = KernelSettings(
-            trace=TraceSettings(options.trace),
+            trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,

@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
+from kernel.errors import WorkerLost
 from kernel.loop.clock import ITERATION_END
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.inbox import Inbox
@@ -189,6 +190,18 @@ class Lab:
         times = ExecutionTimes(end_ns - infer_ns, end_ns - infer_ns, end_ns, end_ns)
         instance.record.executed(batch.number)
         self.instances.executed(instance, batch, times)
+
+    def lose(self, worker: int = 0) -> None:
+        """Let an instance be lost: requests that it executes fail, and those that it had not started come back."""
+        instance = self.workers[worker]
+        unstarted = instance.record.unstarted()
+        started = [batch for batch in instance.record.batches.values() if batch not in unstarted]
+        instance.batches.clear()
+        instance.record = BatchRecord(instance.record.concurrency)
+        for batch in started:
+            for request in batch.requests:
+                request.fail(WorkerLost(instance.name, "exit code 1"))
+        self.instances.lost(instance, [request for batch in unstarted for request in batch.requests])
 
     def check(self) -> None:
         """Recompute the invariants of requests and batches."""

@@ -67,12 +67,12 @@ class RegionLease(Lease):
 
     def share(self) -> RegionLease:
         assert self._held, f"the lease of region {self._region.name} was released"
-        return self._region._leased()
+        return self._region.another_lease()
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            self._region._released()
+            self._region.lease_released()
 
 
 class LeasedBlock:
@@ -99,7 +99,8 @@ class LeasedBlock:
         self._count += 1
         return BlockLease(self)
 
-    def _released(self) -> None:
+    def lease_released(self) -> None:
+        """A lease was released; called by the lease, once."""
         self._count -= 1
         assert self._count >= 0, f"block at {self.offset}: more leases were released than taken"
         if not self._count:
@@ -128,4 +129,4 @@ class BlockLease(Lease):
     def release(self) -> None:
         if self._held:
             self._held = False
-            self._block._released()
+            self._block.lease_released()

@@ -117,7 +117,7 @@ class Region:
     def lease(self) -> RegionLease:
         """Return one more lease; the caller releases it once."""
         assert not self.dropped, f"region {self.name} was dropped"
-        return self._leased()
+        return self.another_lease()
 
     def map(self, *, writable: bool) -> mmap.mmap:
         """Map the region into this process, until it is closed. Only for arenas: a client could shorten its region."""
@@ -152,11 +152,13 @@ class Region:
         assert self._lease_count, f"region {self.name} is not in use"
         self._on_unused.append(callback)
 
-    def _leased(self) -> RegionLease:
+    def another_lease(self) -> RegionLease:
+        """Return one more lease, also of a region that was dropped: for who shares a lease that still counts."""
         self._lease_count += 1
         return RegionLease(self)
 
-    def _released(self) -> None:
+    def lease_released(self) -> None:
+        """A lease was released; called by the lease, once."""
         self._lease_count -= 1
         assert self._lease_count >= 0, f"region {self.name}: more leases were released than taken"
         if not self._lease_count and self._on_unused:

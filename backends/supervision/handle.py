@@ -22,7 +22,7 @@ from kernel.serving.response import Response
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends.supervision.helper import Helper
+    from backends.supervision.helper_process import Helper
     from backends.supervision.session import WorkerSession
     from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
@@ -237,7 +237,7 @@ class WorkerHandle:
         try:
             for tensor in message.outputs:
                 if tensor.span is not None:
-                    self._memory.take_output(request, tensor, tensor.span)
+                    self._memory.take_output(request, tensor, tensor.span, final=final)
                     leased = leased or tensor.span is not None
                 elif tensor.data is None:
                     raise ValueError(f"output '{tensor.name}' without bytes")

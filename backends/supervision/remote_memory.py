@@ -22,7 +22,7 @@ from shm.tensor import Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backends.supervision.helper import Helper
+    from backends.supervision.helper_process import Helper
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
     from kernel.serving.response import Response
@@ -142,7 +142,7 @@ class RemoteMemory:
             raise ValueError(f"{len(data)} bytes at {offset} of region {number}")
         memory[offset : offset + len(data)] = data
 
-    def take_output(self, request: Request, tensor: Tensor, span: Span) -> None:
+    def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
         """Put the bytes of an output, which the worker sent as `span`, into the tensor. Raises ValueError."""
         memory = self._outputs.pop(span.lease.region_number, None)
         if memory is None or span.offset or span.byte_size != len(memory):

@@ -21,7 +21,7 @@ from kernel.errors import InternalError, ServingError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from backends.supervision.helper import Helper
+    from backends.supervision.helper_process import Helper
     from backends.supervision.launcher import Launcher
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan

@@ -149,23 +149,23 @@ class WorkerMemory:
             raise ValueError("a place in an arena that was never created")
         return Span(self.output_arena.lease(span.offset, span.byte_size), span.offset, span.byte_size)
 
-    def take_output(self, request: Request, tensor: Tensor, span: Span) -> None:
+    def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
         """Give an output, which the worker left in `span`, its place with a lease for the response.
 
-        It lies in the worker's arena, in the client's region that the request named for it, or in an input of the
-        request. Raises ValueError for any other place.
+        It lies in the worker's arena, in the client's region that the request named for it, or, in a final response, in
+        an input of the request: the model may change inputs until then. Raises ValueError for any other place.
         """
         if span.lease.region_number == wire.OUTPUT_ARENA:
             tensor.span = self.own_span(span)
         else:
-            tensor.span = self._span_of_request(request, tensor.name, span)
+            tensor.span = self._span_of_request(request, tensor.name, span, final=final)
 
-    def _span_of_request(self, request: Request, name: str, span: Span) -> Span:
+    def _span_of_request(self, request: Request, name: str, span: Span, *, final: bool) -> Span:
         number = span.lease.region_number
         for asked in request.outputs:
             if asked.name == name and asked.span is not None and asked.span.lease.region_number == number:
                 return asked.span.shared()
-        for tensor in request.inputs:
+        for tensor in request.inputs if final else ():
             place = tensor.span
             if place is None or place.lease.region_number != number or place.lease.region.of_client:
                 continue
@@ -193,7 +193,7 @@ class WorkerMemory:
         if self._closed:
             return
         if not self._freed:
-            IterationEnd.here().decide(self._send_freed)
+            IterationEnd.current().add_decision(self._send_freed)
         self._freed += offsets
 
     def _send_freed(self) -> None:

@@ -60,7 +60,7 @@ class LoopChannel:
         self._on_messages = on_messages
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._turn_end = IterationEnd.here()
+        self._iteration_end = IterationEnd.current()
         self._reader = FrameReader()
         #: The messages of this loop turn, framed.
         self._outbox = bytearray()
@@ -83,7 +83,7 @@ class LoopChannel:
         outbox = self._outbox
         start = len(outbox)
         if not start:
-            self._turn_end.leave(self.flush)
+            self._iteration_end.add_send(self.flush)
         outbox += LENGTH_PLACE  # framed in place, see `backends.transport.framing`
         encoder.encode_into(message, outbox, -1)
         LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)

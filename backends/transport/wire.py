@@ -1,4 +1,4 @@
-"""Every message between the kernel and a worker process. This file is the whole protocol.
+"""Every message between the kernel and a worker process. This file is the whole protocol, so it is a long one.
 
 A message is msgpack, an array whose first element is the tag; `backends/transport/framing.py` puts its length in front.
 Kernel and worker are of the same version, so there is no negotiation beyond `Hello`.

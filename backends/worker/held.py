@@ -58,12 +58,15 @@ class HeldInputs:
         self._lock = threading.Lock()
 
     def watch(self, number: int, region: WorkerRegion, offset: int, byte_size: int) -> memoryview:
-        """Return the bytes of an input of request `number`, which is watched from now on.
+        """Return the bytes of an input of request `number`, which is watched from now on unless it is a copy.
 
         Raises `InvalidArgument` where the owner of the region has shortened it.
         """
+        view = region.input_view(offset, byte_size)
+        if type(view.obj) is bytearray:
+            return view
         # Arrays refer to the object that exports their memory, and not to the memoryview that they are made from.
-        exporter = np.asarray(region.input_view(offset, byte_size))
+        exporter = np.asarray(view)
         self.watched.setdefault(number, []).append(_Watched(region, offset, byte_size, exporter))
         return exporter.data
 

@@ -277,7 +277,7 @@ class Worker:
             logger.exception("the model failed")
             failure = InternalError(f"{type(error).__name__}: {error}")
         else:
-            if self._backend.answers_later:
+            if self._backend.responds_later:
                 return
         for request in requests:
             if not request.finished:

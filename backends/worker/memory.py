@@ -39,10 +39,13 @@ class WorkerRegion(Protocol):
         """Return writable bytes. Raises `InvalidArgument` where the owner of the region has shortened it."""
 
     def input_view(self, offset: int, byte_size: int) -> memoryview:
-        """Return the bytes of an input until `ended`: read-only in a volatile region. Raises as `view`."""
+        """Return the bytes of an input until `ended`: read-only in a volatile region. Raises as `view`.
+
+        A view of a bytearray is a copy: it is the caller's own, and `ended` is not called for it.
+        """
 
     def ended(self, offset: int, byte_size: int) -> None:
-        """Nothing uses an input any more."""
+        """Nothing uses a view any more that `input_view` returned for these bytes, and that is no copy."""
 
     def close(self) -> None:
         """Unmap or free the region; arrays that still point into it keep their memory."""
@@ -115,7 +118,7 @@ class AttachedRegion:
     def ended(self, offset: int, byte_size: int) -> None:
         """See `WorkerRegion`. Pages that the model wrote to are private now, and would be stale for the next input."""
         pages = self._pages(offset, byte_size)
-        if self._writable or pages not in self._private:
+        if self._writable:
             return
         self._private.remove(pages)
         if self._mapping is not None:

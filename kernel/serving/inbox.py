@@ -41,22 +41,29 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._coroutine: Coroutine[int | None, Event, None] | None = None
         self._stepping = False
-        #: What a scheduler raised before it waited for the first time.
-        self._early: Exception | None = None
-        self._starting = False
         #: What the alarm is set to.
         self._until_ns: int | None = None
 
     def start(self, scheduler: Coroutine[int | None, Event, None]) -> None:
-        """Run `scheduler` up to its first wait. Raises what it raises until then, and it has ended."""
+        """Run `scheduler` up to its first wait. Raises what it raises until then, and it has ended.
+
+        `on_crash` may call it, within the step that failed: events wait until that step is over.
+        """
         assert self._coroutine is None, "the inbox has a scheduler already"
         self._coroutine = scheduler
-        self._starting = True
-        self.post(None)  # type: ignore[arg-type]  # None starts a coroutine
-        self._starting = False
-        if self._early is not None:
-            error, self._early = self._early, None
-            raise error
+        within_step, self._stepping = self._stepping, True
+        try:
+            until_ns = scheduler.send(None)  # type: ignore[arg-type]  # None starts a coroutine
+            _check_awaited(until_ns)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, StopIteration):
+                raise BadScheduler("a scheduler must not return") from None
+            raise
+        finally:
+            self._stepping = within_step
+        self._until_ns = until_ns
+        self._alarm.set(until_ns)
 
     def close(self) -> None:
         """End the scheduler; events are no longer delivered."""
@@ -89,7 +96,7 @@ class Inbox:
             try:
                 until_ns = self._coroutine.send(event)
                 if until_ns is not None and type(until_ns) is not int:
-                    raise BadScheduler(f"a scheduler may await only inbox.next, this one awaited {until_ns!r}")
+                    _check_awaited(until_ns)
             except StopIteration:
                 self._crashed(BadScheduler("a scheduler must not return"))
             except Exception as error:
@@ -106,12 +113,14 @@ class Inbox:
 
     def _crashed(self, error: Exception) -> None:
         self.close()
-        if self._starting:
-            self._early = error
-            return
         logger.exception("scheduler failed", exc_info=error)
         self._on_crash(error)
 
     def _deadline_reached(self) -> None:
         self._until_ns = None
         self.post(_DEADLINE_REACHED)
+
+
+def _check_awaited(until_ns: object) -> None:
+    if until_ns is not None and type(until_ns) is not int:
+        raise BadScheduler(f"a scheduler may await only inbox.next, this one awaited {until_ns!r}")

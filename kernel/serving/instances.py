@@ -76,7 +76,10 @@ class BatchRecord:
         self.batches[batch.number] = batch
 
     def started(self, number: int) -> None:
-        """The instance has begun to execute a batch. Raises KeyError for a batch that it does not have."""
+        """The instance has begun to execute a batch. Raises KeyError for one that it does not have, or without
+        concurrency, where nothing is said of that."""
+        if self.concurrency == 1:
+            raise KeyError(number)
         self._started.add(self.batches[number].number)
 
     def executed(self, number: int) -> Batch:

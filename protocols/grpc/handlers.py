@@ -1,6 +1,6 @@
 """Calls that grpclib's handlers answer, on our side of HTTP/2: every RPC but the unary inference.
 
-`HandlerCall` is to `grpclib.server.request_handler` what `grpclib.protocol.Stream` is, so that services,
+`HandlerCall` is to grpclib's handlers what grpclib's own stream is (`grpclib_internals.CallStream`), so that services,
 `GRPCError`, metadata and deadlines are grpclib's.
 """
 
@@ -10,15 +10,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from grpclib.const import Status
-from grpclib.encoding.proto import ProtoCodec
-from grpclib.events import _DispatchServerEvents
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from grpclib.protocol import Peer
-from grpclib.server import request_handler
-from h2.exceptions import StreamClosedError
 
 from protocols.grpc.compression import compress
 from protocols.grpc.framing import PREFIX
+from protocols.grpc.grpclib_internals import CallConnection, StreamClosedError, run_handler
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import encode_block
 
@@ -27,9 +23,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from grpclib.const import Handler
-    from grpclib.utils import Wrapper
 
     from protocols.grpc.compression import ResponseCompression
+    from protocols.grpc.grpclib_internals import Wrapper
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
@@ -52,24 +48,12 @@ class Handlers:
         self._mapping = mapping
         self._compression = compression
         self._compressed_paths = compressed_paths
-        self._codec = ProtoCodec()
-        self._dispatch = _DispatchServerEvents()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, connection: ServerConnection, stream: Stream) -> HandlerCall:
         """Start the handler of a call that has just come."""
         call = self._call(connection, stream)
-        call.task = asyncio.get_running_loop().create_task(
-            request_handler(
-                self._mapping,
-                call,  # type: ignore[arg-type]  # it offers what the handler uses of grpclib's stream
-                stream.head.fields,
-                self._codec,
-                None,
-                self._dispatch,
-                call.release,
-            )
-        )
+        call.task = asyncio.get_running_loop().create_task(run_handler(self._mapping, call, stream.head.fields))
         self._tasks.add(call.task)
         call.task.add_done_callback(self._tasks.discard)
         return call
@@ -86,28 +70,13 @@ class Handlers:
         return self._tasks
 
 
-class _ConnectionFacts:
-    """What grpclib's server asks of a connection: the peer, and counters that nobody reads."""
-
-    messages_received = 0
-    messages_sent = 0
-    last_message_received: float | None = None
-    last_message_sent: float | None = None
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def get_peer(self) -> Peer:
-        return Peer(self._transport)
-
-
 class HandlerCall:
     """One call with its handler's task. Methods without a docstring are those of grpclib's stream."""
 
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
         self.task: asyncio.Task[None] | None = None
         self.wrapper: Wrapper | None = None
-        self.connection = _ConnectionFacts(connection.transport)
+        self.connection = CallConnection(connection.transport)
         self._transport = connection.transport
         self._wire = connection
         self._stream = stream

@@ -16,10 +16,10 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
-from h2.exceptions import StreamClosedError
 
 from kernel.errors import ServingError
 from protocols.frontend import is_local
+from protocols.grpc.grpclib_internals import StreamClosedError
 from protocols.grpc.text import status_text
 from protocols.status import GRPC_STATUS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpclib.metadata import encode_grpc_message
+from protocols.grpc.grpclib_internals import encode_grpc_message
 
 #: gRPC clients refuse trailers that are larger than 8 KiB, and then show nothing of the text at all.
 MAX_STATUS_BYTE_SIZE = 7 * 1024

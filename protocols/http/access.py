@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from kernel.observe.access import Access, log_access, peer_text
+from protocols.http.aiohttp_internals import is_response_begun
 from protocols.http.call import REQUEST_ID
 from protocols.http.routes import find_endpoint, request_path
 
@@ -47,7 +48,7 @@ class WatchedAnswer:
             _log(http, _CLIENT_GONE, 0, None)
             raise
         except ConnectionError:
-            if http.writer.output_size > 0:  # else aiohttp tries to send an error, and calls the logger
+            if is_response_begun(http):  # else aiohttp tries to send an error, and calls the logger
                 _log(http, _CLIENT_GONE, 0, None)
             raise
 

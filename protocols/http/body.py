@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kernel.errors import InvalidArgument
+from protocols.http.aiohttp_internals import send_continue
+from protocols.http.client_timeouts import MAX_CHUNKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +23,6 @@ MINIMUM_BYTES_PER_S = 1024
 
 #: The most that any body may have, as for gRPC's messages; Triton's Content-Length is an int.
 MAX_BODY_BYTE_SIZE = 2**31 - 1
-
-
-#: Chunks that are not empty which a body may have: every one costs time, however small it is (Triton).
-MAX_CHUNKS = 65536
 
 
 class TooManyChunks(Exception):
@@ -58,8 +56,7 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
                 raise refuse(len(body))
             return body
         if http.headers.get("Expect", "").lower() == "100-continue":
-            await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            http.writer.output_size = 0  # nothing of the response has been sent
+            await send_continue(http)
         return await _read_parts(http, limit, refuse)
     except web.RequestPayloadError as error:
         raise InvalidArgument(f"the request body is malformed: {error}") from None

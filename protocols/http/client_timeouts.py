@@ -10,6 +10,9 @@ from __future__ import annotations
 HEAD_S = 10.0
 SEND_S = 60.0
 
+#: Chunks that are not empty which a body may have: every one costs time, however small it is (Triton).
+MAX_CHUNKS = 65536
+
 #: What may stand around the data of a chunk: extensions of 256 bytes, its size, line ends.
 _CHUNK_OVERHEAD = 256 + 24
 #: What a body may have besides: trailers, and white space of its head that was not counted as such.

@@ -10,6 +10,7 @@ from kernel.errors import ServingError
 from kernel.options import HttpOptions
 from protocols.forwarding import make_forwarder
 from protocols.http.access import AccessLogger, WatchedAnswer
+from protocols.http.aiohttp_internals import check_unanswered
 from protocols.http.body import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall
 from protocols.http.cors import CorsPolicy
@@ -138,8 +139,7 @@ def _preflight(http: web.BaseRequest, cors: CorsPolicy) -> web.Response | None:
 def _bug(http: web.BaseRequest) -> web.StreamResponse:
     """Answer for the exception that is being handled."""
     text = log_bug(f"{http.method} {http.raw_path}")
-    if http.writer.output_size > 0:
-        raise ConnectionError("the response has been begun, an error cannot be sent any more")
+    check_unanswered(http)
     return error_reply(500, text)
 
 

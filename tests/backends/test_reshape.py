@@ -8,7 +8,7 @@ from kernel.errors import InternalError, InvalidArgument
 from shm.tensor import Tensor
 
 
-def test_specs_are_read_from_a_configuration_with_integers_as_numbers_or_strings() -> None:
+def test_integers_of_a_configuration_may_be_numbers_or_strings() -> None:
     config = {
         "max_batch_size": 4,
         "input": [
@@ -22,7 +22,7 @@ def test_specs_are_read_from_a_configuration_with_integers_as_numbers_or_strings
     }
 
 
-def test_only_outputs_follow_the_shape_of_a_source_input() -> None:
+def test_only_outputs_can_have_the_shape_of_a_source_input() -> None:
     entries = [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1]}]
     config = {
         "input": entries,
@@ -43,7 +43,9 @@ def test_only_outputs_follow_the_shape_of_a_source_input() -> None:
         (TensorShapes("T", "FP32", (6,)), [6], [6]),
     ],
 )
-def test_both_shapes_of_a_tensor_lead_to_each_other(spec: TensorShapes, client: list[int], model: list[int]) -> None:
+def test_client_shapes_and_model_shapes_are_converted_to_each_other(
+    spec: TensorShapes, client: list[int], model: list[int]
+) -> None:
     assert spec.model_shape(client) == model
     assert spec.client_shape(model) == client
 
@@ -57,8 +59,8 @@ def test_an_input_is_a_view_in_place() -> None:
     assert np.frombuffer(memory, np.float32)[5] == 50
 
 
-def test_memory_of_a_client_cannot_be_written() -> None:
-    view = Tensor("A", "FP32", [1], memoryview(bytes(4)), foreign=True)
+def test_an_array_of_client_memory_is_read_only() -> None:
+    view = Tensor("A", "FP32", [1], memoryview(bytes(4)))
     assert not input_array(view, None).flags.writeable
 
 
@@ -69,13 +71,13 @@ def test_misaligned_memory_is_copied() -> None:
     assert array.tolist() == [0, 1, 2]
 
 
-def test_bf16_is_seen_as_uint16() -> None:
+def test_bf16_becomes_uint16() -> None:
     array = input_array(Tensor("A", "BF16", [2], memoryview(b"\x80\x3f\x00\x40")), None)
     assert array.dtype == np.uint16
     assert array.tolist() == [0x3F80, 0x4000]
 
 
-def test_an_input_without_elements_has_its_shape() -> None:
+def test_an_input_without_elements_keeps_its_shape() -> None:
     assert input_array(Tensor("A", "FP32", [0, 4], memoryview(b"")), None).shape == (0, 4)
 
 

@@ -17,6 +17,7 @@ from kernel.errors import ServingError
 from kernel.serving.response import Response
 from protocols.grpc.calls import ServerShuttingDown
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
+from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.codec import (
     decode_request,
     encode_stream_end,
@@ -84,7 +85,7 @@ class StreamCall:
         self._kernel = kernel
         self._stream = stream
         #: grpclib's stream parses each message and copies each reply: those go past it.
-        self._wire = cast("HandlerCall", stream._stream)
+        self._wire = cast("HandlerCall", stream_of(stream))
         self._forms = forms
         #: What messages are received in that have not been submitted, oldest first.
         self._bodies: deque[ReceiveBuffer] = deque()

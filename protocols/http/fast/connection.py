@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.model import Model
+    from protocols.http.aiohttp_internals import AiohttpConnection
     from protocols.http.fast.fast_path import FastPath
     from protocols.http.fast.known_heads import KnownHead, Target
     from protocols.http.fast.prepared import RequestBody
     from protocols.http.fast.response_bytes import ResponseBytes
-    from protocols.http.listener import AiohttpConnection
 
 #: Requests of one connection that may wait for their answers; then nothing more is read.
 MAX_OUTSTANDING = 32
@@ -373,9 +373,7 @@ class FastConnection(asyncio.Protocol):
         self._closing = True
         self._lane.remove(self)
         if self._guest is not None:
-            # It must not close what is not its own any more.
-            self._guest.transport = None
-            self._guest.connection_lost(None)
+            self._guest.leave_transport()
         received, self._received = self._received, b""
         self._read_on(True)
         connection = self._lane.aiohttp_server()

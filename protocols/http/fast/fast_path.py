@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from protocols.http.aiohttp_internals import KEEPALIVE_S
 from protocols.http.body import INACTIVITY_S, MINIMUM_BYTES_PER_S
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.known_heads import Heads
 from protocols.http.fast.prepared import PreparedBodies
-from protocols.http.listener import KEEPALIVE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.serving.kernel import Kernel
-    from protocols.http.listener import AiohttpServer
+    from protocols.http.aiohttp_internals import AiohttpServer
 
 
 class Times(msgspec.Struct, frozen=True):

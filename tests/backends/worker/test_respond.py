@@ -9,12 +9,15 @@ import pytest
 
 from backends.transport import wire
 from backends.worker.held import HeldInputs
+from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
+from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
 from backends.worker.respond import BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
+from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
     from backends.worker.request import WorkerRequest
@@ -44,7 +47,8 @@ class Bench:
         self.arenas: list[Arena] = []
         self.mail = NoMail()
         self.held = HeldInputs(self.sent.append, lambda: None)
-        self.outputs = OutputWriter(AttachedRegions(), self.arenas.append)
+        regions = AttachedRegions()
+        self.outputs = OutputWriter(regions, InputReader(regions, self.held), ArenaOutputs(self.arenas.append))
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
     def batch(self, *refs: wire.RequestMessage) -> list[WorkerRequest]:
@@ -132,12 +136,13 @@ def test_large_outputs_go_to_the_arena_and_reserved_ones_are_not_copied(bench: B
     place[:] = LARGE
     request.respond([value(array=place), value("OTHER", LARGE)])
     (final,) = bench.answers.close_batch()
-    assert [output.region for output in final.outputs] == [wire.OUTPUT_ARENA] * 2
-    for output in final.outputs:
-        seen = bench.arenas[0].view(output.offset, output.byte_size)
+    spans = [output.span for output in final.outputs if output.span is not None]
+    assert [span.lease.region_number for span in spans] == [wire.OUTPUT_ARENA] * 2
+    for span in spans:
+        seen = bench.arenas[0].region.view(span.offset, span.byte_size)
         np.testing.assert_array_equal(np.frombuffer(seen, np.float32), LARGE)
     assert bench.blocks == 2
-    bench.outputs.free([output.offset for output in final.outputs])
+    bench.outputs.memory.free([span.offset for span in spans])
     assert bench.blocks == 0
 
 

@@ -36,7 +36,7 @@ def registry() -> Iterator[RegionRegistry]:
 def test_a_range_of_a_registered_region_can_be_leased(registry: RegionRegistry, key: str) -> None:
     registry.register_system("r", key, 0, 4096)
     span = registry.lease(ClientSpan("r", byte_size=96, offset=4000))
-    assert (span.offset, span.byte_size, span.region.name) == (4000, 96, "r")
+    assert (span.offset, span.byte_size, span.lease.region.name) == (4000, 96, "r")
     span.lease.release()
 
 
@@ -82,18 +82,53 @@ def test_names_and_keys_are_checked(registry: RegionRegistry, key: str) -> None:
         registry.lease(ClientSpan("s", 1))
 
 
-def test_unregistering_drops_the_name_at_once_and_the_memory_after_the_last_use(
+def test_a_region_that_is_unregistered_while_in_use_stays_listed_and_usable_until_its_last_use_ends(
+    registry: RegionRegistry, key: str
+) -> None:
+    registry.register_system("r", key, 0, 64)
+    first = registry.lease(ClientSpan("r", 64))
+    [region] = registry.status(RegionKind.SYSTEM)
+    registry.unregister(RegionKind.SYSTEM, "r")
+    registry.unregister(RegionKind.SYSTEM)
+    assert registry.status(RegionKind.SYSTEM, "r") == [region]
+    with pytest.raises(RegionExists):
+        registry.register_system("r", key, 0, 64)
+    second = registry.lease(ClientSpan("r", 64))
+    first.lease.release()
+    assert registry.status(RegionKind.SYSTEM) == [region], "the second request uses it"
+    assert not region.closed
+    second.lease.release()
+    assert region.closed
+    assert registry.status(RegionKind.SYSTEM) == []
+    with pytest.raises(RegionNotFound):
+        registry.lease(ClientSpan("r", 64))
+    registry.register_system("r", key, 0, 64)
+    assert registry.status(RegionKind.SYSTEM) != [region]
+
+
+def test_a_region_that_is_used_again_after_it_was_unregistered_goes_only_once(
     registry: RegionRegistry, key: str
 ) -> None:
     registry.register_system("r", key, 0, 64)
     span = registry.lease(ClientSpan("r", 64))
     registry.unregister(RegionKind.SYSTEM, "r")
-    with pytest.raises(RegionNotFound):
-        registry.lease(ClientSpan("r", 64))
-    registry.register_system("r", key, 0, 64)
-    assert not span.region.closed
+    registry.unregister(RegionKind.SYSTEM, "r")
     span.lease.release()
-    assert span.region.closed
+    registry.register_system("r", key, 0, 64)
+    [new] = registry.status(RegionKind.SYSTEM)
+    assert not new.closed
+
+
+def test_closing_forgets_regions_in_use_and_closes_them_after_their_last_use(
+    registry: RegionRegistry, key: str
+) -> None:
+    registry.register_system("r", key, 0, 64)
+    span = registry.lease(ClientSpan("r", 64))
+    registry.close()
+    assert registry.status(RegionKind.SYSTEM) == []
+    assert not span.lease.region.closed
+    span.lease.release()
+    assert span.lease.region.closed
 
 
 def test_unregistering_what_is_not_there_is_no_error(registry: RegionRegistry) -> None:

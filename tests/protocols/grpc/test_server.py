@@ -36,7 +36,7 @@ def echo(request: Request) -> None:
     tensor = request.inputs[0]
     data = tensor.data
     if tensor.span is not None:  # a large input is in the arena
-        data = os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
+        data = os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
     outputs = [Tensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
     request.respond(Response(request.model_name, "1", request.id, outputs=outputs, parameters=request.parameters))
 

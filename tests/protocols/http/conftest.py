@@ -102,7 +102,7 @@ def _data(tensor: Tensor) -> bytes:
     if tensor.data is not None:
         return bytes(tensor.data)
     assert tensor.span is not None
-    return os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
+    return os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
 
 
 class FakeRepository:

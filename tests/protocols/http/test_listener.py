@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from protocols.http.aiohttp_internals import AiohttpConnection
 from protocols.http.client_timeouts import HEAD_S, SEND_S
-from protocols.http.listener import AiohttpConnection
 from protocols.http.server import HttpServer
 from protocols.testing import listening
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.kernel import Kernel
-    from protocols.http.listener import AiohttpServer
+    from protocols.http.aiohttp_internals import AiohttpServer
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from protocols.http.aiohttp_internals import AiohttpServer
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
-from protocols.http.listener import AiohttpServer
 from protocols.http.responses import empty_reply
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ NOW_S = 5.0
 
 def output(data: Buffer | None = bytes(8), *, name: str = "X", datatype: str = "FP32", shape: Any = (2,)) -> Tensor:
     region = ClientSpan("r", 8) if data is None else None
-    return Tensor(name, datatype, list(shape), data, region)
+    return Tensor(name, datatype, list(shape), data, client_span=region)
 
 
 def response(*outputs: Tensor, id: str = "", **more: Any) -> Response:
@@ -60,7 +60,10 @@ def test_what_is_written_like_the_last_answer_is_what_encoding_makes_of_it(
     outputs: list[Tensor], id: str, next_id: str
 ) -> None:
     form = remembering(response(*outputs, id=id))
-    again = [Tensor(o.name, o.datatype, list(o.shape), o.data and bytes(len(o.data))) for o in outputs]
+    again = [
+        Tensor(o.name, o.datatype, list(o.shape), o.data and bytes(len(o.data)), client_span=o.client_span)
+        for o in outputs
+    ]
     following = response(*again, id=next_id)
     written = form.another(following, NOW_S)
     assert written is None or written == encoded(following)

@@ -16,6 +16,7 @@ from kernel.serving.response import Response
 from protocols.http.fast.body_receiver import PlaceReceiver
 from protocols.http.fast.call import FastCall
 from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,8 +44,11 @@ def whole(data: bytes = bytes(4), **more: str) -> bytes:
 
 
 def answer(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = Tensor("OUT_IN", "FP32", [1], bytes(4))
-    request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
+    if release is None:
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
+    else:
+        output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), release)
+    request.respond(Response("stuck", "1", request.id, outputs=[output], leased=release is not None))
 
 
 def statuses(written: bytes) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a model file says about its inputs and outputs, in the words of a model configuration."""
+"""The signature of a model file: its inputs and outputs, with the datatypes of model configurations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import onnxruntime as ort
 
-#: ONNX Runtime's name of a tensor type → our datatype, and the name that Triton's texts have for it.
+#: ONNX Runtime's name of a tensor type → our datatype, and its name in Triton's error texts.
 _DATATYPES = {
     "tensor(bool)": ("BOOL", "BOOL"),
     "tensor(uint8)": ("UINT8", "UINT8"),
@@ -31,7 +31,7 @@ _DATATYPES = {
     "tensor(bfloat16)": ("BF16", "BFLOAT16"),
 }
 
-#: Other kinds of values, by the word before the parenthesis.
+#: The word before the parenthesis, of types that are not tensors → the name in Triton's error texts.
 _VALUE_TYPES = {
     "seq": "ONNX_TYPE_SEQUENCE",
     "map": "ONNX_TYPE_MAP",
@@ -45,17 +45,18 @@ class OnnxTensor(msgspec.Struct, frozen=True):
     name: str
     #: Protocol name; None for types that no client can send, such as complex numbers.
     datatype: str | None
-    #: -1 where the model leaves the dimension open. Empty for scalars and where even the rank is open.
+    #: -1 for a variable dimension. Empty for scalars and for tensors of any rank.
     dims: tuple[int, ...]
-    #: The type as ONNX Runtime and as Triton name it.
+    #: ONNX Runtime's name of the type.
     onnx_type: str = ""
+    #: The name of the type in Triton's error texts.
     onnx_name: str = "UNDEFINED"
 
 
 class OnnxSignature(msgspec.Struct, frozen=True):
-    """All tensors of a model file, by name, in the file's order.
+    """All tensors of a model file: name → tensor, in the order of the file.
 
-    `initializers` are constants that a request may replace: the optional inputs.
+    `initializers` are constants that a request may replace. They are the model's optional inputs.
     """
 
     inputs: dict[str, OnnxTensor]
@@ -68,7 +69,7 @@ class OnnxSignature(msgspec.Struct, frozen=True):
 
 
 def signature_of(session: ort.InferenceSession) -> OnnxSignature:
-    """Return what the session's model declares. Raises `Unsupported` for values that are not tensors."""
+    """Return the signature of the session's model. Raises `Unsupported` for values that are not tensors."""
     return OnnxSignature(
         inputs=_tensors(session.get_inputs()),
         outputs=_tensors(session.get_outputs()),
@@ -81,7 +82,7 @@ def _tensors(nodes: Iterable[ort.NodeArg]) -> dict[str, OnnxTensor]:
 
 
 def tensor_of(name: str, onnx_type: str, shape: Iterable[int | str | None]) -> OnnxTensor:
-    """Return the tensor that ONNX Runtime describes so; named and unknown dimensions are variable."""
+    """Return a tensor from ONNX Runtime's description. Named and unknown dimensions are variable."""
     word = onnx_type.partition("(")[0]
     if word != "tensor":
         found = _VALUE_TYPES.get(word, "ONNX_TYPE_UNKNOWN")

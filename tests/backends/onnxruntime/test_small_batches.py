@@ -1,4 +1,4 @@
-"""Small batches: the same answers as in the general way, and whatever is unusual is left to that."""
+"""Small batches have the same responses on the fast path, and unusual requests take the general path."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from onnx import TensorProto
 
 from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.session import open_session
-from backends.onnxruntime.small import SmallBatches, can_be_small
-from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor, signature_of
+from backends.onnxruntime.signature import OnnxSignature, OnnxTensor, signature_of
+from backends.onnxruntime.small_batches import SmallBatches, can_be_small
 from backends.reshape import TensorShapes, tensor_specs
 from kernel.errors import InternalError, InvalidArgument
 from shm.arena import INLINE_LIMIT
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.backends.onnxruntime.conftest import OnnxModels
 
 FLOAT = TensorProto.FLOAT
-MOST_ROWS = 4
+MAX_ROWS = 4
 
 
 def floats(*shape: int) -> Array:
@@ -53,10 +53,10 @@ def small_batches(models: OnnxModels) -> SmallBatches:
     return SmallBatches(bound, inputs.values(), outputs.values(), arguments.max_batch_size)
 
 
-# ---- answers --------------------------------------------------------------------------------
+# ---- responses ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [[1], [3], [1, 2], [2, 1, 1], [MOST_ROWS]])
+@pytest.mark.parametrize("sizes", [[1], [3], [1, 2], [2, 1, 1], [MAX_ROWS]])
 @pytest.mark.parametrize("names", ["AB", "BA"])
 @pytest.mark.parametrize("outputs", [[], ["X", "Y"], ["Y", "X"]])
 def test_each_request_gets_its_own_rows(
@@ -65,32 +65,32 @@ def test_each_request_gets_its_own_rows(
     write_add_sub(models, "N", 4)
     small = small_batches(models)
     given = {"A": floats(sum(sizes), 4), "B": 100 * floats(sum(sizes), 4)}
-    for _ in range(2):  # binding, and bound
+    for _ in range(2):  # first with a new binding, then with the existing one
         requests = []
         for size, end in zip(sizes, np.cumsum(sizes), strict=True):
             requests.append(lab.request({name: given[name][end - size : end] for name in names}, outputs=outputs))
         assert small.execute(requests, lab.timings)
         for request, size, end in zip(requests, sizes, np.cumsum(sizes), strict=True):
-            answer = lab.answer(request)
-            assert np.array_equal(answer["X"], (given["A"] + given["B"])[end - size : end])
-            assert np.array_equal(answer["Y"], (given["A"] - given["B"])[end - size : end])
+            found = lab.outputs(request)
+            assert np.array_equal(found["X"], (given["A"] + given["B"])[end - size : end])
+            assert np.array_equal(found["Y"], (given["A"] - given["B"])[end - size : end])
             assert lab.datatypes(request) == {"X": "FP32", "Y": "FP32"}
         given = {name: array + 7 for name, array in given.items()}
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
-@pytest.mark.parametrize("foreign", [True, False])
-def test_a_model_without_batches_has_whole_tensors(lab: Lab, models: OnnxModels, foreign: bool) -> None:
+@pytest.mark.parametrize("volatile", [True, False])
+def test_a_model_without_batching_takes_the_fast_path(lab: Lab, models: OnnxModels, volatile: bool) -> None:
     write_add_sub(models, 2, 3)
     small = small_batches(models)
     for factor in (1, 2):
-        request = lab.request({"A": factor * floats(2, 3), "B": floats(2, 3)}, foreign=foreign)
+        request = lab.request({"A": factor * floats(2, 3), "B": floats(2, 3)}, volatile=volatile)
         assert small.execute([request], lab.timings)
-        assert np.array_equal(lab.answer(request)["X"], (factor + 1) * floats(2, 3))
-        assert np.array_equal(lab.answer(request)["Y"], (factor - 1) * floats(2, 3))
+        assert np.array_equal(lab.outputs(request)["X"], (factor + 1) * floats(2, 3))
+        assert np.array_equal(lab.outputs(request)["Y"], (factor - 1) * floats(2, 3))
 
 
-def test_the_backend_runs_small_batches_so_and_others_in_their_places(lab: Lab, models: OnnxModels) -> None:
+def test_small_batches_take_the_fast_path_and_others_write_to_their_destinations(lab: Lab, models: OnnxModels) -> None:
     lab.reserves = True
     write_add_sub(models, "N", 4)
     backend = models.loaded()
@@ -100,10 +100,10 @@ def test_the_backend_runs_small_batches_so_and_others_in_their_places(lab: Lab, 
     assert lab.in_place == []
     backend.execute([part], lab.timings)
     assert lab.in_place == ["X"]
-    assert np.array_equal(lab.answer(whole)["X"], lab.answer(part)["X"])
+    assert np.array_equal(lab.outputs(whole)["X"], lab.outputs(part)["X"])
 
 
-# ---- what is left to the general way --------------------------------------------------------
+# ---- requests for the general path ----------------------------------------------------------
 
 
 def without_an_input(request: WorkerRequest) -> None:
@@ -135,7 +135,7 @@ def with_another_rank(request: WorkerRequest) -> None:
 
 
 def with_too_few_bytes(request: WorkerRequest) -> None:
-    request.inputs[1].data = request.inputs[1].data[:12]
+    request.inputs[1].data = request.inputs[1].raw()[:12]
 
 
 def with_another_size(request: WorkerRequest) -> None:
@@ -144,7 +144,7 @@ def with_another_size(request: WorkerRequest) -> None:
 
 def with_no_rows(request: WorkerRequest) -> None:
     for view in request.inputs:
-        view.shape, view.data = [0, 4], view.data[:0]
+        view.shape, view.data = [0, 4], view.raw()[:0]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def with_no_rows(request: WorkerRequest) -> None:
         with_no_rows,
     ],
 )
-def test_an_unusual_request_is_not_answered(
+def test_an_unusual_request_gets_no_response_on_the_fast_path(
     lab: Lab, models: OnnxModels, change: Callable[[WorkerRequest], None]
 ) -> None:
     write_add_sub(models, "N", 4)
@@ -174,25 +174,27 @@ def test_an_unusual_request_is_not_answered(
         assert not small.failed
         assert not any(request.finished for request in requests)
     assert small.execute([usual], lab.timings)
-    assert lab.answer(usual)["X"].tolist() == [[2, 4, 6, 8]]
+    assert lab.outputs(usual)["X"].tolist() == [[2, 4, 6, 8]]
 
 
 @pytest.mark.parametrize("outputs", [["X"], ["X", "X"], ["Y"]])
-def test_outputs_that_nobody_wants_are_not_computed(lab: Lab, models: OnnxModels, outputs: list[str]) -> None:
+def test_a_request_for_some_outputs_does_not_take_the_fast_path(
+    lab: Lab, models: OnnxModels, outputs: list[str]
+) -> None:
     write_add_sub(models, "N", 4)
     request = lab.request({"A": floats(1, 4), "B": floats(1, 4)}, outputs=outputs)
     assert not small_batches(models).execute([request], lab.timings)
 
 
-def test_more_rows_than_the_model_takes_are_refused_as_ever(lab: Lab, models: OnnxModels) -> None:
+def test_too_many_rows_are_refused_as_on_the_general_path(lab: Lab, models: OnnxModels) -> None:
     write_add_sub(models, "N", 4)
-    request = lab.request({"A": floats(MOST_ROWS + 1, 4), "B": floats(MOST_ROWS + 1, 4)})
+    request = lab.request({"A": floats(MAX_ROWS + 1, 4), "B": floats(MAX_ROWS + 1, 4)})
     assert not small_batches(models).execute([request], lab.timings)
     with pytest.raises(InternalError, match="batch size 5, max allowed is 4"):
         models.loaded().execute([request], lab.timings)
 
 
-def test_rows_that_are_large_together_are_no_small_batch(lab: Lab, models: OnnxModels) -> None:
+def test_a_batch_that_is_large_in_total_does_not_take_the_fast_path(lab: Lab, models: OnnxModels) -> None:
     width = INLINE_LIMIT // 8
     write_add_sub(models, "N", width)
     small = small_batches(models)
@@ -201,7 +203,7 @@ def test_rows_that_are_large_together_are_no_small_batch(lab: Lab, models: OnnxM
     assert not small.execute(requests[1:], lab.timings)
 
 
-def test_wrong_inputs_are_told_as_ever(lab: Lab, models: OnnxModels) -> None:
+def test_wrong_inputs_have_the_errors_of_the_general_path(lab: Lab, models: OnnxModels) -> None:
     write_add_sub(models, "N", 4)
     backend = models.loaded()
     short, lacking = (lab.request({"A": floats(1, 4), "B": floats(1, 4)}) for _ in range(2))
@@ -213,7 +215,7 @@ def test_wrong_inputs_are_told_as_ever(lab: Lab, models: OnnxModels) -> None:
         backend.execute([lacking], lab.timings)
 
 
-def test_a_run_that_fails_for_its_inputs_is_tried_again_with_others(lab: Lab, models: OnnxModels) -> None:
+def test_the_fast_path_is_still_used_after_wrong_inputs(lab: Lab, models: OnnxModels) -> None:
     models.write(
         [("Gather", ["T", "A"], ["X"])],
         [("A", TensorProto.INT64, ["N", 1])],
@@ -226,12 +228,10 @@ def test_a_run_that_fails_for_its_inputs_is_tried_again_with_others(lab: Lab, mo
     assert small.failed
     assert small.execute([good], lab.timings)
     assert not small.failed
-    assert lab.answer(good)["X"].tolist() == [[3]]
+    assert lab.outputs(good)["X"].tolist() == [[3]]
 
 
-def test_a_model_that_declares_wrong_output_shapes_is_answered_and_not_tried_again(
-    lab: Lab, models: OnnxModels
-) -> None:
+def test_a_model_with_wrong_declared_output_shapes_leaves_the_fast_path(lab: Lab, models: OnnxModels) -> None:
     twice = {"R": np.array([2, 1], np.int64)}
     models.write([("Tile", ["A", "R"], ["X"])], [("A", FLOAT, ["N", 2])], [("X", FLOAT, ["N", 2])], twice)
     backend = models.loaded()
@@ -239,12 +239,12 @@ def test_a_model_that_declares_wrong_output_shapes_is_answered_and_not_tried_aga
     for _ in range(2):
         request = lab.request({"A": floats(1, 2)})
         backend.execute([request], lab.timings)
-        assert lab.answer(request)["X"].tolist() == [[1, 2]]
+        assert lab.outputs(request)["X"].tolist() == [[1, 2]]
         marks.append(lab.timings.inferred_ns)
-    assert marks == [3, 5]  # the clock was asked once more while small batches were tried
+    assert marks == [3, 5]  # the first request has one more clock call: it tried the fast path before
 
 
-# ---- which tensors --------------------------------------------------------------------------
+# ---- tensors of small batches ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_model_that_declares_wrong_output_shapes_is_answered_and_not_tried_aga
         (TensorShapes("U", "FP32", (4,)), (4,), False),
     ],
 )
-def test_small_tensors_have_one_known_shape(spec: TensorShapes, declared: tuple[int, ...], small: bool) -> None:
+def test_small_tensors_have_a_fixed_shape(spec: TensorShapes, declared: tuple[int, ...], small: bool) -> None:
     tensor = OnnxTensor("T", spec.datatype, declared)
     assert can_be_small(spec, OnnxSignature({"T": tensor}, {})) is small
     assert can_be_small(spec, OnnxSignature({}, {"T": tensor})) is small
