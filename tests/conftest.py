@@ -1,4 +1,5 @@
-"""For all tests: no test depends on how fast the machine is, and each leaves the kernel's state consistent."""
+"""For all tests: none depends on how fast the machine is, none holds its event loop up, and each leaves the kernel's
+state consistent."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ import pytest
 from hypothesis import settings
 
 from kernel.serving.instances import InstanceSet
+from tests.slow_callbacks import pytest_runtest_call, pytest_runtest_teardown, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
+
 settings.register_profile("naiad", deadline=None)
 settings.load_profile("naiad")
+watch()
 
 
 @pytest.fixture(autouse=True)

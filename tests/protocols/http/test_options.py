@@ -217,6 +217,7 @@ def test_a_preflight_is_answered_even_where_the_call_is_restricted(serve: Serve)
 # ---- TLS ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_loop("large JSON is decoded and encoded on the event loop")
 @pytest.mark.parametrize("lane", [True, False], ids=["lane", "aiohttp"])
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("mutual", [False, True], ids=["server", "mutual"])

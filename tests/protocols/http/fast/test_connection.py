@@ -55,6 +55,7 @@ def test_a_request_is_answered_in_the_call_that_brings_its_last_byte(with_lane: 
     with_lane(test)
 
 
+@pytest.mark.slow_loop("the test itself sends and compares up to 20 MiB in one step")
 @pytest.mark.parametrize("byte_size", [4 << 10, 1 << 20, (20 << 20) + 4])
 def test_a_large_body_arrives_whole_in_whatever_parts_it_comes(with_lane: WithLane, byte_size: int) -> None:
     async def test(lab: Any) -> None:

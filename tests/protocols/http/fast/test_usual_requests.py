@@ -246,6 +246,7 @@ def test_a_known_form_has_one_response_like_any_other(with_lane: WithLane, final
     with_lane(test)
 
 
+@pytest.mark.slow_loop("the test walks all objects of the process")
 def test_what_was_answered_leaves_nothing_for_the_garbage_collector(with_lane: WithLane) -> None:
     async def test(lab: Any) -> None:
         gc.collect()
