@@ -21,6 +21,7 @@ from kernel.serving.instances import PREFETCH_NS
 from protocols.grpc import framing
 from protocols.grpc.h2 import limits
 from protocols.http import body
+from protocols.http.client_timeouts import MAX_CHUNKS
 from protocols.http.fast.connection import MAX_OUTSTANDING
 from protocols.http.json.document import MAX_DEPTH
 from shm.arena import INLINE_LIMIT
@@ -47,7 +48,7 @@ def delays() -> str:
 STATEMENTS = {
     "SECURITY.md": [
         f"| {size(DEFAULTS.http.max_input_size)} of JSON, raw or inflated bytes",
-        f"{size(body.MAX_BODY_BYTE_SIZE)} in all; {body.MAX_CHUNKS:,} chunks",
+        f"{size(body.MAX_BODY_BYTE_SIZE)} in all; {MAX_CHUNKS:,} chunks",
         f"| {body.INACTIVITY_S:.0f} seconds without any byte; then {body.MINIMUM_BYTES_PER_S} bytes per second",
         f"| {MAX_OUTSTANDING}, then nothing more is read",
         f"| {MAX_DEPTH} levels deep",
