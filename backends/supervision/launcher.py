@@ -55,7 +55,7 @@ class LocalLauncher:
 
     def __init__(self, *, shared_memory: bool = True) -> None:
         """Without `shared_memory` tensors travel over the connections, as to workers of other hosts."""
-        self._shared_memory = shared_memory
+        self.shared_memory = shared_memory
 
     async def launch(self, title: str, *, helper: bool = False) -> Launched:
         """See `Launcher`."""
@@ -73,7 +73,7 @@ class LocalLauncher:
                     f"--fd={theirs.fileno()}",
                     f"--kernel={os.getpid()}",
                     *(["--helper"] if helper else []),
-                    *([] if self._shared_memory or helper else ["--remote"]),
+                    *([] if self.shared_memory or helper else ["--remote"]),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=capture.stdout_fd,

@@ -21,7 +21,7 @@ class Batch(msgspec.Struct, eq=False):
     """
 
     entries: list[Request | None]
-    #: Whether an entry may be without a request.
+    #: Whether a request was removed; in a batch of sequences entries may be without a request in any case.
     padded: bool = False
     #: The slot of each entry, by which the worker keeps implicit state; None in a batch without sequences.
     slots: list[int] | None = None
@@ -35,7 +35,7 @@ class Batch(msgspec.Struct, eq=False):
     @property
     def requests(self) -> list[Request]:
         """The requests, without padding."""
-        if not self.padded:  # usual
+        if self.slots is None and not self.padded:  # usual
             return self.entries  # type: ignore[return-value]
         return [request for request in self.entries if request is not None]
 
@@ -47,6 +47,6 @@ class Batch(msgspec.Struct, eq=False):
     def request_numbers(self) -> Sequence[int]:
         """Return the numbers by which the worker knows the requests, without padding."""
         numbers = range(self.first_request_number, self.first_request_number + len(self.entries))
-        if not self.padded:
+        if self.slots is None and not self.padded:
             return numbers
         return [number for number, request in zip(numbers, self.entries, strict=True) if request is not None]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 ROOT = Path(__file__).parents[2]
+TESTS = str(ROOT / "tests")
 
 #: The most calls with CPython 3.11 (later versions call no function for a comprehension): as many as there are now,
 #: over HTTP for a request that arrives in one piece, over gRPC for the frames that gRPC core sends. A function that is
@@ -65,7 +66,8 @@ class CallRecorder:
         if event == "call":
             if frame.f_code in STARTS:
                 self._path = CallPath()
-            if self._path is not None:
+            # The tests' own watch over slow callbacks is no part of the path.
+            if self._path is not None and not frame.f_code.co_filename.startswith(TESTS):
                 self._path.calls.append(name_of(frame.f_code))
                 if frame.f_code is GIVEN_TO_CHANNEL:
                     self._path.stack = stack_of(frame)
@@ -88,7 +90,8 @@ def stack_of(frame: FrameType | None) -> list[str]:
     """Return the functions from the connection's callback down to `frame`."""
     names: list[str] = []
     while frame is not None:
-        names.insert(0, name_of(frame.f_code))
+        if not frame.f_code.co_filename.startswith(TESTS):
+            names.insert(0, name_of(frame.f_code))
         if frame.f_code in STARTS:
             return names
         frame = frame.f_back

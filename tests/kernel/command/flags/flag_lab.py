@@ -216,8 +216,8 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
             super().__init__(*arguments, **options)
             running.metrics = self
 
-    def supervisor(launcher: object, poller: object, **options: object) -> Supervisor:
-        return Supervisor(running, poller, options)
+    def supervisor(launcher: object, poller: object, helper: object, **options: object) -> Supervisor:
+        return Supervisor(running, poller, {**options, "launcher": launcher})
 
     Operator.running, Operator.look = running, staticmethod(look)
     errors = io.StringIO()

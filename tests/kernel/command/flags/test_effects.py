@@ -276,6 +276,9 @@ _SERVER_EFFECTS = {
     ),
     "event-loop": Effect("--event-loop=asyncio", lambda r: type(r.loop).__module__, "asyncio.unix_events"),
     "busy-poll-us": Effect("--busy-poll-us=7", lambda r: r.supervisors[0].poller.polling.longest_ns, 7000),
+    "worker-shared-memory": Effect(
+        "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].shared_memory, False
+    ),
     "arena-byte-size": Effect(
         "--arena-byte-size=33554432", lambda r: r.supervisors[0].options["arena_byte_size"], 2**25
     ),
