@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from backends.registry import known_backends
+from backends.supervision.helper_process import Helper
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.supervisor import InstanceSupervisor
 from kernel.command.terminal import Terminal
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine, Sequence
 
-    from kernel.command.terminal import ServerOperator
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
+    from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
     from kernel.serving.events import Event
     from kernel.serving.inbox import Inbox
@@ -135,14 +136,15 @@ class Server:
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
         settings = KernelSettings(
-            trace=TraceSettings(options.trace),
+            trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,
             allow_client_shm=options.allow_client_shm,
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size), clock, settings)
-        launcher = LocalLauncher()
+        launcher = LocalLauncher(shared_memory=options.worker_shared_memory)
+        self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size)
         poller = LoopPoller(polling)
         self._lifecycle = Lifecycle(
             catalog,
@@ -151,6 +153,7 @@ class Server:
             lambda: InstanceSupervisor(
                 launcher,
                 poller,
+                helper,
                 arena_byte_size=options.arena_byte_size,
                 verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
                 load_timeout_s=repository.load_timeout_s,
@@ -187,6 +190,7 @@ class Server:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
+                    await self._helper.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:

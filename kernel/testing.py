@@ -9,12 +9,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
+from kernel.errors import WorkerLost
 from kernel.loop.clock import ITERATION_END
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.inbox import Inbox
-from kernel.serving.instances import InstanceSet
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.instances import BatchRecord, InstanceSet
+from kernel.serving.live_requests import LiveRequests
+from kernel.serving.request import Request
 from kernel.serving.response import Response
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,8 +125,9 @@ class RecordingSink:
 class FakeInstance:
     """An instance that keeps its batches until the test says `finish`, one after the other."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, concurrency: int = 1) -> None:
         self.name = name
+        self.record = BatchRecord(concurrency)
         self.batches: deque[Batch] = deque()
         self.cancelled: list[Request] = []
 
@@ -146,7 +150,8 @@ class Lab:
         self.crashes: list[Exception] = []
         self.inbox = Inbox(self.clock, self.crashes.append)
         self.statistics = ModelStatistics()
-        self.instances = InstanceSet(self.inbox, self.statistics, self.clock)
+        self.live = LiveRequests()
+        self.instances = InstanceSet(self.inbox, self.live, self.statistics, self.clock)
         self.workers = [FakeInstance(f"{spec.name}_{number}") for number in range(instances)]
         self.inbox.start(schedule(spec, self.inbox, self.instances, self.clock))
         for worker in self.workers:
@@ -155,13 +160,14 @@ class Lab:
     def request(self, id: str, rows: int = 1, *, priority: int = 0, timeout_us: int = 0,
                 shape: list[int] | None = None) -> Request:  # fmt: skip
         """Return a request that has entered the queue now."""
-        tensor = InputTensor("IN", "FP32", [rows, *(shape or [1])], b"")
+        tensor = Tensor("IN", "FP32", [rows, *(shape or [1])], b"")
         request = Request(self.spec.name, [tensor], RecordingSink(), id=id)
         request.batch_size = rows
         request.priority = priority
         request.timeout_us = timeout_us
         request.queue_start_ns = request.received_ns = self.clock.now_ns()
-        self.statistics.pending += 1
+        request.owner = _LabOwner(self.live)
+        self.live.add(request)
         return request
 
     @property
@@ -180,4 +186,40 @@ class Lab:
         batch = instance.batches.popleft()
         for request in batch.requests:
             request.respond(Response(request.model_name, "1", request.id, outputs=[]))
-        self.instances.executed(instance, ExecutionTimes(0, infer_ns, 0))
+        end_ns = self.clock.now_ns()
+        times = ExecutionTimes(end_ns - infer_ns, end_ns - infer_ns, end_ns, end_ns)
+        instance.record.executed(batch.number)
+        self.instances.executed(instance, batch, times)
+
+    def lose(self, worker: int = 0) -> None:
+        """Let an instance be lost: requests that it executes fail, and those that it had not started come back."""
+        instance = self.workers[worker]
+        unstarted = instance.record.unstarted()
+        started = [batch for batch in instance.record.batches.values() if batch not in unstarted]
+        instance.batches.clear()
+        instance.record = BatchRecord(instance.record.concurrency)
+        for batch in started:
+            for request in batch.requests:
+                request.fail(WorkerLost(instance.name, "exit code 1"))
+        self.instances.lost(instance, [request for batch in unstarted for request in batch.requests])
+
+    def check(self) -> None:
+        """Recompute the invariants of requests and batches."""
+        self.instances.check()
+
+
+class _LabOwner:
+    """Keeps the record of live requests, as a model version does."""
+
+    def __init__(self, live: LiveRequests) -> None:
+        self._live = live
+
+    def responded(self, request: Request, response: Response) -> None:
+        if response.final:
+            self._live.remove(request)
+
+    def consumed(self, request: Request, count: int) -> None:
+        """Fake instances are never ahead of their clients."""
+
+    def cancelled(self, request: Request) -> None:
+        """Tests post `Cancelled` themselves."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kernel.errors import InvalidArgument
 from kernel.options import BadOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from kernel.serving.request import ParameterValue
 
 #: Parameters that mean something to the server itself: a header must not set them.
 _RESERVED = frozenset(
@@ -34,6 +38,21 @@ class ReservedHeader(InvalidArgument):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+        self.name = name
+
+
+class ForwardedHeaders(msgspec.Struct, frozen=True):
+    """What becomes of the headers of one request head, for any number of requests with that head."""
+
+    parameters: dict[str, str]
+    #: The first header that matched and must not be forwarded; "" for none.
+    reserved: str = ""
+
+    def added_to(self, parameters: dict[str, ParameterValue]) -> dict[str, ParameterValue]:
+        """Return `parameters` of a request with those of the headers over them. Raises `ReservedHeader`."""
+        if self.reserved:
+            raise ReservedHeader(self.reserved)
+        return {**parameters, **self.parameters}
 
 
 class HeaderForwarder:
@@ -60,6 +79,14 @@ class HeaderForwarder:
                 raise ReservedHeader(name)
             found[name] = value.encode(errors="surrogateescape").decode(errors="replace")
         return found
+
+    def forward(self, headers: Iterable[tuple[str, str]]) -> ForwardedHeaders | None:
+        """Return what becomes of `headers`, given as for `parameters`; None where no header matches."""
+        try:
+            parameters = self.parameters(headers)
+        except ReservedHeader as error:
+            return ForwardedHeaders({}, error.name)
+        return ForwardedHeaders(parameters) if parameters else None
 
 
 def is_reserved(name: str) -> bool:

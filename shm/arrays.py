@@ -44,7 +44,7 @@ def to_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memo
     return np.frombuffer(data, NUMPY_TYPES[datatype]).reshape(shape)
 
 
-def to_new_array(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+def to_new_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memoryview) -> Array:
     """Return a writable copy of `data`; not for BYTES. Raises ValueError as `to_array` does."""
     dtype = NUMPY_TYPES[datatype]
     memory = bytearray(data)

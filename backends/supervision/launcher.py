@@ -1,7 +1,7 @@
 """How a worker is started: the one seam between supervision and where workers run.
 
-`LocalLauncher` starts processes on this machine. A launcher for other hosts returns a `Launched` over
-its own connection; workers there get their tensors inline (`backends/transport/wire.py`).
+`LocalLauncher` starts processes on this machine. A launcher for other hosts returns a `Launched` over its own
+connection; workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,22 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
-    async def launch(self, title: str) -> Launched:
-        """Start a worker whose output is logged under `title`. Raises `OSError` where that fails."""
+    async def launch(self, title: str, *, helper: bool = False) -> Launched:
+        """Start a worker whose output is logged under `title`. Raises `OSError` where that fails.
+
+        A `helper` runs no model, has low priority, and always shares memory with the kernel.
+        """
 
 
 class LocalLauncher:
     """Starts workers as clean interpreters on this machine."""
 
-    async def launch(self, title: str) -> Launched:
+    def __init__(self, *, shared_memory: bool = True) -> None:
+        """Without `shared_memory` tensors travel over the connections, as to workers of other hosts."""
+        self.shared_memory = shared_memory
+
+    async def launch(self, title: str, *, helper: bool = False) -> Launched:
+        """See `Launcher`."""
         ours, theirs = socket.socketpair()
         capture = OutputCapture(title)
         try:
@@ -64,6 +72,8 @@ class LocalLauncher:
                     f"--model={title}",
                     f"--fd={theirs.fileno()}",
                     f"--kernel={os.getpid()}",
+                    *(["--helper"] if helper else []),
+                    *([] if self.shared_memory or helper else ["--remote"]),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=capture.stdout_fd,

@@ -64,7 +64,7 @@ class ReportedMetrics:
         held, self._held = self._held, {}
         for each in held.values():
             if each.series is not None:
-                self._metrics.leave(each.family, each.labels)
+                self._metrics.worker_ended(each.family, each.labels)
 
     def _define(self, ref: wire.MetricFamilyRef) -> None:
         check_family_name(ref.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
@@ -41,18 +42,29 @@ class WorkerSession:
         self._channel: LoopChannel | None = None
         self._reply: asyncio.Future[wire.ToKernel] | None = None
         self._lost_cause: str | None = None
-        self._protocol_error = ""
+        self._protocol_error: str | None = None
+        #: How many batches the instance executes at the same time, once a model is loaded.
+        self.concurrency = 1
+        #: How many bytes the worker's outputs may take.
+        self.arena_byte_size = 0
+        #: Whether the worker runs on this machine, so that memory can be shared with it.
+        self.local = True
+        #: Add this to times of the worker to get times of the kernel's clock.
+        self.clock_offset_ns = 0
+        #: Sends a message at the end of the event-loop iteration. After the worker's end it does nothing.
+        self.send: Callable[[wire.ToWorker], None] = self._not_started
         self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
         self.on_lost: Callable[[str], None] | None = None
 
-    async def start(self, launcher: Launcher) -> None:
-        """Start the worker and wait until it says hello. Raises `ServingError`."""
+    async def start(self, launcher: Launcher, *, helper: bool = False) -> None:
+        """Start the worker, or a helper, and wait until it says hello. Raises `ServingError`."""
         self._reply = asyncio.get_running_loop().create_future()
         try:
-            self._launched = await launcher.launch(self._title)
+            self._launched = await launcher.launch(self._title, helper=helper)
         except OSError as error:
             raise InternalError(f"a worker process could not be started: {error}") from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
+        self.send = self._channel.send
         self._launched.on_lost(self._process_lost)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -63,6 +75,9 @@ class WorkerSession:
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
             raise InternalError(f"the worker speaks another protocol: {hello!r}")
+        self.local = hello.local
+        if not hello.local:
+            self.clock_offset_ns = time.monotonic_ns() - hello.now_ns
 
     async def complete(self, message: wire.Complete) -> str:
         """Return the completed configuration in JSON. Raises the worker's `ServingError`."""
@@ -72,13 +87,19 @@ class WorkerSession:
 
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns how many nanoseconds it took. Raises the worker's `ServingError`."""
+        self.arena_byte_size = message.arena_byte_size
         reply = await self._ask(message)
         assert isinstance(reply, wire.Loaded), reply
+        self.concurrency = reply.concurrency
         return reply.load_ns
 
-    def send(self, message: wire.ToWorker) -> None:
+    def _not_started(self, message: wire.ToWorker) -> None:
+        raise AssertionError(f"{type(message).__name__} was sent to a worker that was never started")
+
+    async def written(self, byte_size: int) -> None:
+        """Wait until at most `byte_size` bytes are unsent, or the connection has ended."""
         assert self._channel is not None
-        self._channel.send(message)
+        await self._channel.written(byte_size)
 
     def send_with_fd(self, message: wire.ToWorker, fd: int) -> None:
         assert self._channel is not None
@@ -132,6 +153,11 @@ class WorkerSession:
                     | wire.MetricsChanged()
                     | wire.InputsHeld()
                     | wire.InputsFreed()
+                    | wire.Started()
+                    | wire.Transfer()
+                    | wire.Chunk()
+                    | wire.SpanRead()
+                    | wire.SpanWritten()
                 ):
                     self.on_message(message)
                 case wire.OutboxCreated():
@@ -155,9 +181,9 @@ class WorkerSession:
     def _unexpected(self, message: wire.ToKernel) -> None:
         raise ValueError(f"unexpected message {type(message).__name__}")
 
-    def _channel_closed(self, cause: str) -> None:
+    def _channel_closed(self, problem: str | None) -> None:
         """The connection ended. The process follows, or is broken and made to."""
-        self._protocol_error = cause
+        self._protocol_error = problem
         self.kill()
 
     def _process_lost(self, cause: str) -> None:
@@ -165,7 +191,7 @@ class WorkerSession:
         self._channel.read_rest()
         self._channel.take_unsent()
         self._channel.close()
-        if self._protocol_error and not self._protocol_error.startswith("it closed"):
+        if self._protocol_error is not None:
             cause = f"{cause}; {self._protocol_error}"
         self._lost_cause = cause
         if self._reply is not None and not self._reply.done():

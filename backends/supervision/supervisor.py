@@ -21,6 +21,7 @@ from kernel.errors import InternalError, ServingError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from backends.supervision.helper_process import Helper
     from backends.supervision.launcher import Launcher
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
@@ -38,11 +39,19 @@ class InstanceSupervisor:
     """One instance, over any number of worker processes."""
 
     def __init__(
-        self, launcher: Launcher, poller: LoopPoller, *, arena_byte_size: int, verbose: int, load_timeout_s: float = 0
+        self,
+        launcher: Launcher,
+        poller: LoopPoller,
+        helper: Helper,
+        *,
+        arena_byte_size: int,
+        verbose: int,
+        load_timeout_s: float = 0,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit."""
         self._launcher = launcher
         self._poller = poller
+        self._helper = helper
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
@@ -143,7 +152,7 @@ class InstanceSupervisor:
         assert self._session is not None
         assert self._model is not None
         assert self._plan is not None
-        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model, self._poller)
+        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model, self._poller, self._helper)
         self._session.on_lost = self._lost
         self._session.send(wire.Joined())
         if self._serving:

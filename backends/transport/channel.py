@@ -49,24 +49,26 @@ def _receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, array.array[in
 class LoopChannel:
     """The kernel's end. Messages of one loop turn leave in one write.
 
-    `on_messages` gets the complete messages of a read; `on_closed` is called once, when the other
-    side is gone or sent what is no message. The channel owns the socket.
+    `on_messages` gets the complete messages of a read. `on_closed` is called once: with None when the other
+    side has closed its end, otherwise with what went wrong. The channel owns the socket.
     """
 
     def __init__(self, sock: socket.socket, on_messages: Callable[[list[bytes]], None],
-                 on_closed: Callable[[str], None]) -> None:  # fmt: skip
+                 on_closed: Callable[[str | None], None]) -> None:  # fmt: skip
         sock.setblocking(False)
         self._socket = sock
         self._on_messages = on_messages
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._turn_end = IterationEnd.here()
+        self._iteration_end = IterationEnd.current()
         self._reader = FrameReader()
         #: The messages of this loop turn, framed.
         self._outbox = bytearray()
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._fds: deque[int] = deque()
         self._closed = False
+        #: What `written` waits for.
+        self._progress: asyncio.Future[None] | None = None
         #: What the other side keeps, and how many bytes of its stream have arrived and have been taken: more
         #: where they were read out of its outbox.
         self._kept: OutboxReader | None = None
@@ -81,7 +83,7 @@ class LoopChannel:
         outbox = self._outbox
         start = len(outbox)
         if not start:
-            self._turn_end.leave(self.flush)
+            self._iteration_end.add_send(self.flush)
         outbox += LENGTH_PLACE  # framed in place, see `backends.transport.framing`
         encoder.encode_into(message, outbox, -1)
         LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)
@@ -125,6 +127,7 @@ class LoopChannel:
                     sent = self._socket.sendmsg([data], [rights])
                     os.close(fd)
                 self._unsent.popleft()
+                self._note_progress()
                 if sent < len(data):
                     self._unsent.appendleft((data[sent:], None))
         except (BlockingIOError, InterruptedError):
@@ -134,7 +137,20 @@ class LoopChannel:
             self._drop_unsent()
         self._loop.remove_writer(self._socket.fileno())
 
+    async def written(self, byte_size: int) -> None:
+        """Wait until at most `byte_size` bytes are unsent, or the channel has ended."""
+        while not self._closed and len(self._outbox) + sum(len(data) for data, _ in self._unsent) > byte_size:
+            self.flush()
+            if self._unsent:
+                self._progress = self._loop.create_future()
+                await self._progress
+
+    def _note_progress(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
     def _drop_unsent(self) -> None:
+        self._note_progress()
         for _, fd in self._unsent:
             if fd is not None:
                 os.close(fd)
@@ -166,7 +182,7 @@ class LoopChannel:
             return False
         self._fds.extend(fds)
         if not data:
-            self._end("it closed its connection")
+            self._end(None)
             return False
         known = self._taken - self._arrived
         self._arrived += len(data)
@@ -192,10 +208,10 @@ class LoopChannel:
             return False
         return True
 
-    def _end(self, cause: str) -> None:
+    def _end(self, problem: str | None) -> None:
         if not self._closed:
             self.close()
-            self._on_closed(cause)
+            self._on_closed(problem)
 
     def close(self) -> None:
         """Close the socket; nothing is sent or received any more."""

@@ -21,11 +21,14 @@ from backends.worker.classification import read_labels
 from backends.worker.held import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.mailbox import KernelGone, Mailbox
-from backends.worker.memory import AttachedRegions
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
 from backends.worker.metric_reporter import MetricReporter
+from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
+from backends.worker.region_io import RegionIo
 from backends.worker.respond import BatchResponder
 from kernel.errors import ErrorCode, InternalError, ServingError
+from shm.arena import read_only_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,18 +48,24 @@ KEEP_NS = 300_000
 class Worker:
     """One model instance behind one channel. Implements `backends.base.Host`."""
 
-    def __init__(self, channel: BlockingChannel) -> None:
+    def __init__(self, channel: BlockingChannel, *, local: bool = True) -> None:
+        """Without `local` no memory is shared with the kernel: tensors travel in messages and chunks."""
         self._channel = channel
+        self._local = local
         self._send_lock = threading.Lock()
         #: When the oldest answer was kept back, 0 for none.
         self._kept_since_ns = 0
         self._regions = AttachedRegions()
-        self._held = HeldInputs(self._send, self._copy_foreign_inputs)
+        self._held = HeldInputs(self._send, self._copy_volatile_inputs)
         self._inputs = InputReader(self._regions, self._held)
-        self._outputs = OutputWriter(self._regions, self._arena_created)
+        self._output_arena = ArenaOutputs(self._arena_created)
+        self._outputs = OutputWriter(
+            self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send)
+        )
         self._mailbox = Mailbox(channel, self._urgent)
         self._reporter = MetricReporter(self._send)
         self._answers = BatchResponder(self._outputs, self._held, self._send, lambda: self._mailbox)
+        self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
         self._backend: Backend | None = None
         self._verbose = 0
         self._handlers: dict[type, Callable[..., None]] = {
@@ -64,14 +73,19 @@ class Worker:
             wire.Load: self._load,
             wire.Joined: lambda _: self._reporter.start(),
             wire.Attach: self._attach,
+            wire.OwnArena: self._own_arena,
+            wire.Transfer: self._transfer,
+            wire.Chunk: self._chunk,
             wire.Detach: self._detach,
+            wire.ReadSpan: self._region_io.read,
+            wire.WriteSpan: self._region_io.write,
             wire.Execute: self._execute,
         }
 
     def run(self) -> None:
         """Serve until the kernel says stop or is gone."""
-        self._send(wire.Hello(wire.PROTOCOL, os.getpid()))
-        if SHARES_MEMORY:
+        self._send(wire.Hello(wire.PROTOCOL, os.getpid(), self._local, time.monotonic_ns()))
+        if self._local and SHARES_MEMORY:
             self._channel.share_outbox()
         try:
             self._serve()
@@ -120,8 +134,12 @@ class Worker:
             self._channel.flush()
 
     def _arena_created(self, arena: Arena) -> None:
-        with self._send_lock:
-            self._channel.send_with_fd(wire.ArenaCreated(arena.region.byte_size), arena.region.fd)
+        fd = read_only_fd(arena.region.fd)
+        try:
+            with self._send_lock:
+                self._channel.send_with_fd(wire.ArenaCreated(arena.region.byte_size), fd)
+        finally:
+            os.close(fd)
 
     def _urgent(self, message: wire.ToWorker) -> None:
         match message:
@@ -130,7 +148,7 @@ class Worker:
             case wire.Credit(request=number, count=count):
                 self._answers.grant(number, count)
             case wire.FreeBlocks(offsets=offsets):
-                self._outputs.free(offsets)
+                self._outputs.memory.free(offsets)
 
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:
@@ -161,7 +179,7 @@ class Worker:
                 run_on(message.cpus)
             self._verbose = message.verbose
             self._inputs.model_name = arguments.model_name
-            self._outputs.arena_byte_size = message.arena_byte_size
+            self._outputs.memory.byte_size = message.arena_byte_size
             self._outputs.batched = arguments.max_batch_size > 0
             self._outputs.labels = _labels(arguments)
             self._backend_for(arguments).load(arguments)
@@ -191,13 +209,33 @@ class Worker:
 
     def _attach(self, message: wire.Attach) -> None:
         fd = self._channel.take_fd()
-        self._regions.attach(message.number, fd, message.byte_size, message.offset, foreign=message.foreign)
+        region = AttachedRegion(
+            fd, message.byte_size, message.offset, writable=message.writable, volatile=message.volatile
+        )
+        self._regions.attach(message.number, region)
+
+    def _own_arena(self, message: wire.OwnArena) -> None:
+        # Mapped once more, and privately: other processes may read the outputs that the model gets as inputs here.
+        arena = self._output_arena.arena
+        assert arena is not None, "OwnArena before the arena was created"
+        fd = os.dup(arena.region.fd)
+        self._regions.attach(
+            message.number, AttachedRegion(fd, arena.region.byte_size, 0, writable=False, volatile=False)
+        )
+
+    def _transfer(self, message: wire.Transfer) -> None:
+        self._regions.attach(message.number, CopiedRegion(message.byte_size))
+
+    def _chunk(self, message: wire.Chunk) -> None:
+        region = self._regions.get(message.number)
+        assert isinstance(region, CopiedRegion), f"region {message.number} is not transferred"
+        region.write(message.offset, message.data)
 
     def _detach(self, message: wire.Detach) -> None:
         self._regions.detach(message.number)
 
-    def _copy_foreign_inputs(self) -> None:
-        self._inputs.copies_foreign = True
+    def _copy_volatile_inputs(self) -> None:
+        self._inputs.copies_volatile = True
         self.log(
             "WARNING",
             "the model keeps an input that lies in a client's shared memory, which the client will write to: "
@@ -217,13 +255,7 @@ class Worker:
         # Threads that are still to answer need the interpreter more than this one needs the next message.
         self._mailbox.poll_ns = 0 if self._answers.live else message.poll_ns
         done_ns = time.monotonic_ns()
-        executed = wire.Executed(
-            message.batch,
-            finals,
-            timings.inputs_ready_ns - start_ns,
-            timings.inferred_ns - timings.inputs_ready_ns,
-            done_ns - timings.inferred_ns,
-        )
+        executed = wire.Executed(message.batch, finals, start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
         # It leaves when there is nothing left to do, or when what is kept has become old.
         with self._send_lock:
             self._channel.keep(executed)
@@ -245,7 +277,7 @@ class Worker:
             logger.exception("the model failed")
             failure = InternalError(f"{type(error).__name__}: {error}")
         else:
-            if self._backend.answers_later:
+            if self._backend.responds_later:
                 return
         for request in requests:
             if not request.finished:

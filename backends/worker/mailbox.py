@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from kernel.loop.busy_poll import GivingWay, give_way
+from kernel.loop.busy_poll import PollPause, yield_processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class Mailbox:
         #: For how many nanoseconds to poll before sleeping, and whether the last wait was as short.
         self.poll_ns = 0
         self._short = False
-        self._giving_way = GivingWay()
+        self._poll_pause = PollPause()
         self._changed = threading.Condition(self._lock)
         self._waiter_count = 0
 
@@ -79,13 +79,13 @@ class Mailbox:
         """Receive as the channel does; poll first where the last wait was short (`kernel.loop.busy_poll`)."""
         receive, poll_ns = self._channel.receive, self.poll_ns
         begun_ns = time.monotonic_ns()
-        now_ns, goes_on = begun_ns, self._short and begun_ns >= self._giving_way.until_ns
+        now_ns, goes_on = begun_ns, self._short and begun_ns >= self._poll_pause.until_ns
         while goes_on:
             messages = receive(wait=False)
             if messages is None or messages:
                 return messages
-            now_ns, away_ns = give_way()
-            goes_on = self._giving_way.gave(now_ns, away_ns) and now_ns - begun_ns < poll_ns
+            now_ns, away_ns = yield_processor()
+            goes_on = self._poll_pause.yielded(now_ns, away_ns) and now_ns - begun_ns < poll_ns
         messages = receive()
         self._short = time.monotonic_ns() - begun_ns < poll_ns
         return messages

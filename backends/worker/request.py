@@ -6,32 +6,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from shm.arrays import to_array
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.transport import wire
     from kernel.errors import ServingError
     from shm.arrays import Array
-
-
-class InputView(msgspec.Struct):
-    """One input. `data` is the tensor's raw form in place: in a message, an arena or a client's region.
-
-    `data` is read-only where it belongs to a client (`foreign`).
-    """
-
-    name: str
-    datatype: str
-    #: Shape with the batch dimension.
-    shape: list[int]
-    data: memoryview
-    foreign: bool = False
-
-    def as_numpy(self) -> Array:
-        """Return a view of the tensor (a new object array for BYTES), writable unless `foreign`."""
-        return to_array(self.datatype, self.shape, self.data)
+    from shm.tensor import Tensor
 
 
 class OutputValue(msgspec.Struct):
@@ -64,20 +45,22 @@ class WorkerRequest(msgspec.Struct, eq=False):
     """One request of a batch. It gets exactly one final answer, by `respond`, `fail` or `finish`."""
 
     #: Id, flags, correlation id, priority, time-out and parameters, as they came.
-    ref: wire.RequestRef
-    inputs: list[InputView]
+    ref: wire.RequestMessage
+    #: Each with its bytes in `data`: those of the message, or a view of shared memory. A view that is read-only is of
+    #: a client's memory, see `in_memory_of_client`.
+    inputs: list[Tensor]
     #: Where the answers go.
     responder: Responder
     finished: bool = False
     response_count: int = 0
     #: Places that `reserve` handed out, by output name. The responder's.
-    reserved: dict[str, tuple[Any, wire.TensorRef]] = {}
+    reserved: dict[str, tuple[Any, Tensor]] = {}
 
     @property
     def id(self) -> str:
         return self.ref.id
 
-    def input(self, name: str) -> InputView | None:
+    def input(self, name: str) -> Tensor | None:
         """Return the input called `name`, or None where the client left it out."""
         for view in self.inputs:
             if view.name == name:
@@ -125,3 +108,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Cheap enough to be asked in a loop."""
         return self.responder.is_cancelled(self)
+
+
+def in_memory_of_client(tensor: Tensor) -> bool:
+    """Whether an input of a request lies in a client's memory, which the client may change and the model may not."""
+    return type(tensor.data) is memoryview and tensor.data.readonly

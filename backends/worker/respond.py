@@ -45,15 +45,15 @@ class BatchResponder:
         #: Responses that the kernel may still be sent, of requests with more than one.
         self._credit: dict[int, int] = {}
         #: Final answers of the batch that is being executed, by request number, in its order.
-        self._batch: dict[int, wire.ResponseRef | None] = {}
+        self._batch: dict[int, wire.ResponseMessage | None] = {}
 
     # ---- for the worker loop -----------------------------------------------------------------
 
-    def open_batch(self, refs: Sequence[wire.RequestRef]) -> list[WorkerRequest]:
+    def open_batch(self, refs: Sequence[wire.RequestMessage]) -> list[WorkerRequest]:
         """Return the requests that are to be executed now: those whose clients have gone are answered."""
         # Without the lock: no other thread answers any of these before this returns.
         requests: list[WorkerRequest] = []
-        batch: dict[int, wire.ResponseRef | None] = {}
+        batch: dict[int, wire.ResponseMessage | None] = {}
         for ref in refs:
             number = ref.number
             request = WorkerRequest(ref, [], self)
@@ -74,7 +74,7 @@ class BatchResponder:
                 wanted.append(request)
         return wanted
 
-    def close_batch(self) -> list[wire.ResponseRef]:
+    def close_batch(self) -> list[wire.ResponseMessage]:
         """The backend is done, and nothing of ours leads to the inputs of the batch.
 
         Returns the final answers in order if there is one for every request; otherwise those that there are
@@ -97,7 +97,7 @@ class BatchResponder:
 
     def _note_held(self) -> None:
         """Tell which inputs of the batch the model keeps. It may change them before the kernel has sent them."""
-        for number in self._held.answered([number for number in self._batch if number not in self.live]):
+        for number in self._held.ended([number for number in self._batch if number not in self.live]):
             final = self._batch[number]
             if final is not None:
                 try:
@@ -130,7 +130,7 @@ class BatchResponder:
         except ServingError as error:
             self.fail(request, error, final)
             return
-        self._answer(request, wire.ResponseRef(refs, dict(parameters) if parameters else {}), final)
+        self._answer(request, wire.ResponseMessage(refs, dict(parameters) if parameters else {}), final)
 
     def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
         self._answer(request, _failure(error), final)
@@ -144,7 +144,7 @@ class BatchResponder:
 
     # ---- sending -----------------------------------------------------------------------------
 
-    def _answer(self, request: WorkerRequest, response: wire.ResponseRef | None, final: bool) -> None:
+    def _answer(self, request: WorkerRequest, response: wire.ResponseMessage | None, final: bool) -> None:
         number = request.ref.number
         if not final:
             self._wait_for_credit(number)
@@ -167,7 +167,7 @@ class BatchResponder:
                 self._batch[number] = response
             else:
                 if final and self._held.watched:
-                    self._held.answered([number], finally_used=False)
+                    self._held.ended([number], backend_returned=False)
                 self._send(wire.Responded(number, final, response))
 
     def _wait_for_credit(self, number: int) -> None:
@@ -180,5 +180,7 @@ class BatchResponder:
                 credit[number] -= 1
 
 
-def _failure(error: ServingError) -> wire.ResponseRef:
-    return wire.ResponseRef(error_code=error.code.value, error_text=error.message)
+def _failure(error: ServingError) -> wire.ResponseMessage:
+    return wire.ResponseMessage(
+        error_code=error.code.value, error_text=error.message, error_before_queueing=error.before_queueing
+    )

@@ -8,30 +8,32 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from kernel.errors import InvalidArgument, request_prefix
+from kernel.errors import InvalidArgument, InvalidRequest, request_prefix
 from shm.datatypes import element_count
 
 if TYPE_CHECKING:
-    from backends.worker.request import InputView
+    from shm.tensor import Tensor
 
 _LENGTH = struct.Struct("<I")
 
 
-def check_strings(view: InputView, request_id: str, model: str) -> None:
-    """Raise `InvalidArgument` unless `view` holds exactly the elements of its shape."""
+def check_strings(view: Tensor, request_id: str, model: str) -> None:
+    """Raise `InvalidArgument` or `InvalidRequest` unless `view` holds exactly the elements of its shape."""
     wanted = element_count(view.shape)
     found = position = 0
-    data, end = view.data, len(view.data)
+    data = view.data
+    assert data is not None
+    end = len(data)
     where = f"for inference input '{view.name}' for model '{model}'"
     while position < end:
         if end - position < 4:
-            raise InvalidArgument(
+            raise InvalidRequest(
                 f"{request_prefix(request_id)}incomplete string length indicator {where}, expecting 4 bytes but "
                 f"only {end - position} bytes available. Please make sure the string length indicator is in one "
                 "buffer."
             )
         if found >= wanted:
-            raise InvalidArgument(
+            raise InvalidRequest(
                 f"{request_prefix(request_id)}unexpected number of string elements {found + 1} {where}, "
                 f"expecting {wanted}"
             )
@@ -45,4 +47,4 @@ def check_strings(view: InputView, request_id: str, model: str) -> None:
         position += length
         found += 1
     if found != wanted:
-        raise InvalidArgument(f"{request_prefix(request_id)}expected {wanted} string elements {where}, got {found}")
+        raise InvalidRequest(f"{request_prefix(request_id)}expected {wanted} string elements {where}, got {found}")

@@ -17,12 +17,11 @@ from kernel.errors import (
     RegionNotFound,
 )
 from shm import posix
-from shm.region import Region, RegionKind, Span
+from shm.region import FileHandle, Region, RegionKind
+from shm.tensor import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kernel.serving.request import SharedMemoryRef
+    from shm.tensor import ClientSpan
 
 #: Enough for every client that was seen; a bound on descriptors that a client can make us hold.
 MAX_REGIONS = 1024
@@ -30,12 +29,14 @@ _UINT64_MAX = 2**64 - 1
 
 
 class RegionRegistry:
-    """Client regions by name. Unregistering drops the name at once, the memory after its last use."""
+    """Client regions by name.
+
+    A region that is unregistered while requests use it stays listed and usable until the last of them has ended, as
+    in Triton since 2024-11; then its name and its memory go.
+    """
 
     def __init__(self) -> None:
         self._regions: dict[str, Region] = {}
-        #: Called with every region whose last use has ended, before its descriptor is closed.
-        self.on_closed: list[Callable[[Region], None]] = []
 
     # ---- system shared memory ----------------------------------------------------------------
 
@@ -62,8 +63,7 @@ class RegionRegistry:
         if byte_size < 1 or offset < 0 or offset + byte_size > posix.size_of(fd):
             os.close(fd)
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
-        region = Region(name, RegionKind.SYSTEM, fd, byte_size, key=key, offset=offset)
-        region.on_closed(self._closed)
+        region = Region(name, RegionKind.SYSTEM, FileHandle(fd), byte_size, key=key, offset=offset)
         self._regions[name] = region
 
     # ---- CUDA shared memory ------------------------------------------------------------------
@@ -90,37 +90,42 @@ class RegionRegistry:
         return [region]
 
     def unregister(self, kind: RegionKind, name: str = "") -> None:
-        """Forget the region called `name`, or all of `kind`. An unknown name is no error (Triton)."""
+        """Forget the region called `name`, or all of `kind`, when no request uses it. An unknown name is no error."""
         for region in list(self._regions.values()):
             if region.kind is kind and name in ("", region.name):
-                del self._regions[region.name]
-                region.drop()
+                if region.lease_count:
+                    region.on_unused(self._forget)
+                else:
+                    self._forget(region)
 
-    def lease(self, ref: SharedMemoryRef) -> Span:
-        """Return a use of the byte range `ref`; the caller releases its lease."""
-        region = self._regions.get(ref.name)
+    def _forget(self, region: Region) -> None:
+        """Forget a region that is not in use."""
+        if self._regions.get(region.name) is region:
+            del self._regions[region.name]
+        region.drop()
+
+    def lease(self, place: ClientSpan) -> Span:
+        """Return a span for the bytes that `place` names; the caller releases its lease. Raises `ServingError`."""
+        region = self._regions.get(place.name)
         if region is None:
-            raise RegionNotFound(ref.name)
-        if ref.offset < 0 or ref.byte_size < 0 or ref.offset + ref.byte_size > _UINT64_MAX:
+            raise RegionNotFound(place.name)
+        end = place.offset + place.byte_size
+        if place.offset < 0 or place.byte_size < 0 or end > _UINT64_MAX:
             raise InvalidArgument(
-                f"Integer overflow detected: byte_size ({ref.byte_size}) + offset ({ref.offset}) exceeds "
-                f"maximum value ({_UINT64_MAX}) for region '{ref.name}'"
+                f"Integer overflow detected: byte_size ({place.byte_size}) + offset ({place.offset}) exceeds "
+                f"maximum value ({_UINT64_MAX}) for region '{place.name}'"
             )
-        if ref.offset >= region.byte_size:
-            raise InvalidArgument(f"Invalid offset for shared memory region: '{ref.name}'")
+        if place.offset >= region.byte_size:
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{place.name}'")
         # No bytes at the very beginning end before the region begins (Triton).
-        if not 0 < ref.offset + ref.byte_size <= region.byte_size:
-            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{ref.name}'")
-        # Its owner may have shortened the object since: touching bytes behind the end kills a worker.
+        if not 0 < end <= region.byte_size:
+            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{place.name}'")
+        # The client may have shortened the object since: touching bytes behind the end kills a worker.
         if region.kind is RegionKind.SYSTEM and posix.size_of(region.fd) < region.offset + region.byte_size:
-            raise InvalidArgument(f"shared memory region '{ref.name}' was truncated by its owner")
-        return Span(region.lease(), ref.offset, ref.byte_size)
+            raise InvalidArgument(f"shared memory region '{place.name}' was truncated by its owner")
+        return Span(region.lease(), place.offset, place.byte_size)
 
     def close(self) -> None:
-        """Forget all regions."""
-        self.unregister(RegionKind.SYSTEM)
-        self.unregister(RegionKind.CUDA)
-
-    def _closed(self, region: Region) -> None:
-        for callback in self.on_closed:
-            callback(region)
+        """Forget all regions, also those in use: their memory goes with the last lease."""
+        for region in list(self._regions.values()):
+            self._forget(region)

@@ -8,12 +8,12 @@ from kernel.errors import ArenaFull
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
 from shm.datatypes import DATATYPES
-from shm.region import Span
 
 if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.serving.model import Model
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 
 class InputPlacer:
@@ -29,12 +29,14 @@ class InputPlacer:
         Whoever calls releases the request's leases where that, or anything after it, fails.
         """
         for tensor in request.inputs:
-            if tensor.shared_memory is not None:
-                tensor.span = self._regions.lease(tensor.shared_memory)
+            if tensor.client_span is not None:
+                tensor.span, tensor.client_span = self._regions.lease(tensor.client_span), None
+                request.leased = True
+            elif tensor.span is not None:  # an output of another model
                 request.leased = True
         for output in request.outputs:
-            if output.shared_memory is not None:
-                output.span = self._regions.lease(output.shared_memory)
+            if output.client_span is not None:
+                output.span, output.client_span = self._regions.lease(output.client_span), None
                 request.leased = True
 
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
@@ -75,18 +77,18 @@ class InputPlacer:
             model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size)
         return model.input_arena
 
-    def _copy_to_arena(self, tensor: InputTensor, model: Model) -> None:
+    def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:
         assert tensor.data is not None
         byte_size = len(tensor.data)
         block = self._arena(model).take(byte_size)
         if block is None:
             raise ArenaFull(byte_size)
         block.view()[:] = tensor.data
-        tensor.span = Span(block, block.offset, byte_size)
+        tensor.span = block.span
         tensor.data = None  # so that the received message can be freed
 
 
-def _use_in_place(tensor: InputTensor, buffer: ReceiveBuffer) -> bool:
+def _use_in_place(tensor: Tensor, buffer: ReceiveBuffer) -> bool:
     assert tensor.data is not None
     tensor.span = buffer.span(tensor.data, DATATYPES[tensor.datatype].byte_size or 1)
     if tensor.span is None:

@@ -1,4 +1,4 @@
-"""What a scheduler can be told. One inbox per model version; every event is delivered in order."""
+"""The events that a scheduler gets. Each model version has one inbox, which delivers its events in order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
+    from kernel.serving.instances import Instance
     from kernel.serving.request import Request
 
 
@@ -18,22 +19,25 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The client of a request that is not executing has gone; the scheduler may not have it any more."""
+    """The client of a request that no instance has is gone; the scheduler may not have it any more."""
 
     request: Request
 
 
-class Returned(msgspec.Struct, frozen=True):
-    """An instance was lost before it started these requests: they are the scheduler's again, and first."""
-
-    requests: list[Request]
-
-
 class InstanceIdle(msgspec.Struct, frozen=True):
-    """An instance can take a batch, and requests wait: it has finished one, or it has just been (re)started.
+    """`instance` can take a batch, and requests wait: it has finished one, or was just added.
 
-    Not told while nothing waits: a scheduler asks `instances` when a request comes.
+    Not posted while no request waits: a scheduler asks `InstanceSet` when a request comes.
     """
+
+    instance: Instance
+
+
+class InstanceLost(msgspec.Struct, frozen=True):
+    """`instance` is gone. It had not started `returned`: they are the scheduler's again, before all other requests."""
+
+    instance: Instance
+    returned: list[Request]
 
 
 class DeadlineReached(msgspec.Struct, frozen=True):
@@ -46,4 +50,4 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
     error: ServingError
 
 
-Event = Submitted | Cancelled | Returned | InstanceIdle | DeadlineReached | NoInstanceLeft
+Event = Submitted | Cancelled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft

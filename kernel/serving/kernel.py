@@ -181,14 +181,18 @@ class Kernel:
 
     def cancel(self, request: Request) -> None:
         """The client of a submitted request has gone. The request still gets its final response."""
-        if request.model is not None:
-            request.model.cancel(request)
+        request.cancel()
 
     def check_client_shm(self, *, local_peer: bool) -> None:
         """Raise unless a client may register shared memory: by default only one on this machine."""
         allowed = self.settings.allow_client_shm
         if allowed == "false" or (allowed == "local" and not local_peer):
             raise ClientSharedMemoryDisabled
+
+    def check(self) -> None:
+        """Recompute the invariants of every model's requests and batches; for tests."""
+        for model in self.catalog.ready_models():
+            model.check()
 
     # ---- stopping ----------------------------------------------------------------------------
 

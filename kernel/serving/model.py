@@ -11,6 +11,7 @@ from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
+from kernel.serving.live_requests import LiveRequests
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -48,14 +49,14 @@ class Model:
         self.version_text = str(version)
         self.statistics = ModelStatistics(decoupled=spec.decoupled)
         self.inbox = Inbox(clock, self._scheduler_failed)
-        self.instances = InstanceSet(self.inbox, self.statistics, clock)
+        self.live = LiveRequests()
+        self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
         #: Holds large inputs of this model's requests; made when the first one comes.
         self.input_arena: Arena | None = None
         self._schedule = schedule
         self._clock = clock
         #: Why no scheduler runs: it failed, and so did the next as soon as it was started.
         self._failure: str | None = None
-        self._live: set[Request] = set()
         #: Set when no request is left; None while nobody waits for that.
         self._drained: asyncio.Event | None = None
 
@@ -66,7 +67,7 @@ class Model:
     @property
     def in_flight(self) -> int:
         """Requests that were accepted and have no final response yet."""
-        return len(self._live)
+        return len(self.live)
 
     @property
     def ready(self) -> bool:
@@ -82,36 +83,45 @@ class Model:
         if self._failure is not None:
             request.release_leases()
             raise InternalError(self._failure)
-        request.model = self
+        request.owner = self
         request.queue_start_ns = self._clock.now_ns()
-        self._live.add(request)
-        self.statistics.pending += 1
+        live = self.live
+        live.instance_of[request] = None  # as `live.add`, of which every request would be a call
+        live.queued += 1
         self.inbox.post(Submitted(request))
 
-    def cancel(self, request: Request) -> None:
-        """The client has gone: drop the request from the queue, or tell the instance that executes it."""
-        if request.finished or request.cancelled:
-            return
-        request.cancelled = True
-        if request.instance is not None:
-            request.instance.cancel(request)
-        else:
-            self.inbox.post(Cancelled(request))
+    # ---- kernel.serving.request.RequestOwner -------------------------------------------------
 
-    def answered(self, request: Request, response: Response) -> None:
-        """Account for a response; called by the request itself."""
+    def responded(self, request: Request, response: Response) -> None:
+        """Account for a response."""
         if response.error is not None and not request.failed:
             request.failed = True
             self.statistics.record_failure(request, response.error, self._clock.now_ns())
         if self.statistics.decoupled:
             self.statistics.record_response(request, response, self._clock.now_ns())
         if response.final:
-            if request.instance is None:
-                self.statistics.pending -= 1
-            self._live.discard(request)
-            if self._drained is not None and not self._live:
+            live = self.live
+            if live.instance_of.pop(request) is None:  # as `live.remove`
+                live.queued -= 1
+            if self._drained is not None and not live.instance_of:
                 self._drained.set()
                 self._drained = None
+
+    def consumed(self, request: Request, count: int) -> None:
+        """Let the instance that executes the request send more."""
+        instance = self.live.instance_of[request]
+        if instance is not None:
+            instance.consumed(request, count)
+
+    def cancelled(self, request: Request) -> None:
+        """Drop the request from the queue, or let the instance that executes it know."""
+        instance = self.live.instance_of[request]
+        if instance is not None:
+            instance.cancel(request)
+        else:
+            self.inbox.post(Cancelled(request))
+
+    # ---- the end -----------------------------------------------------------------------------
 
     def fail_queued(self, error: ServingError) -> None:
         """No instance is left and none will come soon: what waits for one is answered with `error`."""
@@ -119,7 +129,7 @@ class Model:
 
     async def drain(self) -> None:
         """Wait until every accepted request has its final response."""
-        if self._live:
+        if self.live:
             if self._drained is None:
                 self._drained = asyncio.Event()
             await self._drained.wait()
@@ -127,7 +137,7 @@ class Model:
     def abandon(self, error: ServingError) -> None:
         """End the scheduler and answer whatever is still unanswered with `error`."""
         self.inbox.close()
-        for request in list(self._live):
+        for request in list(self.live.instance_of):
             request.fail(error)
 
     def close(self, error: ServingError) -> None:
@@ -139,11 +149,14 @@ class Model:
     def _scheduler_failed(self, error: Exception) -> None:
         """A scheduler raised: requests that it held are answered, and a new one starts."""
         failure = f"the scheduler of model '{self.name}' failed: {error}"
-        for request in list(self._live):
-            if request.instance is None:
-                request.fail(InternalError(failure))
+        for request in self.live.queued_requests():
+            request.fail(InternalError(failure))
         try:
             self.start()
         except Exception:
             logger.exception("the scheduler of model '%s' failed and cannot be started again", self.name)
             self._failure = failure
+
+    def check(self) -> None:
+        """Recompute the invariants of requests and batches; for tests."""
+        self.instances.check()

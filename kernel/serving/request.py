@@ -1,13 +1,13 @@
-"""An inference request, from the front door that decoded it to its one final answer.
+"""An inference request, from the front door that decoded it to its one final response.
 
-Ownership: a front door builds a `Request` and hands it to `Kernel.submit`. If `submit` raises, the
-front door still owns it and answers; afterwards only the kernel answers, through the request's sink,
-with exactly one final response. `data` buffers must stay unchanged until then.
+Ownership: a front door builds a `Request` and hands it to `Kernel.submit`. If `submit` raises, the front door still
+owns it and responds to its client; afterwards only the kernel responds, through the request's sink, with exactly one
+final response. Buffers in `data` must stay unchanged until then.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -15,59 +15,27 @@ from kernel.serving.response import Response
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
-    from kernel.serving.instances import Instance
-    from kernel.serving.model import Model
     from kernel.serving.response import Sink
-    from shm.region import Span
+    from shm.tensor import RequestedOutput, Tensor
 
 #: What a custom request or response parameter may be.
 ParameterValue = str | int | bool | float
 
-#: Buffers that hold tensor bytes.
-Buffer = bytes | bytearray | memoryview
 
+class RequestOwner(Protocol):
+    """Who has a submitted request: it hears what becomes of it. Called from the kernel's loop; never raises.
 
-class SharedMemoryRef(msgspec.Struct, frozen=True):
-    """A byte range of a region that a client registered, by the region's name."""
-
-    name: str
-    byte_size: int
-    offset: int = 0
-
-
-class InputTensor(msgspec.Struct):
-    """One input. Exactly one of `data` and `shared_memory` is set by the front door.
-
-    `shape` includes the batch dimension. `data` is the tensor in the wire's raw form: little-endian,
-    row-major; BYTES elements behind 4-byte lengths. The kernel sets `span` where the bytes are in a
-    region: a client's, or the arena block that it copied a large `data` to.
+    A request that clients sent is owned by its model version, a request of a warm-up by that warm-up.
     """
 
-    name: str
-    datatype: str
-    shape: list[int]
-    data: Buffer | None = None
-    shared_memory: SharedMemoryRef | None = None
-    span: Span | None = None
+    def responded(self, request: Request, response: Response) -> None:
+        """`response` is about to be given to the sink of `request`."""
 
-    @property
-    def byte_size(self) -> int:
-        if self.data is not None:
-            return len(self.data)
-        return self.shared_memory.byte_size if self.shared_memory else 0
+    def consumed(self, request: Request, count: int) -> None:
+        """The client took `count` responses of `request`."""
 
-
-class RequestedOutput(msgspec.Struct):
-    """An output that the client asked for by name.
-
-    `classification` above 0 asks for that many best classes instead of the tensor. With
-    `shared_memory` the worker writes the tensor there and the response carries no data.
-    """
-
-    name: str
-    classification: int = 0
-    shared_memory: SharedMemoryRef | None = None
-    span: Span | None = None
+    def cancelled(self, request: Request) -> None:
+        """The client of `request` has gone. The request still gets its final response."""
 
 
 class Request(msgspec.Struct, eq=False):
@@ -75,7 +43,8 @@ class Request(msgspec.Struct, eq=False):
 
     #: Name as the client gave it.
     model_name: str
-    inputs: list[InputTensor]
+    #: Each with `data`, with a `client_span`, or with a span whose lease becomes the request's.
+    inputs: list[Tensor]
     sink: Sink
     #: Version as the client gave it; empty means the newest that is ready.
     model_version: str = ""
@@ -88,19 +57,21 @@ class Request(msgspec.Struct, eq=False):
     sequence_start: bool = False
     sequence_end: bool = False
     priority: int = 0
-    #: Time-out that the client asked for, in microseconds; 0 for none.
+    #: Timeout that the client asked for, in microseconds; 0 for none.
     timeout_us: int = 0
     #: Whether the call can carry more than one response (a gRPC stream, /generate_stream).
     streaming: bool = False
     #: What a call without `streaming` is called in errors, such as `ModelInfer RPC` (Triton's words).
     entry_point: str = "inference"
 
-    model: Model | None = None
+    owner: RequestOwner | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
     batch_size: int = 1
     #: Monotonic nanoseconds: when the kernel took the request, and when it entered the queue.
     received_ns: int = 0
     queue_start_ns: int = 0
+    #: Whether an instance was given the request. It stays true when the instance is lost and the request queued again.
+    dispatched: bool = False
     finished: bool = False
     cancelled: bool = False
     response_count: int = 0
@@ -108,33 +79,28 @@ class Request(msgspec.Struct, eq=False):
     failed: bool = False
     #: Whether an input or output may have a span, thus a lease.
     leased: bool = False
-    #: The instance that executes the request, None while it is queued, and the number by which its worker knows it.
-    instance: Instance | None = None
-    number: int = 0
+    #: Whether a worker uses the leased memory. Then the leases end when the worker has finished, or is gone, also where
+    #: the client got its final response before.
+    in_use: bool = False
 
     def copy(self) -> Request:
         """Return a request with the same attributes, the very same."""
         return self.__copy__()  # type: ignore[attr-defined,no-any-return]  # every msgspec.Struct has it
 
-    @property
-    def dispatched(self) -> bool:
-        """Whether an instance was given the request."""
-        return self.instance is not None
-
     def respond(self, response: Response) -> None:
-        """Send one response; a final one ends the request and gives its leases back.
+        """Send one response; a final one ends the request, and releases its leases unless a worker uses the memory.
 
         A response after the final one is a bug of ours and raises.
         """
-        assert not self.finished, f"request {self.id!r} was answered after its final response"
+        assert not self.finished, f"request {self.id!r} got a response after its final one"
         if response.final:
             self.finished = True
-            if self.leased:
+            if self.leased and not self.in_use:
                 self.release_leases()
         if response.outputs is not None or response.error is not None:  # not empty
             self.response_count += 1
-        if self.model is not None:
-            self.model.answered(self, response)
+        if self.owner is not None:
+            self.owner.responded(self, response)
         self.sink.send(response)
 
     def fail(self, error: ServingError) -> None:
@@ -143,11 +109,18 @@ class Request(msgspec.Struct, eq=False):
 
     def consumed(self, count: int = 1) -> None:
         """The client took `count` responses: a model that waits for that may send as many more."""
-        if self.instance is not None and not self.finished:
-            self.instance.consumed(self, count)
+        if self.owner is not None and not self.finished:
+            self.owner.consumed(self, count)
+
+    def cancel(self) -> None:
+        """The client has gone. The request still gets its final response; a second call does nothing."""
+        if not self.finished and not self.cancelled:
+            self.cancelled = True
+            if self.owner is not None:
+                self.owner.cancelled(self)
 
     def release_leases(self) -> None:
-        """Give back every region that inputs and outputs use."""
+        """Release every lease that inputs and outputs have."""
         for tensor in self.inputs:
             if tensor.span is not None:
                 tensor.span.lease.release()

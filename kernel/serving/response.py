@@ -7,42 +7,27 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernel.errors import ServingError
-    from kernel.serving.request import Buffer, ParameterValue, SharedMemoryRef
-
-
-class OutputTensor(msgspec.Struct):
-    """One output. `data` is None where the worker wrote it to the client's region `shared_memory`.
-
-    `data` is in the wire's raw form, see `kernel.serving.request.InputTensor`; it may point into a worker's
-    arena and is valid until the response is released.
-    """
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: Buffer | None = None
-    shared_memory: SharedMemoryRef | None = None
+    from kernel.serving.request import ParameterValue
+    from shm.tensor import Tensor
 
 
 class Response(msgspec.Struct, eq=False):
     """One response of a request. Unary requests get one, with `final` set; decoupled ones any number.
 
-    A response that is `empty` only says that no more will come. The front door owns a response that
-    its sink was given: it calls `release` once it has copied or sent the outputs.
+    A response that is `empty` only says that no more will come. Who the sink hands a response to owns it, and calls
+    `release` once the outputs were sent, copied, or passed on with leases of their own.
     """
 
     model_name: str
     model_version: str
     id: str
-    outputs: list[OutputTensor] | None = None
+    outputs: list[Tensor] | None = None
     parameters: dict[str, ParameterValue] | None = None
     error: ServingError | None = None
     final: bool = True
-    #: Gives the blocks that `outputs` point into back to their worker; None once that was done.
-    on_release: Callable[[], None] | None = None
+    #: Whether an output has a span, thus a lease. False again after `release`.
+    leased: bool = False
 
     @property
     def empty(self) -> bool:
@@ -50,10 +35,11 @@ class Response(msgspec.Struct, eq=False):
         return self.outputs is None and self.error is None
 
     def release(self) -> None:
-        """Give the blocks that `outputs` point into back to their worker. More calls do nothing."""
-        if self.on_release is not None:
-            release, self.on_release = self.on_release, None
-            release()
+        """Release the leases of the outputs. More calls do nothing."""
+        if self.leased:
+            self.leased = False
+            for output in self.outputs or ():
+                output.release()
 
 
 class Sink(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.errors import InvalidArgument, request_prefix
+from kernel.errors import InvalidRequest, request_prefix
 from kernel.serving.triton_input_order import triton_input_order
 from shm.datatypes import DATATYPES, MAX_SIZE, element_count
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kernel.config.spec import ModelSpec, TensorSpec
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
@@ -27,12 +28,12 @@ _BATCH_NOTE = (
 
 
 def validate(request: Request, spec: ModelSpec) -> None:
-    """Check `request` and set its `batch_size`. Raises `InvalidArgument`."""
+    """Check `request` and set its `batch_size`. Raises `InvalidRequest`."""
     _check_outputs(request, spec)
     _check_count(request, spec)
     try:
         _check_inputs(request, spec, request.inputs)
-    except InvalidArgument:
+    except InvalidRequest:
         # Whether a request is good does not depend on the order, but which input is named does.
         by_name = {tensor.name: tensor for tensor in request.inputs}
         _check_inputs(request, spec, [by_name[name] for name in triton_input_order(list(by_name))])
@@ -43,20 +44,20 @@ def _check_outputs(request: Request, spec: ModelSpec) -> None:
     seen: set[str] = set()
     for output in request.outputs:
         if output.name in seen:  # refused by Triton since 2026-04
-            raise InvalidArgument(f"{request_prefix(request.id)}output '{output.name}' already exists in request")
+            raise InvalidRequest(f"{request_prefix(request.id)}output '{output.name}' already exists in request")
         seen.add(output.name)
         if output.name not in spec.outputs:
-            raise InvalidArgument(f"unexpected inference output '{output.name}' for model '{spec.name}'")
+            raise InvalidRequest(f"unexpected inference output '{output.name}' for model '{spec.name}'")
 
 
 def _check_count(request: Request, spec: ModelSpec) -> None:
     names = [tensor.name for tensor in request.inputs]
     if len(set(names)) != len(names):
         twice = next(name for index, name in enumerate(names) if name in names[:index])
-        raise InvalidArgument(f"{request_prefix(request.id)}input '{twice}' already exists in request")
+        raise InvalidRequest(f"{request_prefix(request.id)}input '{twice}' already exists in request")
     wrong_count = len(names) != len(spec.inputs)  # usual: no optional inputs, or all of them given
     if wrong_count and not len(spec.required_inputs) <= len(names) <= len(spec.inputs):
-        raise InvalidArgument(_wrong_count(request, spec, names))
+        raise InvalidRequest(_wrong_count(request, spec, names))
 
 
 def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
@@ -76,70 +77,70 @@ def _quoted(names: Iterable[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> None:
+def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> None:
     request.batch_size = _batch_size(request, spec, inputs)
     for tensor in inputs:
         _check_tensor(request, spec, tensor, spec.inputs[tensor.name])
 
 
-def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> int:
+def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> int:
     """Return the request's rows: the first dimension that all inputs share, or 1 without batching.
 
-    Raises `InvalidArgument`, also for inputs that the model has not.
+    Raises `InvalidRequest`, also for inputs that the model has not.
     """
     batching = spec.max_batch_size > 0
     rows: int | None = None
     for tensor in inputs:
         if tensor.name not in spec.inputs:
-            raise InvalidArgument(f"unexpected inference input '{tensor.name}' for model '{spec.name}'")
+            raise InvalidRequest(f"unexpected inference input '{tensor.name}' for model '{spec.name}'")
         if not batching:
             continue
         if not tensor.shape:
-            raise InvalidArgument(
+            raise InvalidRequest(
                 f"{request_prefix(request.id)}input '{tensor.name}' has no shape but model requires batch dimension "
                 f"for '{spec.name}'"
             )
         if rows is None:
             rows = tensor.shape[0]
         elif tensor.shape[0] != rows:
-            raise InvalidArgument(
+            raise InvalidRequest(
                 f"{request_prefix(request.id)}input '{tensor.name}' batch size does not match other inputs for "
                 f"'{spec.name}'"
             )
     if rows is None:
         return 1
     if rows > spec.max_batch_size:
-        raise InvalidArgument(
+        raise InvalidRequest(
             f"{request_prefix(request.id)}inference request batch-size must be <= {spec.max_batch_size} for "
             f"'{spec.name}'"
         )
     return rows
 
 
-def _check_tensor(request: Request, spec: ModelSpec, tensor: InputTensor, expected: TensorSpec) -> None:
+def _check_tensor(request: Request, spec: ModelSpec, tensor: Tensor, expected: TensorSpec) -> None:
     prefix = request_prefix(request.id)
     if tensor.datatype != expected.datatype:
-        raise InvalidArgument(
+        raise InvalidRequest(
             f"{prefix}inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
             f"'{spec.name}' expects '{expected.datatype}'"
         )
     if -1 in tensor.shape:
-        raise InvalidArgument(
+        raise InvalidRequest(
             f"{prefix}All input dimensions should be specified for input '{tensor.name}' for model "
             f"'{spec.name}', got {shape_text(tensor.shape)}"
         )
     if not fits(tensor.shape, expected.shape):
         note = _BATCH_NOTE if spec.max_batch_size > 0 else ""
-        raise InvalidArgument(
+        raise InvalidRequest(
             f"{prefix}unexpected shape for input '{tensor.name}' for model '{spec.name}'. Expected "
             f"{shape_text(expected.shape)}, got {shape_text(tensor.shape)}. {note}"
         )
     element_size = DATATYPES[tensor.datatype].byte_size
     wanted = element_count(tensor.shape) * element_size
     if wanted > MAX_SIZE:
-        raise InvalidArgument(f"{prefix}byte size overflow for input '{tensor.name}' for model '{spec.name}'")
+        raise InvalidRequest(f"{prefix}byte size overflow for input '{tensor.name}' for model '{spec.name}'")
     if element_size and tensor.byte_size != wanted:
-        raise InvalidArgument(
+        raise InvalidRequest(
             f"{prefix}input byte size mismatch for input '{tensor.name}' for model '{spec.name}'. "
             f"Expected {wanted}, got {tensor.byte_size}"
         )

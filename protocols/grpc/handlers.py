@@ -1,6 +1,6 @@
 """Calls that grpclib's handlers respond to, over our own HTTP/2: every RPC but the unary inference.
 
-`HandlerCall` takes the part of `grpclib.protocol.Stream` in `grpclib.server.request_handler`, so that services,
+`HandlerCall` takes the part of grpclib's own stream (`grpclib_internals.CallStream`), so that services,
 `GRPCError`, metadata and deadlines are grpclib's.
 """
 
@@ -10,15 +10,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from grpclib.const import Status
-from grpclib.encoding.proto import ProtoCodec
-from grpclib.events import _DispatchServerEvents
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from grpclib.protocol import Peer
-from grpclib.server import request_handler
-from h2.exceptions import StreamClosedError
 
 from protocols.grpc.compression import compress
 from protocols.grpc.framing import PREFIX
+from protocols.grpc.grpclib_internals import CallConnection, StreamClosedError, run_handler
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import encode_block, encode_trailers
 from protocols.grpc.h2.states import StreamState
@@ -28,13 +24,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from grpclib.const import Handler
-    from grpclib.utils import Wrapper
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.compression import ResponseCompression
+    from protocols.grpc.grpclib_internals import Wrapper
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
+    from shm.tensor import Buffer
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
@@ -56,24 +52,12 @@ class Handlers:
         self._mapping = mapping
         self._compression = compression
         self._compressed_paths = compressed_paths
-        self._codec = ProtoCodec()
-        self._dispatch = _DispatchServerEvents()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, connection: ServerConnection, stream: Stream) -> HandlerCall:
         """Start the handler of a call that has just arrived."""
         call = self._call(connection, stream)
-        call.task = asyncio.get_running_loop().create_task(
-            request_handler(
-                self._mapping,
-                call,  # type: ignore[arg-type]  # it offers what the handler uses of grpclib's stream
-                stream.request_head.fields,
-                self._codec,
-                None,
-                self._dispatch,
-                call.release,
-            )
-        )
+        call.task = asyncio.get_running_loop().create_task(run_handler(self._mapping, call, stream.request_head.fields))
         self._tasks.add(call.task)
         call.task.add_done_callback(self._tasks.discard)
         return call
@@ -90,28 +74,13 @@ class Handlers:
         return self._tasks
 
 
-class _ConnectionFacts:
-    """What grpclib's server reads and writes of a connection: the peer, and counters, which are not used."""
-
-    messages_received = 0
-    messages_sent = 0
-    last_message_received: float | None = None
-    last_message_sent: float | None = None
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def get_peer(self) -> Peer:
-        return Peer(self._transport)
-
-
 class HandlerCall:
     """One call with its handler's task. Methods without a docstring are those of grpclib's stream."""
 
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
         self.task: asyncio.Task[None] | None = None
         self.wrapper: Wrapper | None = None
-        self.connection = _ConnectionFacts(connection.transport)
+        self.connection = CallConnection(connection.transport)
         self._transport = connection.transport
         self._server_connection = connection
         self._stream = stream

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpclib.metadata import decode_metadata
-
 from protocols.forwarding import make_forwarder
+from protocols.grpc.grpclib_internals import decode_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,10 +14,10 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
-from h2.exceptions import StreamClosedError
 
 from kernel.errors import ServingError
 from protocols.frontend import is_local
+from protocols.grpc.grpclib_internals import StreamClosedError
 from protocols.grpc.status_text import status_text
 from protocols.internal_errors import report_internal_error
 from protocols.status import GRPC_STATUS

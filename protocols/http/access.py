@@ -1,6 +1,6 @@
-"""Where the HTTP front door meets the access log: aiohttp's own hook behind an answer, and clients that go before it.
+"""Where HTTP meets the access log: one line for every request, whether the fast path or aiohttp responds.
 
-Only in use with --log-access; aiohttp answers inference requests then, too, instead of the lane.
+Only in use with --log-access.
 """
 
 from __future__ import annotations
@@ -13,42 +13,74 @@ from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from kernel.observe.access import Access, log_access, peer_text
+from protocols.http.aiohttp_internals import is_response_begun
 from protocols.http.call import REQUEST_ID
 from protocols.http.routes import find_endpoint, request_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-#: When an answer was begun, and the peer: a client that has gone has no address any more. What is no HTTP has none.
+#: When a request came, and from which peer: a client that has gone has no address any more. Absent for what is
+#: not HTTP.
 _BEGIN = web.RequestKey("begin", tuple)
 
-#: What nginx writes for a client that went away before it had its answer.
-_CLIENT_GONE = "499"
+#: What nginx writes as the status of a request whose client went away before it had its response.
+CLIENT_GONE = "499"
 
 
-class AccessLogger(AbstractAccessLogger):
-    """Called by aiohttp when it has sent an answer; `time` is in seconds, and with uvloop in whole milliseconds."""
+def log_http_access(
+    peer: str,
+    method: str,
+    target: str,
+    status: str,
+    begin_ns: int,
+    *,
+    bytes_in: int | None,
+    bytes_out: int | None,
+    request_id: str,
+) -> None:
+    """Write the line of a request that came at `begin_ns`; `bytes_out` counts the head of the response, too."""
+    found = find_endpoint(request_path(target))
+    names = found[1] if found is not None else {}
+    log_access(
+        Access(
+            peer=peer,
+            method=method,
+            path=target,
+            status=status,
+            duration_ns=monotonic_ns() - begin_ns,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            model=names.get("model", ""),
+            version=names.get("version", ""),
+            request_id=request_id,
+        )
+    )
+
+
+class AiohttpAccessLogger(AbstractAccessLogger):
+    """Called by aiohttp when it has sent a response; `time` is in seconds, and with uvloop in whole milliseconds."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
         _log(request, str(response.status), int(time * 1e9), response.body_length)
 
 
-class WatchedAnswer:
-    """Answers as `answer` does, and logs the requests whose clients do not wait for that."""
+class LoggedHandler:
+    """Responds as `handler` does, and logs the requests whose clients do not wait for the response."""
 
-    def __init__(self, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
-        self._answer = answer
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        self._handler = handler
 
     async def __call__(self, http: web.BaseRequest) -> web.StreamResponse:
         http[_BEGIN] = (monotonic_ns(), _peer(http))
         try:
-            return await self._answer(http)
+            return await self._handler(http)
         except asyncio.CancelledError:
-            _log(http, _CLIENT_GONE, 0, None)
+            _log(http, CLIENT_GONE, 0, None)
             raise
         except ConnectionError:
-            if http.writer.output_size > 0:  # else aiohttp tries to send an error, and calls the logger
-                _log(http, _CLIENT_GONE, 0, None)
+            if is_response_begun(http):  # else aiohttp tries to send an error, and calls the logger
+                _log(http, CLIENT_GONE, 0, None)
             raise
 
 
@@ -58,21 +90,15 @@ def _peer(http: web.BaseRequest) -> str:
 
 
 def _log(http: web.BaseRequest, status: str, duration_ns: int, bytes_out: int | None) -> None:
-    """Write the line of a request; `duration_ns` is for one that was not seen to begin."""
-    found = find_endpoint(request_path(http.raw_path))
-    names = found[1] if found is not None else {}
+    """Write the line of a request; `duration_ns` is for one that no handler has seen."""
     begin_ns, peer = http.get(_BEGIN) or (monotonic_ns() - duration_ns, _peer(http))
-    log_access(
-        Access(
-            peer=peer,
-            method=http.method,
-            path=http.raw_path,
-            status=status,
-            duration_ns=monotonic_ns() - begin_ns,
-            bytes_in=http.content_length if http.body_exists else 0,
-            bytes_out=bytes_out,
-            model=names.get("model", ""),
-            version=names.get("version", ""),
-            request_id=http.get(REQUEST_ID, ""),
-        )
+    log_http_access(
+        peer,
+        http.method,
+        http.raw_path,
+        status,
+        begin_ns,
+        bytes_in=http.content_length if http.body_exists else 0,
+        bytes_out=bytes_out,
+        request_id=http.get(REQUEST_ID, ""),
     )

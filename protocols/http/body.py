@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kernel.errors import InvalidArgument
+from protocols.http.aiohttp_internals import send_continue
+from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,16 +17,8 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from protocols.http.call import HttpCall
 
-#: A body must go on within this time, and after it come at this rate on average.
-INACTIVITY_S = 30.0
-MINIMUM_BYTES_PER_S = 1024
-
 #: The most that any body may have, as for gRPC's messages; Triton's Content-Length is an int.
 MAX_BODY_BYTE_SIZE = 2**31 - 1
-
-
-#: Chunks that are not empty which a body may have: every one costs time, however small it is (Triton).
-MAX_CHUNKS = 65536
 
 
 class TooManyChunks(Exception):
@@ -44,7 +38,7 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
     """Return the body as it was sent, still compressed.
 
     A body of more than `limit` bytes raises `refuse(byte_size)`, without reading it where its size is
-    told beforehand. Raises also `InvalidArgument` for broken chunks, `TooManyChunks`, `BodyTooSlow`, and
+    announced. Raises also `InvalidArgument` for broken chunks, `TooManyChunks`, `BodyTooSlow`, and
     `ConnectionError` where the client has gone.
     """
     announced = http.content_length
@@ -58,8 +52,7 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
                 raise refuse(len(body))
             return body
         if http.headers.get("Expect", "").lower() == "100-continue":
-            await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            http.writer.output_size = 0  # nothing of the response has been sent
+            await send_continue(http)
         return await _read_parts(http, limit, refuse)
     except web.RequestPayloadError as error:
         raise InvalidArgument(f"the request body is malformed: {error}") from None
@@ -71,7 +64,7 @@ async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int],
     parts: list[bytes] = []
     byte_size = chunks = 0
     try:
-        async with asyncio.timeout(INACTIVITY_S) as timer:
+        async with asyncio.timeout(TIMEOUTS.body_s) as timer:
             while True:
                 part, ends_chunk = await _read_part(http)
                 if not part and not ends_chunk:
@@ -83,8 +76,7 @@ async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int],
                 byte_size += len(part)
                 if byte_size > limit:
                     raise refuse(byte_size)
-                slowest = start + INACTIVITY_S + byte_size / MINIMUM_BYTES_PER_S
-                timer.reschedule(min(loop.time() + INACTIVITY_S, slowest))
+                timer.reschedule(min(loop.time() + TIMEOUTS.body_s, TIMEOUTS.body_end_s(start, byte_size)))
     except TimeoutError:
         raise BodyTooSlow from None
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""One HTTP call on its way through a handler: what was asked, and how errors are to be told.
+"""One HTTP request on its way through a handler of aiohttp, and what is the same for all of them.
 
 Triton sends errors of some phases as `text/plain`, although they are JSON all the same; clients compare.
 """
@@ -11,9 +11,9 @@ import msgspec
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from kernel.serving.kernel import Kernel
-    from protocols.forwarding import HeaderForwarder
+    from protocols.http.inference.call import HttpInference
     from protocols.http.openapi.endpoint import OpenApi
+    from protocols.http.request_rules import RequestRules
 
 
 #: Where a handler leaves the id of an inference request, for the access log.
@@ -23,11 +23,9 @@ REQUEST_ID = web.RequestKey("request_id", str)
 class CallSettings(msgspec.Struct, frozen=True):
     """What is the same for every call of a server."""
 
-    #: Bytes that JSON, raw input and inflated bodies may have.
-    max_input_size: int
+    inference: HttpInference
+    rules: RequestRules
     openapi: OpenApi
-    #: Makes parameters of headers, for /infer. None where that was not asked for.
-    forwarder: HeaderForwarder | None = None
 
 
 class HttpCall:
@@ -35,34 +33,37 @@ class HttpCall:
 
     __slots__ = (
         "error_headers",
-        "forwarder",
         "http",
+        "inference",
         "kernel",
         "max_input_size",
         "names",
         "openapi",
         "plain_errors",
-        "reply_headers",
+        "response_headers",
+        "rules",
     )
 
     def __init__(
         self,
         http: web.BaseRequest,
-        kernel: Kernel,
         names: dict[str, str],
         settings: CallSettings,
         *,
         plain_errors: bool,
+        response_headers: dict[str, str],
     ) -> None:
         self.http = http
-        self.kernel = kernel
         self.names = names
-        self.max_input_size = settings.max_input_size
+        self.inference = settings.inference
+        self.kernel = settings.inference.kernel
+        #: Bytes that JSON, raw input and inflated bodies may have.
+        self.max_input_size = settings.inference.max_input_size
+        self.rules = settings.rules
         self.openapi = settings.openapi
-        self.forwarder = settings.forwarder
         #: Whether an error that is raised from now on is sent as `text/plain`.
         self.plain_errors = plain_errors
         #: Headers that an error takes with it.
         self.error_headers: dict[str, str] = {}
         #: Headers of every response; a handler adds them itself only where it begins to send.
-        self.reply_headers: dict[str, str] = {}
+        self.response_headers = response_headers

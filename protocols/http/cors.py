@@ -37,7 +37,7 @@ class CorsPolicy:
                 raise BadOption(f"--http-cors-origin: '{origin}' is no origin, such as https://example.com, nor *")
         self._any = "*" in self._origins
 
-    def reply_headers(self, origin: str | None) -> dict[str, str]:
+    def response_headers(self, origin: str | None) -> dict[str, str]:
         """Return what every response to a request from `origin` carries; None stands for no `Origin`."""
         if self._any:
             return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED}
@@ -51,7 +51,7 @@ class CorsPolicy:
 
         `methods` are those of the path, `requested` is what `Access-Control-Request-Headers` says.
         """
-        headers = self.reply_headers(origin)
+        headers = self.response_headers(origin)
         if "Access-Control-Allow-Origin" not in headers:
             return headers
         del headers["Access-Control-Expose-Headers"]

@@ -8,7 +8,7 @@ import secrets
 logger = logging.getLogger(__name__)
 
 
-def log_bug(what: str) -> str:
+def log_internal_error(what: str) -> str:
     """Log the exception that is being handled, raised by `what`, and return the text for the client."""
     number = secrets.token_hex(4)
     logger.exception("internal error %s in %s", number, what)

@@ -18,21 +18,24 @@ PLAIN = "text/plain"
 #: Sent with every response; without it aiohttp tells its own and Python's versions.
 SERVER_HEADER = {"Server": f"naiad/{__version__}"}
 
+#: The status of a request that lacks the header of a restricted API, as in Triton.
+RESTRICTED = 403
+
 _encoder = msgspec.json.Encoder()
 
 
-def json_reply(value: Any) -> web.Response:
+def json_response(value: Any) -> web.Response:
     """Return `value`, which msgspec can encode, as a JSON response."""
     return web.Response(body=_encoder.encode(value), content_type=JSON, headers=SERVER_HEADER)
 
 
-def json_text_reply(text: bytes) -> web.Response:
+def json_text_response(text: bytes) -> web.Response:
     return web.Response(body=text, content_type=JSON, headers=SERVER_HEADER)
 
 
-def empty_reply(*, plain: bool = False, status: int = 200) -> web.Response:
-    """Return a response without a body; Triton's health replies are `plain`."""
-    return web.Response(status=status, content_type=PLAIN if plain else JSON, headers=SERVER_HEADER)
+def empty_response(*, plain: bool = False, status: int = 200) -> web.Response:
+    """Return a response without a body; Triton's health responses are `plain`."""
+    return web.Response(status=status, content_type=error_content_type(plain=plain), headers=SERVER_HEADER)
 
 
 def error_body(text: str) -> bytes:
@@ -40,12 +43,17 @@ def error_body(text: str) -> bytes:
     return _encoder.encode({"error": text.encode(errors="replace").decode()})
 
 
-def error_reply(
+def error_content_type(*, plain: bool) -> str:
+    """Return the content type of an error: JSON is called plain text where Triton calls it so (`plain`)."""
+    return PLAIN if plain else JSON
+
+
+def error_response(
     status: int, text: str, *, plain: bool = False, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     return web.Response(
         status=status,
         body=error_body(text),
-        content_type=PLAIN if plain else JSON,
+        content_type=error_content_type(plain=plain),
         headers={**SERVER_HEADER, **headers} if headers else SERVER_HEADER,
     )

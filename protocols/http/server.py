@@ -1,4 +1,4 @@
-"""The HTTP front door: every request of port 8000 goes through `_answer`, the only place that knows errors."""
+"""The HTTP front door: every request that aiohttp serves goes through `_respond`, where errors become responses."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 
 from kernel.errors import ServingError
 from kernel.options import HttpOptions
-from protocols.forwarding import make_forwarder
-from protocols.http.access import AccessLogger, WatchedAnswer
+from protocols.http.access import AiohttpAccessLogger, LoggedHandler
+from protocols.http.aiohttp_internals import check_not_begun
 from protocols.http.body import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall
-from protocols.http.cors import CorsPolicy
 from protocols.http.fast.fast_path import FastPath
-from protocols.http.internal_errors import log_bug
+from protocols.http.inference.call import HttpInference
+from protocols.http.internal_errors import log_internal_error
 from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
-from protocols.http.responses import SERVER_HEADER, error_reply
+from protocols.http.request_rules import make_request_rules
+from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import find_endpoint, request_path
-from protocols.restricted import HTTP, Category, parse_restrictions
 from protocols.status import HTTP_STATUS
 from protocols.tls import server_context
 
@@ -40,33 +40,25 @@ class HttpServer:
         sock: socket.socket,
         options: HttpOptions = _DEFAULTS,
         *,
-        lane: bool = True,
+        fast_path: bool = True,
         log_access: bool = False,
     ) -> None:
         """The server owns `sock` from `start` on. Raises `BadOption` for what is wrong with `options`.
 
-        Without `lane` aiohttp answers inference requests, too, only slower. So it does where an option is set
-        that concerns every inference request: one restricts them, forwards their headers, or lets browsers in. And
-        so it does where every request is logged (`log_access`).
+        Without `fast_path` aiohttp serves inference requests as well: they get the same responses, only later.
+        With `log_access` every request gets a line in the access log.
         """
         self._kernel = kernel
-        self._restrictions = parse_restrictions(options.restricted_api, HTTP)
-        self._cors = CorsPolicy(options.cors_origins) if options.cors_origins else None
-        forwarder = make_forwarder(options.header_forward_pattern)
-        self._settings = CallSettings(options.max_input_size, OpenApi(kernel, self._restrictions), forwarder)
-        plain = (
-            self._restrictions.of(Category.INFERENCE) is None
-            and forwarder is None
-            and self._cors is None
-            and not log_access
-        )
+        self._rules = rules = make_request_rules(options)
+        inference = HttpInference(kernel, options.max_input_size)
+        self._settings = CallSettings(inference, rules, OpenApi(kernel, rules.restrictions))
         self._listener = HttpListener(
             sock,
             "HTTPService",
-            WatchedAnswer(self._answer) if log_access else self._answer,
-            FastPath(kernel, options.max_input_size) if lane and plain else None,
+            LoggedHandler(self._respond) if log_access else self._respond,
+            FastPath(inference, rules, log_access=log_access) if fast_path else None,
             server_context(options.tls, ["http/1.1"]) if options.tls is not None else None,
-            AccessLogger if log_access else None,
+            AiohttpAccessLogger if log_access else None,
         )
 
     @property
@@ -80,67 +72,67 @@ class HttpServer:
     async def stop(self, grace_s: float) -> None:
         await self._listener.stop(grace_s)
 
-    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
-        if self._cors is None:
-            return await self._answer_plainly(http, {})
-        headers = self._cors.reply_headers(http.headers.get("Origin"))
-        reply = _preflight(http, self._cors) or await self._answer_plainly(http, headers)
-        if not reply.prepared:
-            reply.headers.update(headers)
-        return reply
+    async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Return the response to any request, with the headers of CORS if there are some."""
+        headers = self._rules.response_headers(http.headers.get("Origin"))
+        response = self._preflight(http) or await self._respond_by_route(http, headers)
+        if not response.prepared:
+            response.headers.update(headers)
+        return response
 
-    async def _answer_plainly(self, http: web.BaseRequest, reply_headers: dict[str, str]) -> web.StreamResponse:
-        """Answer; `reply_headers` are for a response that a handler begins to send itself."""
+    async def _respond_by_route(self, http: web.BaseRequest, response_headers: dict[str, str]) -> web.StreamResponse:
+        """Return the response; `response_headers` are for one that a handler begins to send itself."""
         if not _well_framed(http):
-            return _closing(error_reply(400, "Bad Request", plain=True))
+            return _closing(error_response(400, "Bad Request", plain=True))
         found = find_endpoint(request_path(http.raw_path))
         if found is None:
-            return error_reply(404, "Not Found", plain=True)
+            return error_response(404, "Not Found", plain=True)
         endpoint, names = found
-        restriction = self._restrictions.of(endpoint.category)
-        if restriction is not None and not restriction.admits(http.headers.get(restriction.header)):
-            return error_reply(403, restriction.message, plain=True)
+        refusal = self._rules.refusal(endpoint.category, http.headers.get)
+        if refusal is not None:
+            return error_response(RESTRICTED, refusal, plain=True)
         handler = endpoint.handlers.get(http.method)
         if handler is None:
             allowed = {"Allow": ", ".join(endpoint.handlers)}
-            return error_reply(405, "Method Not Allowed", plain=endpoint.plain_errors, headers=allowed)
-        call = HttpCall(http, self._kernel, names, self._settings, plain_errors=endpoint.plain_errors)
-        call.reply_headers = reply_headers
+            return error_response(405, "Method Not Allowed", plain=endpoint.plain_errors, headers=allowed)
+        call = HttpCall(
+            http, names, self._settings, plain_errors=endpoint.plain_errors, response_headers=response_headers
+        )
         try:
             return await handler(call)
         except ServingError as error:
-            return error_reply(
+            return error_response(
                 HTTP_STATUS[error.code], error.message, plain=call.plain_errors, headers=call.error_headers
             )
         except BodyTooSlow:
-            return _closing(error_reply(408, "Request Timeout", plain=True))
+            return _closing(error_response(408, "Request Timeout", plain=True))
         except TooManyChunks as error:
-            return _closing(error_reply(400, str(error), plain=call.plain_errors))
+            return _closing(error_response(400, str(error), plain=call.plain_errors))
         except ConnectionError:
             raise  # the client has gone, aiohttp cleans up
         except Exception:
-            return _bug(http)
+            return _internal_error(http)
+
+    def _preflight(self, http: web.BaseRequest) -> web.Response | None:
+        """Return the response to a browser that asks whether it may send a request; None where it does not."""
+        cors, origin = self._rules.cors, http.headers.get("Origin")
+        if cors is None or http.method != "OPTIONS" or origin is None:
+            return None
+        if "Access-Control-Request-Method" not in http.headers:
+            return None
+        found = find_endpoint(request_path(http.raw_path))
+        if found is None:
+            return None
+        requested = http.headers.get("Access-Control-Request-Headers")
+        headers = cors.preflight_headers(origin, found[0].handlers, requested)
+        return web.Response(status=204, headers={**SERVER_HEADER, **headers})
 
 
-def _preflight(http: web.BaseRequest, cors: CorsPolicy) -> web.Response | None:
-    """Return the answer to a browser that asks whether it may send a request; None where it does not."""
-    origin = http.headers.get("Origin")
-    if http.method != "OPTIONS" or origin is None or "Access-Control-Request-Method" not in http.headers:
-        return None
-    found = find_endpoint(request_path(http.raw_path))
-    if found is None:
-        return None
-    requested = http.headers.get("Access-Control-Request-Headers")
-    headers = cors.preflight_headers(origin, found[0].handlers, requested)
-    return web.Response(status=204, headers={**SERVER_HEADER, **headers})
-
-
-def _bug(http: web.BaseRequest) -> web.StreamResponse:
-    """Answer for the exception that is being handled."""
-    text = log_bug(f"{http.method} {http.raw_path}")
-    if http.writer.output_size > 0:
-        raise ConnectionError("the response has been begun, an error cannot be sent any more")
-    return error_reply(500, text)
+def _internal_error(http: web.BaseRequest) -> web.StreamResponse:
+    """Return the response for the exception that is being handled."""
+    text = log_internal_error(f"{http.method} {http.raw_path}")
+    check_not_begun(http)
+    return error_response(500, text)
 
 
 def _well_framed(http: web.BaseRequest) -> bool:
@@ -148,6 +140,6 @@ def _well_framed(http: web.BaseRequest) -> bool:
     return http.version == HttpVersion11 or (http.version == HttpVersion10 and "Transfer-Encoding" not in http.headers)
 
 
-def _closing(reply: web.Response) -> web.Response:
-    reply.force_close()
-    return reply
+def _closing(response: web.Response) -> web.Response:
+    response.force_close()
+    return response

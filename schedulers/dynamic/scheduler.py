@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from kernel import errors
 from kernel.loop.clock import ITERATION_END
-from kernel.serving.events import Cancelled, DeadlineReached, NoInstanceLeft, Returned, Submitted
+from kernel.serving.batch import Batch
+from kernel.serving.events import Cancelled, DeadlineReached, InstanceLost, NoInstanceLeft, Submitted
 from schedulers.dynamic.batcher import DynamicBatcher
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
                 until_ns = _wake_ns(batcher, instances)
             case Cancelled(request=request) if batcher.queue.cancel(request):
                 request.fail(errors.RequestCancelled())
-            case Returned(requests=requests):
+            case InstanceLost(returned=requests):
                 batcher.put_back(requests)
             case NoInstanceLeft(error=error):
                 for request in batcher.queue.take(batcher.queue.count):
@@ -52,14 +53,14 @@ def _start(batcher: DynamicBatcher, instances: InstanceSet, clock: Clock) -> Non
     if batcher.queue.next_expiry_ns is not None:
         for request in batcher.queue.expire(now_ns):
             request.fail(errors.QueueTimeout())
-    while instances.soon_idle and (batch := batcher.take(now_ns)):
-        instances.dispatch(batch)
+    while (instance := instances.soon_idle_instance()) is not None and (requests := batcher.take(now_ns)):
+        instances.dispatch(instance, Batch([*requests]))
 
 
 def _wake_ns(batcher: DynamicBatcher, instances: InstanceSet) -> int | None:
     """When time alone can change something: where no instance is free it cannot start a batch."""
     expiry_ns = batcher.queue.next_expiry_ns
-    start_ns = batcher.wait_until_ns() if batcher.delay_ns and instances.soon_idle else None
+    start_ns = batcher.wait_until_ns() if batcher.delay_ns and instances.soon_idle_instance() is not None else None
     if expiry_ns is None or start_ns is None:
         return start_ns if expiry_ns is None else expiry_ns
     return min(expiry_ns, start_ns)

@@ -334,6 +334,7 @@ async def grpc_aio_calls(tour: Tour) -> None:
     await asyncio.to_thread(wait_for, lambda: tour.server.log.count("slow: cancelled") > cancelled)
 
 
+@pytest.mark.slow_loop("synchronous clients are visited by a coroutine, too, which blocks only the test")
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_every_method_of_a_client(server: ServerProcess, kind: str) -> None:
     async def visit() -> None:

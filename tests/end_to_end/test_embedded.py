@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -62,7 +63,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 def workers() -> list[int]:
     """Return the process ids of workers of this process."""
-    return [child.pid for child in psutil.Process().children() if "backends.worker" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # of an earlier test, ended a moment ago
+            if "backends.worker" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 def square(server: EmbeddedServer, count: int) -> list[int]:

@@ -19,14 +19,17 @@ input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
 output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 """
 
+# Executes until there is a file "go" beside it.
 SLOW = """
-import time
+import os, time
+GO = os.path.join(pb_utils.get_model_dir(), "go")
 
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             print("executing", flush=True)
-        time.sleep(0.3)
+        while not os.path.exists(GO):
+            time.sleep(0.01)
         given = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in given]
 
@@ -54,6 +57,8 @@ def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(write_mo
         metrics = 'nv_inference_pending_request_count{model="slow",version="1"} 3'
         wait_for(lambda: metrics in server.get("/metrics", server.metrics_port)[1])
         server.terminate()
+        wait_for(lambda: "Stopping: 4 requests in flight" in server.log)
+        (repository / "slow/1/go").touch()
         code = server.wait()
         for thread in threads:
             thread.join(30)
@@ -66,7 +71,7 @@ def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(write_mo
 def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_error(
     write_model: WriteModel,
 ) -> None:
-    repository = write_model("slow", CONFIG, SLOW.replace("0.3", "60"))
+    repository = write_model("slow", CONFIG, SLOW)
     with ServerProcess(repository, "--exit-timeout-secs=1") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
         connection.request("POST", "/v2/models/slow/infer", BODY)

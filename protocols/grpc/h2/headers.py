@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from grpclib.metadata import decode_bin_value, decode_timeout, encode_grpc_message
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
+from protocols.grpc.grpclib_internals import decode_bin_value, decode_timeout, encode_grpc_message
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 from protocols.grpc.h2.limits import MAX_HEADER_LIST_BYTE_SIZE
 

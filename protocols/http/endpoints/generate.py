@@ -11,8 +11,8 @@ from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
 from protocols.http.body import read_json_text
 from protocols.http.call import REQUEST_ID
-from protocols.http.compression import IDENTITY
 from protocols.http.generate_codec import decode_generate, encode_generate
+from protocols.http.inference.compression import IDENTITY
 from protocols.http.responses import JSON, SERVER_HEADER, error_body
 from protocols.response_sinks import StreamSink
 from protocols.status import HTTP_STATUS
@@ -59,7 +59,7 @@ async def generate_stream(call: HttpCall) -> web.StreamResponse:
 async def _begin_events(call: HttpCall, status: int) -> web.StreamResponse:
     reply = web.StreamResponse(
         status=status,
-        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.reply_headers},
+        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.response_headers},
     )
     await reply.prepare(call.http)
     return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
-from protocols.http.responses import empty_reply
+from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 async def live(call: HttpCall) -> web.Response:
-    return empty_reply(plain=True, status=200 if call.kernel.live() else 400)
+    return empty_response(plain=True, status=200 if call.kernel.live() else 400)
 
 
 async def ready(call: HttpCall) -> web.Response:
-    return empty_reply(plain=True, status=200 if call.kernel.ready() else 400)
+    return empty_response(plain=True, status=200 if call.kernel.ready() else 400)
 
 
 async def model_ready(call: HttpCall) -> web.Response:
@@ -29,4 +29,4 @@ async def model_ready(call: HttpCall) -> web.Response:
         found = False
     if not found:
         raise InvalidArgument("Model version not ready")
-    return empty_reply(plain=True)
+    return empty_response(plain=True)

@@ -1,4 +1,7 @@
-"""POST /v2/models/M/infer: body to request, request to response, response to body."""
+"""POST /v2/models/M/infer where aiohttp has the connection: chunked or compressed bodies, HTTP/1.0, `Expect` and so on.
+
+Receives the body, and leaves the rest to `HttpInferCall`, as the fast path does.
+"""
 
 from __future__ import annotations
 
@@ -8,91 +11,93 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from kernel.errors import InvalidArgument, request_prefix
-from kernel.serving.request import Request
+from kernel.errors import InvalidArgument
 from protocols.http.body import MAX_BODY_BYTE_SIZE, json_too_large, read_body
 from protocols.http.call import REQUEST_ID
-from protocols.http.codec import OutputForm, decode_infer, encode_infer
-from protocols.http.compression import (
+from protocols.http.inference.call import ENTRY_POINT, HEADER_LENGTH, THREAD_BYTE_SIZE, HttpInferCall
+from protocols.http.inference.compression import (
     IDENTITY,
     SUPPORTED,
     UnsupportedCompression,
     check_encoding,
     choose_encoding,
-    compress,
     decompress,
     inflated_too_large,
 )
-from protocols.http.raw_input import decode_raw
-from protocols.http.responses import JSON, SERVER_HEADER
-from protocols.response_sinks import UnarySink
+from protocols.http.inference.head import InferRequestHead
+from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
-    from kernel.serving.response import Response
     from protocols.http.call import HttpCall
-
-#: What Triton calls this call in errors.
-ENTRY_POINT = "HTTP end point"
-
-HEADER_LENGTH = "Inference-Header-Content-Length"
-
-#: Bodies from this size on are inflated and deflated in a thread, so that others do not wait.
-THREAD_BYTE_SIZE = 64 << 10
+    from protocols.http.inference.response import HttpResponse
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
 async def infer(call: HttpCall) -> web.Response:
-    """Execute a request that has exactly one response. Raises `ServingError`."""
-    model = call.kernel.resolve_unary(call.names["model"], call.names["version"], ENTRY_POINT)
+    """Execute a request that has exactly one response. Raises `ServingError` until the body is there."""
+    http = call.http
+    name, version = call.names["model"], call.names["version"]
+    model = call.kernel.resolve_unary(name, version, ENTRY_POINT)
     announced = _announced_header_length(call)
     body = await _receive(call, announced)
-    header_length = _header_length(announced, len(body))
-    call.plain_errors = False
-    sink = UnarySink()
-    request = Request(call.names["model"], [], sink, model_version=call.names["version"], entry_point=ENTRY_POINT)
-    form = decode_body(body, header_length, request, model, call.max_input_size)
-    call.http[REQUEST_ID] = request.id
-    if call.forwarder is not None:
-        request.parameters.update(call.forwarder.parameters(call.http.headers.items()))
+    offers = http.headers.getall("Accept-Encoding", ())
+    head = InferRequestHead(
+        model=model,
+        model_name=name,
+        model_version=version,
+        target=http.raw_path,
+        body_byte_size=len(body),
+        header_length=_header_length(announced, len(body)),
+        encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
+        forwarded=call.rules.forwarded(http.raw_headers),
+    )
+    waiter = _FutureWaiter()
+    infer_call = AiohttpInferCall(call.inference, head, waiter)
+    infer_call.start(body)
+    http[REQUEST_ID] = infer_call.request_id
     # The kernel keeps what it needs: a large body is in its arena as soon as it has accepted the request.
     del body
-    response = await _execute(call, request, sink)
     try:
-        return await _reply(call, response, form)
-    finally:
-        response.release()
+        await waiter.done
+    except asyncio.CancelledError:
+        infer_call.cancel()
+        raise
+    assert infer_call.response is not None, "the call has no response"
+    return infer_call.response
 
 
-def decode_body(
-    body: bytes | bytearray | memoryview, header_length: int, request: Request, model: Model, max_input_size: int
-) -> OutputForm:
-    """Fill `request` from a body whose first `header_length` bytes are JSON; 0 stands for a raw request.
+class AiohttpInferCall(HttpInferCall):
+    """A call whose response aiohttp sends."""
 
-    Inputs keep parts of `body`. Raises `ServingError`.
-    """
-    if header_length:
-        view = memoryview(body)
-        return decode_infer(bytes(view[:header_length]), view[header_length:], request, max_input_size)
-    request.inputs.append(decode_raw(body, model.spec))
-    return OutputForm(binary=True)
+    response: web.Response | None = None
 
-
-async def _execute(call: HttpCall, request: Request, sink: UnarySink) -> Response:
-    """Return the response of `request`; the caller releases it. Raises the error that it carries."""
-    call.kernel.submit(request)
-    response = await sink.wait(call.kernel, request)
-    if response.error is not None:
-        # Triton makes all checks that name the request before it queues it; here some come late.
-        call.plain_errors = not response.error.message.startswith(request_prefix(request.id))
-        raise response.error
-    call.plain_errors = True
-    return response
+    def finish(self, response: HttpResponse) -> None:
+        body = response.body[0] if len(response.body) == 1 else b"".join(response.body)
+        if response.source is not None:
+            response.source.release()
+        self.response = web.Response(
+            status=response.status,
+            body=body,
+            content_type=response.content_type,
+            headers={**SERVER_HEADER, **response.headers},
+        )
+        self._left()
 
 
-# ---- the body that comes --------------------------------------------------------------------
+class _FutureWaiter:
+    """A `ResponseWaiter` for a coroutine."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def response_ready(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+# ---- the body ------------------------------------------------------------------------------
 
 
 def _announced_header_length(call: HttpCall) -> int | None:
@@ -164,26 +169,3 @@ def _raw_too_large(byte_size: int, limit: int) -> InvalidArgument:
         f"Raw input has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of {limit} "
         "bytes. Use --http-max-input-size to increase the limit."
     )
-
-
-# ---- the body that goes ---------------------------------------------------------------------
-
-
-async def _reply(call: HttpCall, response: Response, form: OutputForm) -> web.Response:
-    """Return the HTTP response; it does not refer to the outputs of `response` any more."""
-    encoded = encode_infer(response, form)
-    headers = dict(SERVER_HEADER)
-    content_type = JSON
-    if encoded.has_binary:
-        headers[HEADER_LENGTH] = str(len(encoded.header))
-        content_type = "application/octet-stream"
-    body = encoded.join()
-    offers = call.http.headers.getall("Accept-Encoding", ())
-    encoding = choose_encoding(",".join(offers)) if offers else IDENTITY
-    if encoding != IDENTITY:
-        headers["Content-Encoding"] = encoding
-        if len(body) < THREAD_BYTE_SIZE:
-            body = compress(body, encoding)
-        else:
-            body = await asyncio.to_thread(compress, body, encoding)
-    return web.Response(body=body, content_type=content_type, headers=headers)

@@ -9,7 +9,7 @@ from kernel.errors import InvalidArgument
 from kernel.observe.report import model_report
 from kernel.serving.catalog import parse_version
 from kernel.serving.model_metadata import model_metadata
-from protocols.http.responses import json_reply, json_text_reply
+from protocols.http.responses import json_response, json_text_response
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 async def server_metadata(call: HttpCall) -> web.Response:
-    return json_reply(call.kernel.identity)
+    return json_response(call.kernel.identity)
 
 
 async def openapi(call: HttpCall) -> web.Response:
     """Describe the API and the models that are ready."""
-    return json_text_reply(await call.openapi.text())
+    return json_text_response(await call.openapi.text())
 
 
 async def metadata(call: HttpCall) -> web.Response:
@@ -34,16 +34,16 @@ async def metadata(call: HttpCall) -> web.Response:
     versions = [model.version]
     if not version:
         versions = [ready.version for ready in call.kernel.catalog.ready_models(name)]
-    return json_reply(model_metadata(model.spec, versions))
+    return json_response(model_metadata(model.spec, versions))
 
 
 async def config(call: HttpCall) -> web.Response:
-    return json_text_reply(to_json(call.kernel.resolve(call.names["model"], call.names["version"]).config).encode())
+    return json_text_response(to_json(call.kernel.resolve(call.names["model"], call.names["version"]).config).encode())
 
 
 async def statistics(call: HttpCall) -> web.Response:
     """Report on a version, the ready versions of a model, or all that is ready."""
-    return json_reply({"model_stats": [model_report(model) for model in _with_statistics(call)]})
+    return json_response({"model_stats": [model_report(model) for model in _with_statistics(call)]})
 
 
 def _with_statistics(call: HttpCall) -> list[Model]:

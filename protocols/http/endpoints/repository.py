@@ -10,7 +10,7 @@ import msgspec
 from kernel.errors import InternalError, InvalidArgument, Unsupported
 from protocols.http.body import read_json_text
 from protocols.http.json.document import ABSENT, as_bool, as_members, as_string, member, parse
-from protocols.http.responses import empty_reply, json_reply
+from protocols.http.responses import empty_response, json_response
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -25,7 +25,7 @@ async def index(call: HttpCall) -> web.Response:
         ready = False
     if not isinstance(ready, bool):
         raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-    return json_reply(
+    return json_response(
         [
             {field: text for field, text in msgspec.structs.asdict(item).items() if text}
             for item in await call.kernel.repository.index(ready)
@@ -41,7 +41,7 @@ async def load(call: HttpCall) -> web.Response:
     if parameters is not ABSENT:
         decoded = {key: _load_parameter(key, value) for key, value in as_members(parameters).items()}
     await call.kernel.repository.load(call.names["model"], decoded or None)
-    return empty_reply()
+    return empty_response()
 
 
 async def unload(call: HttpCall) -> web.Response:
@@ -54,7 +54,7 @@ async def unload(call: HttpCall) -> web.Response:
         except InternalError as error:
             raise InternalError(f"Unable to parse 'unload_dependents': {error.message}") from None
     await call.kernel.repository.unload(call.names["model"], unload_dependents is True)
-    return empty_reply()
+    return empty_response()
 
 
 async def _read_optional(call: HttpCall) -> Any:

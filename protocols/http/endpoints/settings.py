@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kernel.errors import InvalidArgument, ServingError
 from protocols.http.body import read_json_text
 from protocols.http.json.document import ABSENT, as_array, as_bool, as_string, as_unsigned, member, parse
-from protocols.http.responses import json_reply
+from protocols.http.responses import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ async def update_trace(call: HttpCall) -> web.Response:
 
 
 async def get_log(call: HttpCall) -> web.Response:
-    return json_reply(call.kernel.log.values)
+    return json_response(call.kernel.log.values)
 
 
 async def update_log(call: HttpCall) -> web.Response:
@@ -56,7 +56,7 @@ async def update_log(call: HttpCall) -> web.Response:
         if value not in (ABSENT, None):
             change[name] = read(value)
     # Over gRPC Triton calls it differently.
-    return json_reply(call.kernel.log.update(change, format_name="--log_format"))
+    return json_response(call.kernel.log.update(change, format_name="--log_format"))
 
 
 def _traced_model(call: HttpCall) -> str:
@@ -93,4 +93,4 @@ def _trace_reply(values: TraceValues) -> web.Response:
     """Return the settings as texts. Where one has several values, Triton repeats its name in the JSON object."""
     shown: dict[str, object] = {name: ",".join(texts) for name, texts in values.as_dict().items()}
     shown["trace_level"] = values.trace_level
-    return json_reply(shown)
+    return json_response(shown)

@@ -9,7 +9,7 @@ from kernel.errors import InvalidArgument
 from protocols.frontend import is_local
 from protocols.http.body import read_json_text
 from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
-from protocols.http.responses import empty_reply, json_reply
+from protocols.http.responses import empty_response, json_response
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _CUDA_HANDLE_BYTE_SIZE = 64
 
 
 async def system_status(call: HttpCall) -> web.Response:
-    return json_reply(
+    return json_response(
         [
             {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
             for r in call.kernel.regions.status(RegionKind.SYSTEM, call.names["region"])
@@ -31,7 +31,7 @@ async def system_status(call: HttpCall) -> web.Response:
 
 
 async def cuda_status(call: HttpCall) -> web.Response:
-    return json_reply(
+    return json_response(
         [
             {"name": region.name, "byte_size": region.byte_size}
             for region in call.kernel.regions.status(RegionKind.CUDA, call.names["region"])
@@ -47,7 +47,7 @@ async def system_register(call: HttpCall) -> web.Response:
     offset = 0 if offset is ABSENT else as_unsigned(offset)
     byte_size = as_unsigned(_field(document, "byte_size"))
     call.kernel.regions.register_system(name, key, offset, byte_size)
-    return empty_reply()
+    return empty_response()
 
 
 async def cuda_register(call: HttpCall) -> web.Response:
@@ -63,7 +63,7 @@ async def cuda_register(call: HttpCall) -> web.Response:
     if len(handle) != _CUDA_HANDLE_BYTE_SIZE:
         raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
     call.kernel.regions.register_cuda(name, handle, device_id, byte_size)
-    return empty_reply()
+    return empty_response()
 
 
 async def system_unregister(call: HttpCall) -> web.Response:
@@ -78,7 +78,7 @@ def _unregister(call: HttpCall, kind: RegionKind) -> web.Response:
     """Forget a region, or all of a kind where the path names none."""
     _check_allowed(call)
     call.kernel.regions.unregister(kind, call.names["region"])
-    return empty_reply()
+    return empty_response()
 
 
 def _check_registration(call: HttpCall, kind: str) -> str:

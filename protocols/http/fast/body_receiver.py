@@ -9,24 +9,22 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.model import Model
+    from protocols.http.fast.call import FastCall
     from protocols.http.fast.connection import FastConnection
-    from protocols.http.fast.request_head import InferHead
 
-#: The buffer has room for this many times of what has come, or for so many bytes. An announced size alone is no
-#: reason to take memory, and growing by little would copy the body again and again.
+#: The buffer has room for `_GROWTH` times of what has come, and for at least `_LEAST_BYTE_SIZE` bytes. An announced
+#: size alone is no reason to take memory, and growing by little would copy the body again and again.
 _GROWTH = 8
 _LEAST_BYTE_SIZE = 64 << 10
 
 
-class Upload(msgspec.Struct, eq=False):
-    """Collects `byte_size` bytes, for a request with the head `head` to `model`."""
+class IncomingBody(msgspec.Struct, eq=False):
+    """Collects `byte_size` bytes for `call`."""
 
-    head: InferHead
-    model: Model
+    call: FastCall
     byte_size: int
     #: Memory of the model, with room for all of the body. It stays the caller's.
-    place: ReceiveBuffer | None = None
+    receive_buffer: ReceiveBuffer | None = None
     #: How many bytes have come; the buffer may be larger until the last has.
     received: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
@@ -34,22 +32,32 @@ class Upload(msgspec.Struct, eq=False):
     @property
     def body(self) -> bytearray | memoryview:
         """What has come, once all of it has."""
-        return self._buffer if self.place is None else self.place.view
+        return self._buffer if self.receive_buffer is None else self.receive_buffer.view
 
     def room(self) -> memoryview:
-        """Return where in `place` the next bytes may be received to, which `received` then counts."""
-        assert self.place is not None, "the body has no place of its own"
-        return self.place.view[self.received :]
+        """Return where in `receive_buffer` the next bytes may be received to, which `received` then counts."""
+        assert self.receive_buffer is not None, "the body has no memory of its model"
+        return self.receive_buffer.view[self.received :]
 
     def add(self, part: bytes) -> None:
         """Take the next bytes, never more than are missing."""
         end = self.received + len(part)
-        if self.place is not None:
-            self.place.view[self.received : end] = part
+        if self.receive_buffer is not None:
+            self.receive_buffer.view[self.received : end] = part
         else:
             self._grow(end)
             self._buffer[self.received : end] = part
         self.received = end
+
+    def start_call(self) -> None:
+        """All of the body has come: start the call, and give the receive buffer back to the kernel."""
+        self.call.start(self.body, self.receive_buffer)
+        self.release()
+
+    def release(self) -> None:
+        """Give the receive buffer back, if there is one."""
+        if self.receive_buffer is not None:
+            self.receive_buffer.release()
 
     def _grow(self, end: int) -> None:
         if end > len(self._buffer):
@@ -58,22 +66,22 @@ class Upload(msgspec.Struct, eq=False):
             self._buffer = grown
 
 
-class PlaceReceiver(asyncio.BufferedProtocol):
-    """Stands before `connection` until all of `upload` is there: what comes is received in its place, without a copy.
+class BodyReceiver(asyncio.BufferedProtocol):
+    """Stands before `connection` until all of `incoming` has come: bytes are received where they belong, uncopied.
 
     It does so for nothing else: small requests would pay for being asked where to receive them.
     """
 
-    def __init__(self, connection: FastConnection, upload: Upload) -> None:
-        """`upload` has a place, and lacks something."""
+    def __init__(self, connection: FastConnection, incoming: IncomingBody) -> None:
+        """`incoming` has a receive buffer, and lacks something."""
         self._connection = connection
-        self._upload = upload
+        self._incoming = incoming
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._upload.room()
+        return self._incoming.room()
 
     def buffer_updated(self, byte_size: int) -> None:
-        self._connection.placed(self._upload, byte_size)
+        self._connection.body_received(self._incoming, byte_size)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)

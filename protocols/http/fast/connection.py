@@ -1,8 +1,8 @@
-"""A connection of the HTTP port: which of its messages the lane answers itself, and which aiohttp does.
+"""A connection of the HTTP port: which of its messages the fast path serves itself, and which aiohttp does.
 
 Messages are taken one after the other. Those of inference become a `FastCall`; other plain ones are given,
-byte for byte, to an aiohttp connection that is a guest on the same transport, and the next message waits for
-its answer. At the first message that is not plain aiohttp gets the transport for good.
+byte for byte, to an aiohttp connection that shares the transport, and the next message waits for its response.
+At the first message that is not plain aiohttp gets the transport for good.
 """
 
 from __future__ import annotations
@@ -10,70 +10,73 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
-from protocols.http.fast.body_receiver import PlaceReceiver, Upload
+from protocols.http.client_timeouts import UnreadResponse
+from protocols.http.fast.access_log import ConnectionAccessLog
+from protocols.http.fast.body_receiver import BodyReceiver, IncomingBody
 from protocols.http.fast.call import FastCall
-from protocols.http.fast.request_head import END, Head, InferHead, can_become_head
-from protocols.http.fast.response_bytes import error_reply
+from protocols.http.fast.request_head import END, HttpRequestHead, can_become_head
+from protocols.http.fast.response_bytes import response_bytes
+from protocols.http.fast.shared_aiohttp import SharedAiohttp
+from protocols.http.fast.written_responses import WrittenResponses
+from protocols.http.inference.response import http_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.model import Model
     from protocols.http.fast.fast_path import FastPath
-    from protocols.http.fast.known_heads import KnownHead, Target
-    from protocols.http.fast.prepared import RequestBody
+    from protocols.http.fast.known_request_heads import KnownRequestHead, Refusal
     from protocols.http.fast.response_bytes import ResponseBytes
-    from protocols.http.listener import AiohttpConnection
+    from protocols.http.inference.head import InferRequestHead
 
-#: Requests of one connection that may wait for their answers; then nothing more is read.
+#: Requests of one connection that may wait for their responses; then nothing more is read.
 MAX_OUTSTANDING = 32
 
 #: Bodies from this size on are received into memory of their model.
 _IN_PLACE_BYTE_SIZE = 64 << 10
 
-#: Messages that one connection may begin before others have their turn.
-_MESSAGES_PER_TURN = 32
+#: Messages that one connection may begin in an event-loop iteration, so that other connections are served, too.
+_MESSAGES_PER_ITERATION = 32
 
 
 class FastConnection(asyncio.Protocol):
     """Made by a `FastPath`, which calls `expire` now and then."""
 
-    def __init__(self, lane: FastPath) -> None:
-        self._lane = lane
+    def __init__(self, fast_path: FastPath) -> None:
+        self._fast_path = fast_path
         self._transport: asyncio.Transport
-        #: Bytes that have come and are of no message yet that was begun.
+        self._aiohttp: SharedAiohttp
+        #: None where requests are not logged.
+        self._access_log: ConnectionAccessLog | None = None
+        #: Bytes that have come and belong to no message that was begun.
         self._received = b""
-        #: Bytes that the message lacks which was begun last, and where they go: there, or to the guest.
+        #: Bytes that the last message lacks: they belong to `_incoming`, or else to aiohttp, unless the request was
+        #: refused (`_discarding`).
         self._missing = 0
-        self._upload: Upload | None = None
+        self._incoming: IncomingBody | None = None
+        self._discarding = False
         #: The last head; clients repeat them.
-        self._known: KnownHead | None = None
-        #: Calls without an answer, or with one that has to wait for those before it.
+        self._known: KnownRequestHead | None = None
+        #: Calls without a response, or with one that has to wait for those before it.
         self._calls: deque[FastCall] = deque()
-        self._guest: AiohttpConnection | None = None
-        self._guest_busy = False
         self._taking = False
         #: A head has begun but not ended.
         self._head_begun = False
-        #: No more messages are begun; the transport is closed when those that were have been answered.
+        #: No more messages are begun; the transport is closed when those that were have their responses.
         self._draining = False
         #: Nothing is taken any more: the transport is closed, or is about to be, or belongs to aiohttp.
         self._closing = False
         self._write_paused = False
-        #: Times of the lane's clock: of the last bytes either way, and of the begin of a head or a body.
+        #: Times of the fast path's clock: of the last bytes either way, and of the begin of a head or a body.
         self._active_s = self._begin_s = 0.0
-        #: Bytes that the transport had to write at the last look.
-        self._unsent = 0
-        #: What is to be called when the transport has nothing left to write.
-        self._written: list[Callable[[], None]] = []
+        self._unread = UnreadResponse()
+        self._written = WrittenResponses()
 
     # ---- called by the transport -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -82,79 +85,86 @@ class FastConnection(asyncio.Protocol):
         # Transports with TLS pause when the limit is reached, others behind it.
         encrypted = transport.get_extra_info("sslcontext") is not None
         self._transport.set_write_buffer_limits(1 if encrypted else 0)
-        self._lane.add(self)
-        self._active_s = self._lane.now
+        if self._fast_path.log_access:
+            self._access_log = ConnectionAccessLog(transport)
+        self._fast_path.add(self)
+        self._active_s = self._fast_path.now_s
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self._lane.remove(self)
-        calls, self._calls = self._calls, deque()
+        self._fast_path.remove(self)
+        calls, self._calls = list(self._calls), deque()
         for call in calls:
             call.cancel()
-        if self._upload is not None and self._upload.place is not None:
-            self._upload.place.release()
-        self._release()
-        if self._guest is not None:
-            self._guest.connection_lost(exc)
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.release()
+            calls.append(incoming.call)
+        self._written.release()
+        self._aiohttp.connection_lost(exc)
+        if self._access_log is not None:
+            for call in calls:
+                self._access_log.client_gone(call)
 
     def data_received(self, data: bytes) -> None:
         """Take what has come: in one step where it is what the usual clients send, otherwise message by message."""
         if self._closing:
             return
-        lane = self._lane
-        self._active_s = lane.now
-        upload = self._upload
-        if upload is not None:
-            if len(data) == self._missing == upload.byte_size and upload.place is None:  # all of a body
-                self._upload, self._missing = None, 0
-                call = FastCall(lane, upload.head, self)
-                self._calls.append(call)
-                call.start(upload.model, data)
+        fast_path = self._fast_path
+        self._active_s = fast_path.now_s
+        incoming = self._incoming
+        if incoming is not None:
+            if len(data) == self._missing == incoming.byte_size and incoming.receive_buffer is None:  # all of a body
+                self._incoming, self._missing = None, 0
+                self._calls.append(incoming.call)
+                incoming.call.start(data)
                 return
         elif (
             (known := self._known) is not None
-            and (target := known.target) is not None
+            and (infer := known.infer) is not None
             and not (self._received or self._missing or self._write_paused or self._draining)
             and len(self._calls) < MAX_OUTSTANDING
             and data.startswith(known.text)
-            and known.generation == lane.kernel.catalog.generation
+            and known.generation == fast_path.kernel.catalog.generation
         ):
-            head_end = len(known.text)
-            if len(data) - head_end == known.body_byte_size:  # all of a request, its head that of the one before
-                call = FastCall(lane, target.infer, self)
-                self._calls.append(call)
-                call.start(target.model, data[head_end:])
-                return
-            if len(data) == head_end and known.body_byte_size < _IN_PLACE_BYTE_SIZE:  # such a head alone
-                self._missing, self._begin_s = known.body_byte_size, lane.now
-                self._upload = Upload(target.infer, target.model, known.body_byte_size)
+            body_byte_size = len(data) - len(known.text)
+            whole = body_byte_size == infer.body_byte_size
+            if whole or (not body_byte_size and infer.body_byte_size < _IN_PLACE_BYTE_SIZE):
+                call = FastCall(fast_path.inference, infer, self)
+                if self._access_log is not None:
+                    call.begin_ns = monotonic_ns()
+                if whole:  # all of a request, its head that of the one before
+                    self._calls.append(call)
+                    call.start(data[len(known.text) :])
+                else:  # such a head alone
+                    self._incoming = IncomingBody(call, infer.body_byte_size)
+                    self._missing, self._begin_s = infer.body_byte_size, self._active_s
                 return
         self._received = self._received + data if self._received else data
         self._take_messages()
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self._active_s, self._unsent = self._lane.now, self._transport.get_write_buffer_size()
-        if self._guest is not None:
-            self._guest.pause_writing()
+        self._unread.waited_s(self._fast_path.now_s, self._transport.get_write_buffer_size())
+        self._aiohttp.pause_writing()
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._active_s = self._lane.now
-        self._release()
-        if self._guest is not None:
-            self._guest.resume_writing()
+        self._active_s = self._fast_path.now_s
+        self._unread.waited_s(self._active_s, 0)
+        self._written.release()
+        self._aiohttp.resume_writing()
         self._take_messages()
 
-    # ---- called by the lane ------------------------------------------------------------------
+    # ---- called by the fast path -------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being received or answered."""
-        return bool(self._calls) or self._guest_busy or self._upload is not None
+        """Whether a request is being received or has no response yet."""
+        return bool(self._calls) or self._aiohttp.busy or self._incoming is not None
 
     def close_when_idle(self) -> None:
-        """Begin no more messages, answer those that were begun, and close."""
+        """Begin no more messages, respond to those that were begun, and close."""
         self._draining = True
         if not self.busy:
             self._close()
@@ -164,28 +174,39 @@ class FastConnection(asyncio.Protocol):
 
     def expire(self) -> None:
         """End the connection where the client has kept it waiting for too long."""
-        lane = self._lane
-        waited_s = lane.now - self._active_s
+        now_s, timeouts = self._fast_path.now_s, self._fast_path.timeouts
+        idle_s = now_s - self._active_s
         if self._write_paused:
-            unsent = self._transport.get_write_buffer_size()
-            if unsent < self._unsent:
-                self._active_s, self._unsent = lane.now, unsent
-            elif waited_s >= lane.times.send_s:
+            if self._unread.waited_s(now_s, self._transport.get_write_buffer_size()) >= timeouts.send_s:
                 self._transport.abort()
-        elif self._calls or self._guest_busy:
+        elif self._calls or self._aiohttp.busy:
             return
-        elif self._upload is not None:
-            slowest_s = lane.times.body_s + self._upload.received / lane.times.bytes_per_s
-            if waited_s >= lane.times.body_s or lane.now - self._begin_s >= slowest_s:
-                self._transport.write(error_reply(408, "Request Timeout", plain=True).last().head)
+        elif self._incoming is not None:
+            end_s = timeouts.body_end_s(self._begin_s, self._incoming.received)
+            if idle_s >= timeouts.body_s or now_s >= end_s:
+                self._give_up(self._incoming)
+        elif self._discarding:
+            if now_s - self._begin_s >= timeouts.unwanted_body_s:
                 self._close()
         elif self._missing:
-            return  # the guest has answered, and gives the rest of the body its own time
+            return  # aiohttp has responded, and gives the rest of the body its own time
         elif self._head_begun:
-            if lane.now - self._begin_s >= lane.times.head_s:
+            if now_s - self._begin_s >= timeouts.head_s:
                 self._close()
-        elif waited_s >= lane.times.idle_s:
+        elif idle_s >= timeouts.idle_s:
             self._close()
+
+    def _give_up(self, incoming: IncomingBody) -> None:
+        """Respond to a request whose body does not come, and close."""
+        timeout = http_error(408, "Request Timeout", plain=True)
+        response = response_bytes(timeout, incoming.call.head.response_headers).last()
+        self._transport.write(response.head)
+        if self._access_log is not None:
+            self._access_log.responded(incoming.call, response)
+        self._incoming = None
+        self._transport.set_protocol(self)  # nothing is received into memory of the model any more
+        incoming.release()
+        self._close()
 
     def _close(self) -> None:
         self._closing = True
@@ -199,7 +220,7 @@ class FastConnection(asyncio.Protocol):
             return
         self._taking = True
         try:
-            for _ in range(_MESSAGES_PER_TURN):
+            for _ in range(_MESSAGES_PER_ITERATION):
                 if self._closing or not self._received or not self._take():
                     break
             else:
@@ -222,7 +243,7 @@ class FastConnection(asyncio.Protocol):
         if self._missing:
             self._take_body()
             return True
-        if self._draining or self._guest_busy or self._write_paused or len(self._calls) >= MAX_OUTSTANDING:
+        if self._draining or self._aiohttp.busy or self._write_paused or len(self._calls) >= MAX_OUTSTANDING:
             return False
         end = self._received.find(END) + len(END)
         if end < len(END):
@@ -230,135 +251,129 @@ class FastConnection(asyncio.Protocol):
         self._head_begun = False
         text = self._received[:end]
         known = self._known
-        if known is None or text != known.text or known.generation != self._lane.kernel.catalog.generation:
-            known = self._known = self._lane.heads.look_at(text)
+        if known is None or text != known.text or known.generation != self._fast_path.kernel.catalog.generation:
+            known = self._known = self._fast_path.known_heads.find(text)
         if known.head is None:
             return self._hand_over()
-        if known.target is None:
-            return self._begin_guest_message(end, known.head)
-        self._begin_call(end, known.body_byte_size, known.target)
+        if known.infer is not None:
+            self._begin_call(end, known.infer)
+            return True
+        if self._calls:
+            return False  # their responses go first
+        self._received = self._received[end:]
+        self._missing = known.head.content_length
+        if known.refusal is not None:
+            self._refuse(known.head, known.refusal)
+        else:
+            self._aiohttp.begin(self._fast_path.aiohttp_server, text)
         return True
 
     def _take_body(self) -> None:
         part, self._received = self._received[: self._missing], self._received[self._missing :]
         self._missing -= len(part)
-        if self._upload is None:
-            self._give_to_guest(part)
-            return
-        self._upload.add(part)
-        if not self._missing:
-            self._end_upload(self._upload)
-
-    def _end_upload(self, upload: Upload) -> None:
-        """All of a body has come."""
-        self._upload = None
-        if upload.place is not None:
-            self._transport.set_protocol(self)
-        self._start(upload.head, upload.model, upload.body, upload.place)
-        if upload.place is not None:
-            upload.place.release()
+        if self._incoming is not None:
+            self._incoming.add(part)
+            if not self._missing:
+                self._end_body(self._incoming)
+        elif self._discarding:
+            self._discarding = self._missing > 0
+        else:
+            self._aiohttp.go_on(part)
 
     def _wait_for_head(self) -> bool:
         if not can_become_head(self._received):
             return self._hand_over()
         if not self._head_begun:
-            self._head_begun, self._begin_s = True, self._lane.now
+            self._head_begun, self._begin_s = True, self._fast_path.now_s
         return False
 
-    # ---- messages that the lane answers ------------------------------------------------------
+    # ---- messages that the fast path serves --------------------------------------------------
 
-    def _begin_call(self, start: int, byte_size: int, target: Target) -> None:
+    def _begin_call(self, start: int, infer: InferRequestHead) -> None:
+        """Begin a request whose body begins at `start` of what was received."""
+        call = FastCall(self._fast_path.inference, infer, self)
+        if self._access_log is not None:
+            call.begin_ns = monotonic_ns()
+        byte_size = infer.body_byte_size
         end = start + byte_size
-        head, model = target.infer, target.model
         body, self._received = self._received[start:end], self._received[end:]
         if len(body) == byte_size:
-            self._start(head, model, body)
+            self._calls.append(call)
+            call.start(body)
             return
-        place = None
+        receive_buffer = None
         if byte_size >= _IN_PLACE_BYTE_SIZE:
-            place = self._lane.kernel.receive_buffer(model, byte_size, head.header_length)
-        self._upload = Upload(head, model, byte_size, place)
-        self._upload.add(body)
+            receive_buffer = self._fast_path.kernel.receive_buffer(infer.model, byte_size, infer.header_length)
+        self._incoming = IncomingBody(call, byte_size, receive_buffer)
+        self._incoming.add(body)
         self._missing = byte_size - len(body)
-        self._begin_s = self._lane.now
-        if place is not None:
-            self._transport.set_protocol(PlaceReceiver(self, self._upload))
+        self._begin_s = self._fast_path.now_s
+        if receive_buffer is not None:
+            self._transport.set_protocol(BodyReceiver(self, self._incoming))
 
-    def placed(self, upload: Upload, byte_size: int) -> None:
-        """The next bytes of `upload` have been received where they belong."""
-        self._active_s = self._lane.now
-        upload.received += byte_size
+    def body_received(self, incoming: IncomingBody, byte_size: int) -> None:
+        """The next bytes of `incoming` have been received where they belong."""
+        self._active_s = self._fast_path.now_s
+        incoming.received += byte_size
         self._missing -= byte_size
         if not self._missing:
-            self._end_upload(upload)
+            self._end_body(incoming)
 
-    def _start(self, head: InferHead, model: Model, body: RequestBody, place: ReceiveBuffer | None = None) -> None:
-        call = FastCall(self._lane, head, self)
-        self._calls.append(call)
-        call.start(model, body, place)
+    def _end_body(self, incoming: IncomingBody) -> None:
+        """All of a body has come."""
+        self._incoming = None
+        if incoming.receive_buffer is not None:
+            self._transport.set_protocol(self)
+        self._calls.append(incoming.call)
+        incoming.start_call()
 
-    def answered(self) -> None:
-        """Write the answers that are there, in the order of the requests. One of the calls has got its own."""
+    def _refuse(self, head: HttpRequestHead, refusal: Refusal) -> None:
+        """Respond to a request that its head alone decided; its body is read and forgotten."""
+        self._active_s = self._begin_s = self._fast_path.now_s
+        self._discarding = self._missing > 0
+        response = response_bytes(refusal.response, refusal.response_headers)
+        self._transport.write(response.head)
+        if self._access_log is not None:
+            self._access_log.refused(head, response)
+
+    def response_ready(self) -> None:
+        """Write the responses that are there, in the order of the requests. One of the calls has got its own."""
         calls = self._calls
-        if len(calls) == 1 and (reply := calls[0].reply) is not None and not (reply.parts or self._draining):
-            # As below, for the answer to the only request of a connection.
+        if (
+            len(calls) == 1
+            and (response := calls[0].response) is not None
+            and not (response.parts or self._draining or self._access_log)
+        ):
+            # As below, for the response to the only request of a connection.
             calls.popleft()
-            self._active_s = self._lane.now
-            self._transport.write(reply.head)
+            self._active_s = self._fast_path.now_s
+            self._transport.write(response.head)
             if self._received:
                 self._take_messages()
             return
-        replies = []
-        while calls and (reply := calls[0].reply) is not None:
-            replies.append(reply)
-            calls.popleft()
-        if not replies:
+        done: list[FastCall] = []
+        responses: list[ResponseBytes] = []
+        while calls and (response := calls[0].response) is not None:
+            responses.append(response)
+            done.append(calls.popleft())
+        if not responses:
             return
-        self._active_s = self._lane.now
+        self._active_s = self._fast_path.now_s
         if self._draining and not self.busy:
-            replies[-1] = replies[-1].last()
-        self._write(replies)
+            responses[-1] = responses[-1].last()
+        self._written.write(self._transport, responses)
+        if self._access_log is not None:
+            for call, response in zip(done, responses, strict=True):
+                self._access_log.responded(call, response)
         if self._draining and not self.busy:
             self._close()
         elif self._received:
             self._take_messages()
 
-    def _write(self, replies: list[ResponseBytes]) -> None:
-        if len(replies) == 1 and not replies[0].parts:
-            self._transport.write(replies[0].head)
-            return
-        self._transport.writelines([piece for reply in replies for piece in (reply.head, *reply.parts)])
-        self._written += [reply.release for reply in replies if reply.release is not None]
-        if self._written and not self._transport.get_write_buffer_size():
-            self._release()
+    # ---- messages that aiohttp serves --------------------------------------------------------
 
-    def _release(self) -> None:
-        """Give back what was written: the transport keeps nothing of it any more."""
-        written, self._written = self._written, []
-        for release in written:
-            release()
-
-    # ---- messages that aiohttp answers -------------------------------------------------------
-
-    def _begin_guest_message(self, head_end: int, head: Head) -> bool:
-        if self._calls:
-            return False  # their answers go first
-        if self._guest is None:
-            self._guest = self._lane.aiohttp_server.guest(self._guest_answered)
-            self._guest.connection_made(self._transport)
-        self._guest_busy = True
-        self._missing = head.content_length
-        part, self._received = self._received[:head_end], self._received[head_end:]
-        self._give_to_guest(part)
-        return True
-
-    def _give_to_guest(self, part: bytes) -> None:
-        assert self._guest is not None, "no message was begun for aiohttp"
-        self._guest.data_received(part)
-
-    def _guest_answered(self, stays_open: bool) -> None:
-        self._guest_busy = False
-        self._active_s = self._lane.now
+    def _aiohttp_responded(self, stays_open: bool) -> None:
+        self._active_s = self._fast_path.now_s
         if not stays_open:
             self._closing = True  # by aiohttp itself
         elif self._draining:
@@ -367,18 +382,15 @@ class FastConnection(asyncio.Protocol):
             self._take_messages()
 
     def _hand_over(self) -> bool:
-        """Leave the connection to aiohttp, as soon as the calls before have their answers."""
+        """Leave the connection to aiohttp, as soon as the calls before have their responses."""
         if self._calls:
             return False
         self._closing = True
-        self._lane.remove(self)
-        if self._guest is not None:
-            # It must not close what is not its own any more.
-            self._guest.transport = None
-            self._guest.connection_lost(None)
+        self._fast_path.remove(self)
+        self._aiohttp.leave_transport()
         received, self._received = self._received, b""
         self._read_on(True)
-        connection = self._lane.aiohttp_server()
+        connection = self._fast_path.aiohttp_server()
         self._transport.set_write_buffer_limits()  # as they were
         self._transport.set_protocol(connection)
         connection.connection_made(self._transport)

@@ -1,4 +1,4 @@
-"""The lane as a whole: its connections, their clock, and an orderly stop."""
+"""The fast path as a whole: its connections, their clock, and an orderly stop."""
 
 from __future__ import annotations
 
@@ -6,52 +6,45 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from protocols.http.body import INACTIVITY_S, MINIMUM_BYTES_PER_S
+from protocols.http.client_timeouts import TIMEOUTS
 from protocols.http.fast.connection import FastConnection
-from protocols.http.fast.known_heads import Heads
-from protocols.http.fast.prepared import PreparedBodies
-from protocols.http.listener import KEEPALIVE_S
+from protocols.http.fast.known_request_heads import KnownRequestHeads
+from protocols.http.request_rules import RequestRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.kernel import Kernel
-    from protocols.http.listener import AiohttpServer
+    from protocols.http.aiohttp_internals import AiohttpServer
+    from protocols.http.client_timeouts import ClientTimeouts
+    from protocols.http.inference.call import HttpInference
 
-
-class Times(msgspec.Struct, frozen=True):
-    """How long clients may keep a connection waiting, in seconds."""
-
-    #: Without any request, within a head, and within a body.
-    idle_s: float = KEEPALIVE_S
-    head_s: float = 10.0
-    body_s: float = INACTIVITY_S
-    #: After `body_s` a body must have come at this rate on average.
-    bytes_per_s: int = MINIMUM_BYTES_PER_S
-    #: Without reading anything of an answer.
-    send_s: float = 60.0
-
-
-#: How often connections are looked at, which is also how exact their times are.
+#: How often connections are looked at, which is also how exact their timeouts are.
 _TICK_S = 1.0
+
+_NO_RULES = RequestRules()
 
 
 class FastPath:
-    """Answers inference requests in front of aiohttp. A `protocols.http.listener.FirstServer`."""
+    """Serves inference requests in front of aiohttp. A `protocols.http.listener.FirstServer`."""
 
     aiohttp_server: AiohttpServer
 
-    def __init__(self, kernel: Kernel, max_input_size: int, times: Times | None = None) -> None:
-        """`max_input_size` is in bytes, see `protocols.http.call.HttpCall`."""
-        self.kernel = kernel
-        self.max_input_size = max_input_size
-        self.heads = Heads(kernel, max_input_size)
-        self.forms = PreparedBodies()
-        self.times = times or Times()
+    def __init__(
+        self,
+        inference: HttpInference,
+        rules: RequestRules = _NO_RULES,
+        *,
+        log_access: bool = False,
+        timeouts: ClientTimeouts = TIMEOUTS,
+    ) -> None:
+        """`rules` are what the operator's options make of requests; with `log_access` every request is logged."""
+        self.inference = inference
+        self.kernel = inference.kernel
+        self.known_heads = KnownRequestHeads(inference, rules)
+        self.log_access = log_access
+        self.timeouts = timeouts
         #: Seconds of the event loop's clock at the last tick.
-        self.now = 0.0
+        self.now_s = 0.0
         self._connections: set[FastConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
@@ -65,7 +58,7 @@ class FastPath:
         return len(self._connections)
 
     async def close(self, grace_s: float) -> None:
-        """Close idle connections, and others when their requests are answered or `grace_s` seconds are over."""
+        """Close idle connections, and others when their requests have responses or `grace_s` seconds are over."""
         self._all_closed = asyncio.Event()
         for connection in list(self._connections):
             connection.close_when_idle()
@@ -84,7 +77,7 @@ class FastPath:
         """Watch over a new connection, on a clock that goes while there is one."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self.now = loop.time()
+            self._set_clock(loop.time())
             self._timer = loop.call_later(_TICK_S, self._tick)
         self._connections.add(connection)
         if self._all_closed is not None:
@@ -95,11 +88,14 @@ class FastPath:
         if self._all_closed is not None and not self._connections:
             self._all_closed.set()
 
-    def expire(self, now: float) -> None:
-        """Let all connections look at the time `now`."""
-        self.now = now
+    def expire(self, now_s: float) -> None:
+        """Let all connections look at the time `now_s`."""
+        self._set_clock(now_s)
         for connection in list(self._connections):
             connection.expire()
+
+    def _set_clock(self, now_s: float) -> None:
+        self.now_s = self.inference.now_s = now_s
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()

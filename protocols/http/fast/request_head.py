@@ -1,6 +1,6 @@
-"""Which requests are plain enough for the lane, told from the bytes of their head alone. Pure.
+"""Which requests are plain enough for the fast path, found from the bytes of their head alone. Pure.
 
-The lane takes what has one reading only. Where a head leaves any doubt about how long its message is, aiohttp
+The fast path takes what has one reading only. Where a head leaves any doubt about how long its message is, aiohttp
 gets the connection before a byte of the body is looked at, so that nothing can ever be read in two ways.
 """
 
@@ -12,8 +12,9 @@ import httptools
 import msgspec
 
 from protocols.http.body import MAX_BODY_BYTE_SIZE
-from protocols.http.compression import IDENTITY, choose_encoding
-from protocols.http.endpoints.infer import HEADER_LENGTH, infer
+from protocols.http.endpoints.infer import infer
+from protocols.http.inference.call import HEADER_LENGTH
+from protocols.http.inference.compression import IDENTITY, choose_encoding
 from protocols.http.routes import find_endpoint, request_path
 
 END = b"\r\n\r\n"
@@ -37,22 +38,32 @@ _BEGINNING = re.compile(rb"[A-Z]{1,10}(?: (?:/[!-~]*(?: [HTP/1.]{0,8}(?:\r(?:\n.
 _HEADER_LENGTH = HEADER_LENGTH.lower().encode()
 
 
-class InferHead(msgspec.Struct, frozen=True):
-    """What the lane needs to know of an inference request."""
+class InferFields(msgspec.Struct, frozen=True):
+    """What the head of an inference request says to the fast path."""
 
-    model: str
-    version: str
+    model_name: str
+    model_version: str
     #: Bytes of the body that are JSON; 0 for a raw request.
     header_length: int
-    #: The content coding of the answer.
+    #: The content coding of the response.
     encoding: str
 
 
-class Head(msgspec.Struct, frozen=True):
-    """A head whose message ends `content_length` bytes after it. Without `infer` aiohttp answers it."""
+class HttpRequestHead(msgspec.Struct, frozen=True):
+    """A head whose message ends `content_length` bytes after it."""
 
+    #: The request target as it was sent.
+    target: str
     content_length: int
-    infer: InferHead | None
+    #: None where aiohttp serves the request: it is not one of inference, or its sizes make it be refused.
+    infer: InferFields | None = None
+    #: Names and values as they were sent; no name comes twice.
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def header(self, name: str) -> bytes | None:
+        """Return the value of a header by its name in any case of letters, None where it is absent."""
+        wanted = name.lower().encode()
+        return next((value.strip(b" \t") for found, value in self.headers if found.lower() == wanted), None)
 
 
 class _Fields:
@@ -61,18 +72,22 @@ class _Fields:
     def __init__(self) -> None:
         self.method = b""
         self.target = b""
+        #: Names and values as they were sent, and values by the names in lower case.
+        self.sent: list[tuple[bytes, bytes]] = []
         self.headers: dict[bytes, bytes] = {}
-        self.repeated = False
         self.complete = False
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a header comes twice: which of both counts is for aiohttp to say."""
+        return len(self.sent) > len(self.headers)
 
     def on_url(self, part: bytes) -> None:
         self.target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        # Which of two would count is for aiohttp to say.
-        self.repeated |= name in self.headers
-        self.headers[name] = value
+        self.sent.append((name, value))
+        self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         self.complete = True
@@ -87,12 +102,14 @@ def can_become_head(begun: bytes) -> bool:
     )
 
 
-def parse_head(text: bytes, max_input_size: int) -> Head | None:
+def parse_head(text: bytes, max_input_size: int) -> HttpRequestHead | None:
     """Return what the head `text`, up to and with its empty line, says; None where that is not beyond doubt."""
     fields = _parse(text)
     if fields is None or not _is_plain(fields):
         return None
-    return Head(int(fields.headers.get(b"content-length", b"0")), _infer_head(fields, max_input_size))
+    content_length = int(fields.headers.get(b"content-length", b"0"))
+    infer_fields = _infer_fields(fields, max_input_size)
+    return HttpRequestHead(fields.target.decode(), content_length, infer_fields, tuple(fields.sent))
 
 
 def _parse(text: bytes) -> _Fields | None:
@@ -124,8 +141,8 @@ def _is_plain(fields: _Fields) -> bool:
     )
 
 
-def _infer_head(fields: _Fields, max_input_size: int) -> InferHead | None:
-    """Return what the lane needs, None where the request is none of inference, or will be refused."""
+def _infer_fields(fields: _Fields, max_input_size: int) -> InferFields | None:
+    """Return what the fast path needs, None where the request is not one of inference, or will be refused."""
     found = find_endpoint(request_path(fields.target.decode()))
     if found is None or found[0].handlers.get(fields.method.decode()) is not infer:
         return None
@@ -142,4 +159,4 @@ def _infer_head(fields: _Fields, max_input_size: int) -> InferHead | None:
         return None
     offers = headers.get(b"accept-encoding")
     encoding = choose_encoding(offers.decode()) if offers is not None else IDENTITY
-    return InferHead(names["model"], names["version"], header_length, encoding)
+    return InferFields(names["model"], names["version"], header_length, encoding)

@@ -10,26 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.http.responses import JSON, PLAIN, SERVER_HEADER, error_body
+from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from kernel.serving.request import Buffer
-
-_SERVER = "".join(f"{name}: {value}\r\n" for name, value in SERVER_HEADER.items())
-
-
-def reply_head(status: int, content_type: str, byte_size: int, more: bytes = b"") -> bytes:
-    """Return the head of a response. `more` are headers with their line ends."""
-    before, after = _constant_parts(status, content_type)
-    return b"%b%b%b%d%b" % (before, more, after, byte_size, _date(int(time.time())))
-
-
-def error_reply(status: int, text: str, *, plain: bool) -> ResponseBytes:
-    """Return the response that tells an error; `plain` as for `replies.error_reply`."""
-    body = error_body(text)
-    return ResponseBytes(reply_head(status, PLAIN if plain else JSON, len(body)) + body)
+    from protocols.http.inference.response import HttpResponse
+    from shm.tensor import Buffer
 
 
 class ResponseBytes(msgspec.Struct):
@@ -39,21 +26,47 @@ class ResponseBytes(msgspec.Struct):
     parts: list[Buffer] = []
     #: To be called when the parts have left: they are memory of a worker.
     release: Callable[[], None] | None = None
+    #: As it stands in the head.
+    status: int = 200
 
     @property
     def byte_size(self) -> int:
         return len(self.head) + sum(map(len, self.parts))
 
     def last(self) -> ResponseBytes:
-        """Return the same with the word that the connection is closed after it."""
+        """Return the same response with a head that says that the connection is closed after it."""
         head = self.head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
-        return ResponseBytes(head, self.parts, self.release)
+        return ResponseBytes(head, self.parts, self.release, self.status)
+
+
+def response_head(response: HttpResponse, byte_size: int, more: bytes) -> bytes:
+    """Return the head of `response`, whose body has `byte_size` bytes.
+
+    `more` are further headers, with their line ends, behind the content type.
+    """
+    before, content_type = _constant_parts(response.status, response.content_type)
+    own = header_lines(response.headers) if response.headers else b""
+    return b"%b%b%b%bContent-Length: %d%b" % (before, own, content_type, more, byte_size, _date(int(time.time())))
+
+
+def response_bytes(response: HttpResponse, more: bytes) -> ResponseBytes:
+    """Return `response` in one piece; `more` as for `response_head`. Its source is still the caller's."""
+    head = response_head(response, sum(map(len, response.body)), more)
+    return ResponseBytes(b"".join((head, *response.body)), [], None, response.status)
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Return headers as they stand in a head, each with its line end."""
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
+
+
+_SERVER = header_lines(SERVER_HEADER)
 
 
 @functools.cache
 def _constant_parts(status: int, content_type: str) -> tuple[bytes, bytes]:
-    before = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{_SERVER}"
-    return before.encode(), f"Content-Type: {content_type}\r\nContent-Length: ".encode()
+    line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    return line + _SERVER, header_lines({"Content-Type": content_type})
 
 
 @functools.lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from shm.strings import BadFraming, decode_strings, encode_strings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 #: Decoders are kept for arrays nested up to so deep; deeper ones are walked through.
 _FAST_DEPTH = 8

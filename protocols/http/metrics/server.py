@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from kernel.observe.custom_metrics import joined
+from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import MetricsOptions
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.custom_families import render_custom
 from protocols.http.metrics.families import render_models
 from protocols.http.metrics.server_families import ServerMetrics
-from protocols.http.responses import SERVER_HEADER, error_reply
+from protocols.http.responses import SERVER_HEADER, error_response
 from protocols.http.routes import request_path
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class MetricsServer:
     async def _answer(self, http: web.BaseRequest) -> web.Response:
         """Answer with all metrics; on other paths with nothing (Triton)."""
         if http.method != "GET":
-            return error_reply(405, "Method Not Allowed", plain=True)
+            return error_response(405, "Method Not Allowed", plain=True)
         body = b""
         if request_path(http.raw_path) in ("/metrics", "/metrics/"):
             body = self.render()
@@ -77,7 +77,7 @@ class MetricsServer:
         now_ns = self._now_ns()
         models = self._kernel.catalog.ready_models()
         lines = render_models(models, self._config, now_ns)
-        custom, left_out = joined((model.name, model.statistics.custom) for model in models)
+        custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)
         for line in left_out:
             if line not in self._left_out:

@@ -7,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.helper_process import Helper
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
@@ -14,11 +15,12 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.arena import Arena
-from shm.region import Span
+from shm.lease import RegionNumber
+from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,7 +35,7 @@ class FakeWorker:
         self._theirs = theirs
         self._on_lost: Callable[[str], None] | None = None
 
-    async def launch(self, title: str) -> FakeWorker:
+    async def launch(self, title: str, *, helper: bool = False) -> FakeWorker:
         return self
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
@@ -71,7 +73,9 @@ class Bench:
         self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
         self.model.start()
         self.polling = BusyPolling(50_000, processor_count=2)
-        self.handle = WorkerHandle("m_0", self.session, self.model, LoopPoller(self.polling))
+        self.handle = WorkerHandle(
+            "m_0", self.session, self.model, LoopPoller(self.polling), Helper(self.worker, 1 << 20)
+        )
         self.session.on_lost = self._lost
         self.model.instances.add(self.handle)
 
@@ -80,7 +84,7 @@ class Bench:
         self.handle.lost(cause)
 
     def submit(self) -> Request:
-        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink())
         self.model.submit(request)
         return request
 
@@ -90,8 +94,10 @@ def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
         bench = Bench()
         await bench.start()
         await scenario(bench)
+        bench.model.check()
         bench.model.close(ServerStopping(""))
         bench.worker.kill()
+        bench.model.check()
         await asyncio.sleep(0)
         assert bench.polling.in_flight == 0, "every request that was counted is over"
 
@@ -99,8 +105,9 @@ def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
 
 
 async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0.001)
+    """Let both ends read what was sent, and act on it: what was written to a socket can be read at once."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def responses(request: Request) -> list[str]:
@@ -115,14 +122,19 @@ def request_with_large_input(bench: Bench) -> Request:
     block = bench.model.input_arena.take(8192)
     assert block is not None
     block.view()[:] = b"\1" * 8192
-    request = Request(
-        "m", [InputTensor("IN", "UINT8", [8192], span=Span(block, block.offset, 8192))], RecordingSink(), leased=True
-    )
+    request = Request("m", [Tensor("IN", "UINT8", [8192], span=block.span)], RecordingSink(), leased=True)
     bench.model.submit(request)
     return request
 
 
-def input_part(request: Request, name: str, offset: int, byte_size: int) -> wire.TensorRef:
+def input_part(request: Request, name: str, offset: int, byte_size: int) -> Tensor:
+    """Return a part of the request's large input, as a worker names it as an output."""
     span = request.inputs[0].span
     assert span is not None
-    return wire.TensorRef(name, "UINT8", [abs(byte_size)], None, span.region.number, span.offset + offset, byte_size)
+    place = Span(RegionNumber(span.lease.region_number), span.offset + offset, byte_size)
+    return Tensor(name, "UINT8", [abs(byte_size)], None, place)
+
+
+def output_block(name: str, offset: int, byte_size: int) -> Tensor:
+    """Return an output in the worker's own arena, as the worker names it."""
+    return Tensor(name, "UINT8", [byte_size], None, Span(RegionNumber(wire.OUTPUT_ARENA), offset, byte_size))

@@ -12,15 +12,22 @@ from backends.transport import wire
 from backends.transport.framing import frame
 from kernel.errors import InternalError, WorkerLost
 from kernel.testing import RecordingSink
-from tests.backends.supervision.played_worker import Bench, FakeWorker, request_with_large_input, responses, run, settle
+from tests.backends.supervision.played_worker import (
+    Bench,
+    FakeWorker,
+    output_block,
+    request_with_large_input,
+    responses,
+    run,
+    settle,
+)
 
 
 def test_answers_that_were_sent_before_the_death_count() -> None:
     async def scenario(bench: Bench) -> None:
         request = bench.submit()
         await settle()
-        # The request was given number 1, and its batch number 2.
-        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))
         bench.worker.die("exit code 1")
         assert bench.lost == ["exit code 1"]
         assert responses(request) == ["ok"]
@@ -51,11 +58,11 @@ def test_a_worker_that_is_to_end_has_answered_everything_before() -> None:
         drained = asyncio.ensure_future(bench.handle.drain())
         await settle()
         assert not drained.done()
-        bench.worker.channel.send(wire.Responded(1, True, wire.ResponseRef()))
+        bench.worker.channel.send(wire.Responded(1, True, wire.ResponseMessage()))
         await settle()
         assert responses(request) == ["ok"]
         assert not drained.done(), "the batch goes on"
-        bench.worker.channel.send(wire.Executed(2))
+        bench.worker.channel.send(wire.Executed(1))
         await drained
         await bench.handle.drain()
         bench.handle.stopped()
@@ -85,7 +92,7 @@ def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns
         [_, execute] = map(wire.to_worker_decoder.decode, bench.worker.channel.receive() or ())
         assert isinstance(execute, wire.Execute)
         assert execute.poll_ns == poll_ns
-        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))
         await settle()
         assert bench.polling.in_flight == others
         bench.polling.in_flight = 0
@@ -94,15 +101,15 @@ def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns
 
 
 @pytest.mark.parametrize(
-    ("said", "second"), [(wire.InputsHeld([5]), []), (wire.Responded(5, True, wire.ResponseRef()), ["ok"])]
+    ("said", "second"), [(wire.InputsHeld([3]), []), (wire.Responded(3, True, wire.ResponseMessage()), ["ok"])]
 )
 def test_what_is_said_of_a_request_out_of_turn_harms_no_other(said: wire.ToKernel, second: list[str]) -> None:
     async def scenario(bench: Bench) -> None:
         first = bench.submit()
         await settle()
-        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))  # so fast that two more are given at once
+        bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))  # so fast that two more are given at once
         await settle()
-        requests = [request_with_large_input(bench) for _ in range(2)]  # numbers 3 and 5, batches 4 and 6
+        requests = [request_with_large_input(bench) for _ in range(2)]  # numbers 2 and 3
         await settle()
         bench.worker.channel.send(said)
         await settle()
@@ -126,14 +133,8 @@ HOSTILE = [
     frame(wire.encoder.encode(wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)]))),
     frame(wire.encoder.encode(wire.MetricsChanged([wire.MetricFamilyRef("nv_inference_count", "", "counter")]))),
     frame(wire.encoder.encode(wire.Stop())),
-    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseRef(error_code="no such code")))),
-    frame(
-        wire.encoder.encode(
-            wire.Responded(
-                1, True, wire.ResponseRef([wire.TensorRef("OUT", "FP32", [1], None, wire.OUTPUT_ARENA, 0, 4)])
-            )
-        )
-    ),
+    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseMessage(error_code="no such code")))),
+    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseMessage([output_block("OUT", 0, 4)])))),
 ]
 
 

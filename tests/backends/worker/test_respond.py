@@ -9,12 +9,15 @@ import pytest
 
 from backends.transport import wire
 from backends.worker.held import HeldInputs
+from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
+from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
 from backends.worker.respond import BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
+from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
     from backends.worker.request import WorkerRequest
@@ -44,10 +47,11 @@ class Bench:
         self.arenas: list[Arena] = []
         self.mail = NoMail()
         self.held = HeldInputs(self.sent.append, lambda: None)
-        self.outputs = OutputWriter(AttachedRegions(), self.arenas.append)
+        regions = AttachedRegions()
+        self.outputs = OutputWriter(regions, InputReader(regions, self.held), ArenaOutputs(self.arenas.append))
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
-    def batch(self, *refs: wire.RequestRef) -> list[WorkerRequest]:
+    def batch(self, *refs: wire.RequestMessage) -> list[WorkerRequest]:
         return self.answers.open_batch(refs)
 
     @property
@@ -63,8 +67,8 @@ def bench() -> Any:
         arena.close()
 
 
-def ref(number: int, *outputs: wire.OutputRef) -> wire.RequestRef:
-    return wire.RequestRef(number, [], list(outputs))
+def ref(number: int, *outputs: RequestedOutput) -> wire.RequestMessage:
+    return wire.RequestMessage(number, [], list(outputs))
 
 
 def value(name: str = "OUT", array: Any = None) -> OutputValue:
@@ -132,12 +136,13 @@ def test_large_outputs_go_to_the_arena_and_reserved_ones_are_not_copied(bench: B
     place[:] = LARGE
     request.respond([value(array=place), value("OTHER", LARGE)])
     (final,) = bench.answers.close_batch()
-    assert [output.region for output in final.outputs] == [wire.OUTPUT_ARENA] * 2
-    for output in final.outputs:
-        seen = bench.arenas[0].view(output.offset, output.byte_size)
+    spans = [output.span for output in final.outputs if output.span is not None]
+    assert [span.lease.region_number for span in spans] == [wire.OUTPUT_ARENA] * 2
+    for span in spans:
+        seen = bench.arenas[0].region.view(span.offset, span.byte_size)
         np.testing.assert_array_equal(np.frombuffer(seen, np.float32), LARGE)
     assert bench.blocks == 2
-    bench.outputs.free([output.offset for output in final.outputs])
+    bench.outputs.memory.free([span.offset for span in spans])
     assert bench.blocks == 0
 
 
@@ -149,7 +154,7 @@ def test_what_was_reserved_and_not_used_is_freed(bench: Bench) -> None:
 
 
 def test_small_strings_and_classes_have_no_place_to_reserve(bench: Bench) -> None:
-    plain, classes = bench.batch(ref(1), ref(2, wire.OutputRef("OUT", classification=3)))
+    plain, classes = bench.batch(ref(1), ref(2, RequestedOutput("OUT", classification=3)))
     assert plain.reserve("OUT", "FP32", [2]) is None
     assert plain.reserve("OUT", "BYTES", [5000]) is None
     assert classes.reserve("OUT", "FP32", LARGE.shape) is None
@@ -159,13 +164,13 @@ def test_small_strings_and_classes_have_no_place_to_reserve(bench: Bench) -> Non
 
 
 def test_outputs_that_nobody_asked_for_are_left_out(bench: Bench) -> None:
-    (request,) = bench.batch(ref(1, wire.OutputRef("B")))
+    (request,) = bench.batch(ref(1, RequestedOutput("B")))
     request.respond([value("A"), value("B")])
     (final,) = bench.answers.close_batch()
     assert [output.name for output in final.outputs] == ["B"]
 
 
-@pytest.mark.parametrize("outputs", [(), (wire.OutputRef("OTHER"), wire.OutputRef("OUT"))])
+@pytest.mark.parametrize("outputs", [(), (RequestedOutput("OTHER"), RequestedOutput("OUT"))])
 @pytest.mark.parametrize(
     "array",
     [
@@ -180,7 +185,7 @@ def test_outputs_that_nobody_asked_for_are_left_out(bench: Bench) -> None:
     ids=["plain", "fortran", "strided", "big-endian", "half", "empty", "scalar"],
 )
 def test_a_small_tensor_is_in_the_message_as_one_in_a_place_would_be(
-    bench: Bench, array: Any, outputs: tuple[wire.OutputRef, ...]
+    bench: Bench, array: Any, outputs: tuple[RequestedOutput, ...]
 ) -> None:
     """The short way of most outputs, and the long one, which a request with reserved places takes."""
     short, long = bench.batch(ref(1, *outputs), ref(2, *outputs))
@@ -195,7 +200,7 @@ def test_a_small_tensor_is_in_the_message_as_one_in_a_place_would_be(
 
 
 def test_a_response_that_cannot_be_written_leaves_no_block_behind(bench: Bench) -> None:
-    (request,) = bench.batch(ref(1, wire.OutputRef("OUT"), wire.OutputRef("CLASSES", classification=1)))
+    (request,) = bench.batch(ref(1, RequestedOutput("OUT"), RequestedOutput("CLASSES", classification=1)))
     request.respond([value(array=LARGE), OutputValue("CLASSES", "BYTES", np.array([b"a"], object))])
     (final,) = bench.answers.close_batch()
     assert final.error_text == "class result not available for output due to unsupported type 'BYTES'"

@@ -16,12 +16,13 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request, SharedMemoryRef
+from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.region import RegionKind
+from shm.tensor import ClientSpan, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ def bench() -> Iterator[Bench]:
 
 
 def request(count: int = 1, **more: object) -> Request:
-    tensor = InputTensor("IN", "FP32", [count], bytes(4 * count))
+    tensor = Tensor("IN", "FP32", [count], bytes(4 * count))
     return Request("m", [tensor], RecordingSink(), **more)  # type: ignore[arg-type]
 
 
@@ -90,7 +91,7 @@ def test_large_inputs_are_copied_to_the_models_arena_and_freed_with_the_answer(b
     bench.kernel.submit(sent)
     span = sent.inputs[0].span
     assert span is not None
-    assert span.region.kind is RegionKind.ARENA
+    assert span.lease.region.kind is RegionKind.ARENA
     assert sent.inputs[0].data is None
     assert bench.model.input_arena is not None
     assert bench.model.input_arena.allocator.block_count == 1
@@ -110,16 +111,14 @@ def test_regions_are_leased_until_the_answer_and_an_unknown_one_wins_over_other_
         bench.regions.register_system("r", f"/{path.name}", 0, 64)
     finally:
         path.unlink()
-    tensor = InputTensor("IN", "FP32", [16], shared_memory=SharedMemoryRef("r", 64))
+    tensor = Tensor("IN", "FP32", [16], client_span=ClientSpan("r", 64))
     sent = Request("m", [tensor], RecordingSink())
     bench.kernel.submit(sent)
     assert tensor.span is not None
-    assert tensor.span.region.leases == 1
+    assert tensor.span.lease.region.lease_count == 1
     sent.fail(errors.InternalError("no"))
-    assert tensor.span.region.leases == 0
-    both_wrong = Request(
-        "m", [InputTensor("IN", "INT8", [16], shared_memory=SharedMemoryRef("s", 64))], RecordingSink()
-    )
+    assert tensor.span.lease.region.lease_count == 0
+    both_wrong = Request("m", [Tensor("IN", "INT8", [16], client_span=ClientSpan("s", 64))], RecordingSink())
     with pytest.raises(errors.RegionNotFound):
         bench.kernel.submit(both_wrong)
 
@@ -133,7 +132,7 @@ def test_a_cancelled_request_is_taken_from_the_queue_or_told_to_its_instance(ben
     assert bench.instance.cancelled == [running]
     assert [type(r.error) for r in responses(waiting)] == [errors.RequestCancelled]
     assert responses(running) == []
-    assert bench.model.statistics.pending == 0
+    assert bench.model.live.queued == 0
 
 
 def test_a_stopping_kernel_refuses_and_waits_for_what_it_accepted(bench: Bench) -> None:

@@ -18,7 +18,7 @@ import pytest
 from hpack import Encoder
 
 from kernel.config.spec import ModelSpec, TensorSpec
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
@@ -31,6 +31,7 @@ from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.service import MODEL_INFER
 from protocols.testing import FrontDoorLab
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,7 +149,7 @@ class Lab:
 
     def response(self) -> Response:
         request = self.requests[-1]
-        outputs = [OutputTensor("X", "FP32", [16], data=bytes(64))]
+        outputs = [Tensor("X", "FP32", [16], data=bytes(64))]
         return Response("m", "1", request.id, outputs=outputs)
 
 

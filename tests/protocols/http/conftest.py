@@ -23,10 +23,11 @@ from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.events import Cancelled, Submitted
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
 from protocols.http.server import HttpServer
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import IndexItem
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
 
 #: What the server accepts in JSON, in the tests.
 MAX_INPUT_SIZE = 1 << 20
@@ -84,24 +85,24 @@ def _answer(spec: ModelSpec, request: Request) -> None:
     elif spec.name == "repeat":
         for place in range(0, len(_data(request.inputs[0])), 4):
             part = _data(request.inputs[0])[place : place + 4]
-            output = OutputTensor("OUT_IN", "INT32", [1], part)
+            output = Tensor("OUT_IN", "INT32", [1], part)
             request.respond(Response(spec.name, "1", request.id, outputs=[output], final=False))
         request.respond(Response(spec.name, "1", request.id))
     else:
         wanted = {output.name for output in request.outputs}
         outputs = [
-            OutputTensor(f"OUT_{t.name}", t.datatype, list(t.shape), _data(t))
+            Tensor(f"OUT_{t.name}", t.datatype, list(t.shape), _data(t))
             for t in request.inputs
             if not wanted or f"OUT_{t.name}" in wanted
         ]
         request.respond(Response(spec.name, "1", request.id, outputs=outputs, parameters=dict(request.parameters)))
 
 
-def _data(tensor: InputTensor) -> bytes:
+def _data(tensor: Tensor) -> bytes:
     if tensor.data is not None:
         return bytes(tensor.data)
     assert tensor.span is not None
-    return os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
+    return os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
 
 
 class FakeRepository:
@@ -151,11 +152,11 @@ def bound_socket() -> socket.socket:
 
 
 async def _exchange(
-    test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]], options: HttpOptions, *, lane: bool
+    test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]], options: HttpOptions, *, fast_path: bool
 ) -> None:
     kernel = build_kernel()
     sock = bound_socket()
-    server = HttpServer(kernel, sock, options, lane=lane)
+    server = HttpServer(kernel, sock, options, fast_path=fast_path)
     await server.start()
     address = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
@@ -167,22 +168,22 @@ async def _exchange(
         close_kernel(kernel)
 
 
-@pytest.fixture(params=[True, False], ids=["lane", "aiohttp"])
+@pytest.fixture(params=[True, False], ids=["fast path", "aiohttp"])
 def exchange(
     request: pytest.FixtureRequest,
 ) -> Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
     """Return a function that runs a coroutine function with a client and the kernel behind its server.
 
-    Each test runs with the lane and without it: what clients see is the same.
+    Each test runs with the fast path and without it: what clients see is the same.
     """
     options = HttpOptions(max_input_size=MAX_INPUT_SIZE)
-    return lambda test: asyncio.run(_exchange(test, options, lane=request.param))
+    return lambda test: asyncio.run(_exchange(test, options, fast_path=request.param))
 
 
 @pytest.fixture
 def serve() -> Callable[[HttpOptions, Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]:
     """Return a function that runs a coroutine function as `exchange` does, with a server of other options."""
-    return lambda options, test: asyncio.run(_exchange(test, options, lane=True))
+    return lambda options, test: asyncio.run(_exchange(test, options, fast_path=True))
 
 
 @pytest.fixture

@@ -105,9 +105,7 @@ def test_what_is_no_http_gets_a_line(talk: Callable[..., None], caplog: pytest.L
     assert [line.split()[2] for line in lines(caplog)] == ["400"]
 
 
-def test_without_the_option_nothing_is_logged_and_the_lane_answers(
-    exchange: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_the_option_nothing_is_logged(exchange: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         async with session.get("/v2") as reply:
             await reply.read()

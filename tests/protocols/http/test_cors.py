@@ -12,15 +12,15 @@ EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length"}
 
 @pytest.mark.parametrize("origin", [None, "https://a.example", "null"])
 def test_a_star_lets_everybody_read(origin: str | None) -> None:
-    assert CorsPolicy(["*"]).reply_headers(origin) == {"Access-Control-Allow-Origin": "*", **EXPOSED}
+    assert CorsPolicy(["*"]).response_headers(origin) == {"Access-Control-Allow-Origin": "*", **EXPOSED}
 
 
 def test_listed_origins_may_read_and_caches_know_the_difference() -> None:
     policy = CorsPolicy(["https://a.example", "http://localhost:3000"])
     for origin in ("https://a.example", "http://localhost:3000"):
-        assert policy.reply_headers(origin) == {"Vary": "Origin", "Access-Control-Allow-Origin": origin, **EXPOSED}
+        assert policy.response_headers(origin) == {"Vary": "Origin", "Access-Control-Allow-Origin": origin, **EXPOSED}
     for other in (None, "https://b.example", "http://a.example", "https://a.example:8443", "null", "*"):
-        assert policy.reply_headers(other) == {"Vary": "Origin"}
+        assert policy.response_headers(other) == {"Vary": "Origin"}
 
 
 def test_a_preflight_is_told_the_methods_of_the_path_and_may_send_what_it_asked_for() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from protocols.http.client_timeouts import HEAD_S, SEND_S
-from protocols.http.listener import AiohttpConnection
+from protocols.http.aiohttp_internals import AiohttpConnection
+from protocols.http.client_timeouts import TIMEOUTS
 from protocols.http.server import HttpServer
 from protocols.testing import listening
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.kernel import Kernel
-    from protocols.http.listener import AiohttpServer
+    from protocols.http.aiohttp_internals import AiohttpServer
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
 
@@ -35,7 +35,7 @@ async def one_connection(server: HttpServer) -> AiohttpConnection:
     """Return the connection of the only client, as soon as bytes have come."""
     while True:
         for each in connections(server).connections:
-            if isinstance(each, AiohttpConnection) and each.patience._head_since is not None:
+            if isinstance(each, AiohttpConnection) and each.slow_client.head_begun:
                 return each
         await asyncio.sleep(0)
 
@@ -45,7 +45,7 @@ def exchange(with_kernel: WithKernel, test: Callable[[HttpServer, int, Kernel], 
         servers: list[HttpServer] = []
 
         def make(sock: Any) -> HttpServer:
-            servers.append(HttpServer(kernel, sock, lane=False))
+            servers.append(HttpServer(kernel, sock, fast_path=False))
             return servers[0]
 
         async with listening(make) as port:
@@ -62,7 +62,7 @@ def test_a_head_that_does_not_end_closes_the_connection(with_kernel: WithKernel)
         now = asyncio.get_running_loop().time()
         connections(server).expire(now)
         assert not reader.at_eof()
-        connections(server).expire(now + HEAD_S + 1)
+        connections(server).expire(now + TIMEOUTS.head_s + 1)
         assert await reader.read() == b""
         writer.close()
 
@@ -85,7 +85,7 @@ def test_a_client_that_does_not_read_is_closed_and_its_request_cancelled(
         connection.transport.get_write_buffer_size = lambda: 1000  # type: ignore[method-assign]
         now = asyncio.get_running_loop().time()
         connections(server).expire(now)
-        connections(server).expire(now + SEND_S + 1)
+        connections(server).expire(now + TIMEOUTS.send_s + 1)
         await model.drain()
         assert model.statistics.failures["CANCELED"] == 1
         writer.close()

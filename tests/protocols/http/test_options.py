@@ -217,7 +217,8 @@ def test_a_preflight_is_answered_even_where_the_call_is_restricted(serve: Serve)
 # ---- TLS ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", [True, False], ids=["lane", "aiohttp"])
+@pytest.mark.slow_loop("large JSON is decoded and encoded on the event loop")
+@pytest.mark.parametrize("fast_path", [True, False], ids=["fast path", "aiohttp"])
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("mutual", [False, True], ids=["server", "mutual"])
 def test_everything_is_answered_over_tls(
@@ -225,13 +226,13 @@ def test_everything_is_answered_over_tls(
     with_kernel: Callable[..., None],
     new_loop: Callable[[], asyncio.AbstractEventLoop],
     mutual: bool,
-    lane: bool,
+    fast_path: bool,
 ) -> None:
     async def test(kernel: Kernel) -> None:
         options = HttpOptions(tls=certificates.options(mutual=mutual))
         context = certificates.client_context(with_certificate=mutual)
         async with (
-            listening(lambda sock: HttpServer(kernel, sock, options, lane=lane)) as port,
+            listening(lambda sock: HttpServer(kernel, sock, options, fast_path=fast_path)) as port,
             aiohttp.ClientSession(
                 f"https://127.0.0.1:{port}", connector=aiohttp.TCPConnector(ssl=context, limit=1)
             ) as session,
@@ -243,7 +244,7 @@ def test_everything_is_answered_over_tls(
                 assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [1.0])
                 status, _, body = await answer(session, "POST", INFER, json=large)
                 assert (status, len(json.loads(body)["outputs"][0]["data"])) == (200, 200_000)
-                # Chunked: the lane gives the connection away.
+                # Chunked: the fast path gives the connection to aiohttp.
                 status, _, _ = await answer(session, "POST", INFER, data=_parts(json.dumps(REQUEST).encode()))
                 assert status == 200
                 status, _, body = await answer(

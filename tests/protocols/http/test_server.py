@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 from kernel.errors import InvalidArgument
+from protocols.http import aiohttp_internals, routes
 from protocols.http import body as body_module
-from protocols.http import listener as listener_module
-from protocols.http import routes
 from protocols.http.body import read_json_text
+from protocols.http.client_timeouts import ClientTimeouts
 from protocols.http.routes import Endpoint
 from protocols.restricted import Category
 
@@ -153,8 +153,8 @@ def test_an_announced_size_beyond_all_limits_is_refused_at_once(exchange: Exchan
 
 
 def test_a_body_that_does_not_go_on_is_given_up(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "INACTIVITY_S", 0.01)
-    monkeypatch.setattr(listener_module, "LINGERING_S", 0.01)
+    monkeypatch.setattr(body_module, "TIMEOUTS", ClientTimeouts(body_s=0.01))
+    monkeypatch.setattr(aiohttp_internals, "TIMEOUTS", ClientTimeouts(unwanted_body_s=0.01))
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         answer = await converse(session, b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{")
@@ -168,7 +168,7 @@ def test_a_body_may_not_be_cut_into_too_many_chunks(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(body_module, "MAX_CHUNKS", 100)
-    monkeypatch.setattr(listener_module, "LINGERING_S", 0.01)
+    monkeypatch.setattr(aiohttp_internals, "TIMEOUTS", ClientTimeouts(unwanted_body_s=0.01))
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()

@@ -1,4 +1,4 @@
-"""A connection of the lane on a transport that only remembers, and models that answer when a test says so."""
+"""A connection of the fast path on a transport that only remembers, and models that respond when a test says so."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernel.options import HttpOptions
+from protocols.http.aiohttp_internals import AiohttpServer
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
-from protocols.http.listener import AiohttpServer
-from protocols.http.responses import empty_reply
+from protocols.http.inference.call import HttpInference
+from protocols.http.request_rules import make_request_rules
+from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
     from kernel.serving.kernel import Kernel
     from kernel.serving.request import Request
+
+
+_NO_OPTIONS = HttpOptions()
 
 
 class RecordingTransport(asyncio.Transport):
@@ -71,13 +77,14 @@ class RecordingTransport(asyncio.Transport):
         self.protocol = protocol
 
 
-class LaneLab:
-    """One connection of a lane; `now` is its clock."""
+class FastPathLab:
+    """One connection of a fast path, whose clock a test moves."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, options: HttpOptions, *, log_access: bool) -> None:
         self.kernel = kernel
-        self.lane = FastPath(kernel, 1 << 20)
-        self.lane.aiohttp_server = AiohttpServer(self._aiohttp_answer)
+        rules = make_request_rules(options)
+        self.fast_path = FastPath(HttpInference(kernel, 1 << 20), rules, log_access=log_access)
+        self.fast_path.aiohttp_server = AiohttpServer(self._aiohttp_response)
         #: Requests of the model `stuck`, which a test answers.
         self.waiting: list[Request] = []
         model = kernel.resolve("stuck")
@@ -89,26 +96,29 @@ class LaneLab:
 
         model.submit = submit_and_note  # type: ignore[method-assign]
         self.transport = RecordingTransport()
-        self.connection = FastConnection(self.lane)
+        self.connection = FastConnection(self.fast_path)
         self.connection.connection_made(self.transport)
 
     def pass_s(self, seconds: float) -> None:
-        """Let time pass, and the lane look at it."""
-        self.lane.expire(self.lane.now + seconds)
+        """Let time pass, and the connections see it."""
+        self.fast_path.expire(self.fast_path.now_s + seconds)
 
-    async def _aiohttp_answer(self, http: web.BaseRequest) -> web.StreamResponse:
-        return empty_reply()
+    async def _aiohttp_response(self, http: web.BaseRequest) -> web.StreamResponse:
+        return empty_response()
 
 
 @pytest.fixture
-def with_lane(
-    with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
-) -> Callable[[Callable[[LaneLab], Awaitable[None]]], None]:
-    """Return a function that runs a coroutine function with a `LaneLab`."""
+def with_fast_path(with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None]) -> Callable[..., None]:
+    """Return a function that runs a coroutine function with a `FastPathLab` of the given options."""
 
-    def run(test: Callable[[LaneLab], Awaitable[None]]) -> None:
+    def run(
+        test: Callable[[FastPathLab], Awaitable[None]],
+        options: HttpOptions = _NO_OPTIONS,
+        *,
+        log_access: bool = False,
+    ) -> None:
         async def inner(kernel: Kernel) -> None:
-            lab = LaneLab(kernel)
+            lab = FastPathLab(kernel, options, log_access=log_access)
             try:
                 await test(lab)
             finally:

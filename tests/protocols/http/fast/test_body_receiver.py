@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.http.compression import IDENTITY
-from protocols.http.fast.body_receiver import Upload
-from protocols.http.fast.request_head import InferHead
+from protocols.http.fast.body_receiver import IncomingBody
+from protocols.http.fast.call import FastCall
+from protocols.http.inference.call import HttpInference
+from protocols.http.inference.compression import IDENTITY
+from protocols.http.inference.head import InferRequestHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,38 +16,44 @@ if TYPE_CHECKING:
     WithKernel = Callable[[Callable[[Kernel], object]], None]
 
 
+def call(kernel: Kernel, body_byte_size: int, header_length: int) -> FastCall:
+    model = kernel.resolve("echo")
+    head = InferRequestHead(model, "echo", "", "/", body_byte_size, header_length, IDENTITY)
+    return FastCall(HttpInference(kernel, 1 << 20), head, None)
+
+
 def test_parts_become_one_body_and_memory_follows_what_has_come(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         data = bytes(range(251)) * 4_000
-        upload = Upload(InferHead("echo", "", 0, IDENTITY), kernel.resolve("echo"), len(data), None)
-        assert len(upload.body) == 0
-        for place in range(0, len(data), 999):
-            upload.add(data[place : place + 999])
-            assert len(upload.body) <= max(64 << 10, 8 * upload.received)
-        assert bytes(upload.body) == data
+        incoming = IncomingBody(call(kernel, len(data), 0), len(data))
+        assert len(incoming.body) == 0
+        for position in range(0, len(data), 999):
+            incoming.add(data[position : position + 999])
+            assert len(incoming.body) <= max(64 << 10, 8 * incoming.received)
+        assert bytes(incoming.body) == data
 
     with_kernel(test)
 
 
-def test_a_body_with_a_place_is_received_there(with_kernel: WithKernel) -> None:
+def test_a_body_with_a_receive_buffer_is_received_there(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         model = kernel.resolve("echo")
         data = bytes(range(256)) * 1_000
-        place = kernel.receive_buffer(model, len(data), 100)
-        assert place is not None
-        upload = Upload(InferHead("echo", "", 100, IDENTITY), model, len(data), place)
-        upload.add(data[:1000])
-        room = upload.room()
+        buffer = kernel.receive_buffer(model, len(data), 100)
+        assert buffer is not None
+        incoming = IncomingBody(call(kernel, len(data), 100), len(data), buffer)
+        incoming.add(data[:1000])
+        room = incoming.room()
         assert room is not None
         room[:] = data[1000:]
-        upload.received += len(room)
-        assert bytes(upload.body) == data
-        span = place.span(place.view[100:8000], 64)
+        incoming.received += len(room)
+        assert bytes(incoming.body) == data
+        span = buffer.span(buffer.view[100:8000], 64)
         assert span is not None, "the first tensor is aligned"
-        assert place.span(place.view[101:8000], 4) is None
-        assert place.span(memoryview(bytearray(data)), 1) is None, "not a part of it"
+        assert buffer.span(buffer.view[101:8000], 4) is None
+        assert buffer.span(memoryview(bytearray(data)), 1) is None, "not a part of it"
         assert model.input_arena is not None
-        place.release()
+        incoming.release()
         assert model.input_arena.allocator.block_count == 1
         span.lease.release()
         assert model.input_arena.allocator.block_count == 0

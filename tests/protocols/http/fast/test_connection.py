@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
+from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.request import Request
 
-    WithLane = Callable[[Callable[[Any], Awaitable[None]]], None]
+    WithFastPath = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -29,15 +31,18 @@ def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
 
 
 def answer(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
-    request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
+    if release is None:
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
+    else:
+        output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), release)
+    request.respond(Response("stuck", "1", request.id, outputs=[output], leased=release is not None))
 
 
 def statuses(written: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+) ", written)]
 
 
-def test_a_request_is_answered_in_the_call_that_brings_its_last_byte(with_lane: WithLane) -> None:
+def test_a_request_is_answered_in_the_call_that_brings_its_last_byte(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         for place, byte in enumerate(infer(1)):
             assert lab.transport.written == b"", place
@@ -47,11 +52,12 @@ def test_a_request_is_answered_in_the_call_that_brings_its_last_byte(with_lane: 
         lab.connection.data_received(infer(1) + infer(2, 3))
         assert statuses(lab.transport.written) == [200, 200]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
+@pytest.mark.slow_loop("the test itself sends and compares up to 20 MiB in one step")
 @pytest.mark.parametrize("byte_size", [4 << 10, 1 << 20, (20 << 20) + 4])
-def test_a_large_body_arrives_whole_in_whatever_parts_it_comes(with_lane: WithLane, byte_size: int) -> None:
+def test_a_large_body_arrives_whole_in_whatever_parts_it_comes(with_fast_path: WithFastPath, byte_size: int) -> None:
     async def test(lab: Any) -> None:
         data = bytes(range(256)) * (byte_size // 256) + bytes(byte_size % 256)
         parameters = {"binary_data_size": byte_size}
@@ -67,10 +73,10 @@ def test_a_large_body_arrives_whole_in_whatever_parts_it_comes(with_lane: WithLa
         assert statuses(lab.transport.written) == [200, 200]
         assert b"}" + data + b"HTTP/1.1 200" in lab.transport.written
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_an_announced_size_alone_takes_no_memory(with_lane: WithLane) -> None:
+def test_an_announced_size_alone_takes_no_memory(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         tracemalloc.start()
         try:
@@ -82,10 +88,10 @@ def test_an_announced_size_alone_takes_no_memory(with_lane: WithLane) -> None:
         finally:
             tracemalloc.stop()
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_answers_are_in_the_order_of_the_requests(with_lane: WithLane) -> None:
+def test_answers_are_in_the_order_of_the_requests(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(b"".join(infer(1, model="stuck", id=f"number {place}") for place in range(3)))
         answer(lab.waiting[2])
@@ -95,10 +101,10 @@ def test_answers_are_in_the_order_of_the_requests(with_lane: WithLane) -> None:
         assert len(lab.transport.writes) == 1
         assert re.findall(rb"number \d", lab.transport.written) == [b"number 0", b"number 1", b"number 2"]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_no_more_than_32_requests_wait_for_their_answers(with_lane: WithLane) -> None:
+def test_no_more_than_32_requests_wait_for_their_answers(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 40)
         await asyncio.sleep(0)
@@ -110,10 +116,10 @@ def test_no_more_than_32_requests_wait_for_their_answers(with_lane: WithLane) ->
         assert len(lab.waiting) == 40
         assert lab.transport.reading
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_many_small_requests_leave_others_their_turn(with_lane: WithLane) -> None:
+def test_many_small_requests_leave_others_their_turn(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1) * 100)
         assert len(statuses(lab.transport.written)) == 32
@@ -121,10 +127,10 @@ def test_many_small_requests_leave_others_their_turn(with_lane: WithLane) -> Non
             await asyncio.sleep(0)
         assert len(statuses(lab.transport.written)) == 100
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_client_that_goes_away_cancels_what_it_asked_for(with_lane: WithLane) -> None:
+def test_a_client_that_goes_away_cancels_what_it_asked_for(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 2)
         lab.connection.connection_lost(None)
@@ -132,32 +138,30 @@ def test_a_client_that_goes_away_cancels_what_it_asked_for(with_lane: WithLane) 
         await lab.kernel.resolve("stuck").drain()
         assert lab.transport.written == b""
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_responses_are_released_when_they_are_written_and_when_nobody_takes_them(with_lane: WithLane) -> None:
+def test_responses_are_released_when_they_are_written_and_when_nobody_takes_them(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         released: list[int] = []
         lab.connection.data_received(infer(1, model="stuck") * 2)
         answer(lab.waiting[0], lambda: released.append(0))
         assert released == [0]
-        lab.lane.kernel.cancel = lambda request: None
+        lab.fast_path.kernel.cancel = lambda request: None
         lab.connection.connection_lost(None)
         answer(lab.waiting[1], lambda: released.append(1))
         assert released == [0, 1]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_more_than_one_response_is_an_error(with_lane: WithLane) -> None:
+def test_more_than_one_response_is_an_error(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 2)
         released: list[int] = []
-        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
         for number in range(2):
-            lab.waiting[0].respond(
-                Response("stuck", "1", "", outputs=[output], final=number == 1, on_release=lambda: released.append(1))
-            )
+            output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), lambda: released.append(1))
+            lab.waiting[0].respond(Response("stuck", "1", "", outputs=[output], final=number == 1, leased=True))
         lab.waiting[1].respond(Response("stuck", "1", ""))
         assert released == [1, 1]
         assert re.findall(rb"expected a single response, got \d", lab.transport.written) == [
@@ -166,11 +170,11 @@ def test_more_than_one_response_is_an_error(with_lane: WithLane) -> None:
         ]
         assert statuses(lab.transport.written) == [500, 500]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 def test_an_exception_nobody_expected_is_told_by_a_number(
-    with_lane: WithLane, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    with_fast_path: WithFastPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*given: object) -> None:
         raise ZeroDivisionError("the secret of the server")
@@ -178,20 +182,19 @@ def test_an_exception_nobody_expected_is_told_by_a_number(
     async def test(lab: Any) -> None:
         monkeypatch.setattr(lab.kernel, "submit", broken)
         lab.connection.data_received(infer(1))
-        monkeypatch.setattr("protocols.http.fast.call.encode_infer", broken)
         monkeypatch.undo()
         assert statuses(lab.transport.written) == [500]
         assert b"internal error (see " in lab.transport.written
         assert b"secret" not in lab.transport.written
         assert "POST /v2/models/echo/infer" in caplog.text
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 # ---- times ----------------------------------------------------------------------------------
 
 
-def test_an_idle_connection_is_closed(with_lane: WithLane) -> None:
+def test_an_idle_connection_is_closed(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.pass_s(74)
         lab.connection.data_received(infer(1))
@@ -200,19 +203,19 @@ def test_an_idle_connection_is_closed(with_lane: WithLane) -> None:
         lab.pass_s(1)
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_request_that_runs_may_take_its_time(with_lane: WithLane) -> None:
+def test_a_request_that_runs_may_take_its_time(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck"))
         lab.pass_s(1000)
         assert not lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_head_must_be_there_in_time_whatever_trickles(with_lane: WithLane) -> None:
+def test_a_head_must_be_there_in_time_whatever_trickles(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         for byte in infer(1)[:10]:
             lab.connection.data_received(bytes([byte]))
@@ -220,10 +223,10 @@ def test_a_head_must_be_there_in_time_whatever_trickles(with_lane: WithLane) -> 
             lab.pass_s(1)
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_body_that_does_not_go_on_is_given_up(with_lane: WithLane) -> None:
+def test_a_body_that_does_not_go_on_is_given_up(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1)[:-5])
         lab.pass_s(29)
@@ -234,10 +237,10 @@ def test_a_body_that_does_not_go_on_is_given_up(with_lane: WithLane) -> None:
         assert b'{"error":"Request Timeout"}' in lab.transport.written
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_body_that_comes_too_slowly_is_given_up(with_lane: WithLane) -> None:
+def test_a_body_that_comes_too_slowly_is_given_up(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n")
         for _ in range(30):
@@ -247,10 +250,10 @@ def test_a_body_that_comes_too_slowly_is_given_up(with_lane: WithLane) -> None:
         lab.pass_s(1)
         assert statuses(lab.transport.written) == [408]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_client_that_does_not_read_is_dropped(with_lane: WithLane) -> None:
+def test_a_client_that_does_not_read_is_dropped(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.transport.unsent = 1000
         lab.connection.pause_writing()
@@ -262,10 +265,10 @@ def test_a_client_that_does_not_read_is_dropped(with_lane: WithLane) -> None:
         lab.pass_s(1)
         assert lab.transport.aborted
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_nothing_is_begun_for_a_client_that_does_not_read(with_lane: WithLane) -> None:
+def test_nothing_is_begun_for_a_client_that_does_not_read(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.pause_writing()
         lab.connection.data_received(infer(1))
@@ -275,7 +278,7 @@ def test_nothing_is_begun_for_a_client_that_does_not_read(with_lane: WithLane) -
         assert statuses(lab.transport.written) == [200]
         assert lab.transport.reading
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 # ---- aiohttp as a guest -----------------------------------------------------------------------
@@ -287,7 +290,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_other_requests_have_their_turn_among_those_of_inference(with_lane: WithLane) -> None:
+def test_other_requests_have_their_turn_among_those_of_inference(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck", id="first") + HEALTH + HEALTH + infer(2, id="last"))
         await asyncio.sleep(0)
@@ -301,10 +304,10 @@ def test_other_requests_have_their_turn_among_those_of_inference(with_lane: With
         assert b'"id":"last"' in last
         assert lab.transport.reading
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_connection_that_aiohttp_has_used_is_not_closed_by_it(with_lane: WithLane) -> None:
+def test_a_connection_that_aiohttp_has_used_is_not_closed_by_it(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(HEALTH)
         await until(lambda: statuses(lab.transport.written) == [200])
@@ -314,11 +317,11 @@ def test_a_connection_that_aiohttp_has_used_is_not_closed_by_it(with_lane: WithL
         lab.pass_s(1)
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 @pytest.mark.parametrize("before", [b"", HEALTH])
-def test_what_is_not_plain_makes_the_connection_aiohttps(with_lane: WithLane, before: bytes) -> None:
+def test_what_is_not_plain_makes_the_connection_aiohttps(with_fast_path: WithFastPath, before: bytes) -> None:
     async def test(lab: Any) -> None:
         if before:
             lab.connection.data_received(before)
@@ -333,21 +336,21 @@ def test_what_is_not_plain_makes_the_connection_aiohttps(with_lane: WithLane, be
         await until(lambda: lab.transport.written.count(b"\r\n\r\n") == 2)
         guest.connection_lost(None)
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 # ---- stopping -------------------------------------------------------------------------------
 
 
-def test_a_stop_closes_what_is_idle(with_lane: WithLane) -> None:
+def test_a_stop_closes_what_is_idle(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.close_when_idle()
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_stop_lets_requests_be_received_and_answered_but_begins_no_more(with_lane: WithLane) -> None:
+def test_a_stop_lets_requests_be_received_and_answered_but_begins_no_more(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         sent = infer(1, model="stuck") + infer(2)
         lab.connection.data_received(sent[:-5])
@@ -360,14 +363,14 @@ def test_a_stop_lets_requests_be_received_and_answered_but_begins_no_more(with_l
         assert lab.transport.written.count(b"\r\nConnection: close\r\n\r\n") == 1
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_the_lane_aborts_what_does_not_end_in_time(with_lane: WithLane) -> None:
+def test_the_fast_path_aborts_what_does_not_end_in_time(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck"))
-        await lab.lane.close(0.001)
+        await lab.fast_path.close(0.001)
         assert lab.transport.aborted
         lab.waiting[0].fail(InvalidArgument("late"))
 
-    with_lane(test)
+    with_fast_path(test)

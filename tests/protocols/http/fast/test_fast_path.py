@@ -8,33 +8,33 @@ from kernel.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    WithLane = Callable[[Callable[[Any], Awaitable[None]]], None]
+    WithFastPath = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 
-def test_the_clock_goes_while_there_are_connections(with_lane: WithLane) -> None:
+def test_the_clock_goes_while_there_are_connections(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
-        lane = lab.lane
-        before = lane.now
+        fast_path = lab.fast_path
+        before = fast_path.now_s
         assert before > 0
-        lane._tick()
-        assert lane.now >= before
-        assert lane._timer is not None
-        lane.remove(lab.connection)
-        lane._tick()
-        assert lane._timer is None
-        lane.add(lab.connection)
-        assert lane._timer is not None
+        fast_path._tick()
+        assert fast_path.now_s >= before
+        assert fast_path._timer is not None
+        fast_path.remove(lab.connection)
+        fast_path._tick()
+        assert fast_path._timer is None
+        fast_path.add(lab.connection)
+        assert fast_path._timer is not None
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_closing_waits_for_requests_that_run(with_lane: WithLane) -> None:
+def test_closing_waits_for_requests_that_run(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(
             b"POST /v2/models/stuck/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 67\r\n\r\n"
             b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'[:-2]
         )
-        closing = asyncio.ensure_future(lab.lane.close(10))
+        closing = asyncio.ensure_future(lab.fast_path.close(10))
         await asyncio.sleep(0)
         assert not lab.transport.closed
         lab.connection.data_received(b"]}")
@@ -45,14 +45,14 @@ def test_closing_waits_for_requests_that_run(with_lane: WithLane) -> None:
         lab.connection.connection_lost(None)
         await closing
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_connection_that_comes_while_the_lane_closes_is_closed(with_lane: WithLane) -> None:
+def test_a_connection_that_comes_while_the_fast_path_closes_is_closed(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
-        lab.lane.remove(lab.connection)
-        await lab.lane.close(10)
-        lab.lane.add(lab.connection)
+        lab.fast_path.remove(lab.connection)
+        await lab.fast_path.close(10)
+        lab.fast_path.add(lab.connection)
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)

@@ -2,31 +2,48 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.http.compression import GZIP, IDENTITY
-from protocols.http.fast.request_head import Head, InferHead, can_become_head, parse_head
+from protocols.http.fast.request_head import InferFields, can_become_head, parse_head
+from protocols.http.inference.compression import GZIP, IDENTITY
 
 LIMIT = 1000
+TARGET = "/v2/models/m/infer"
 
 
 def head(*lines: str, start: str = "POST /v2/models/m/infer HTTP/1.1", host: str = "Host: x") -> bytes:
     return "".join(f"{line}\r\n" for line in (start, host, *lines, "")).encode()
 
 
-def test_a_request_of_inference_tells_what_the_lane_needs() -> None:
+def parsed(text: bytes) -> tuple[str, int, InferFields | None]:
+    """Return target, content length, and what is said of an inference request, of a head that is beyond doubt."""
+    found = parse_head(text, LIMIT)
+    assert found is not None
+    return found.target, found.content_length, found.infer
+
+
+def test_a_request_of_inference_says_what_the_fast_path_needs() -> None:
+    target = "/v2/models/m.a-b_c/versions/3/infer?x=y"
     text = head(
         "Content-Length: 5000",
         "Inference-Header-Content-Length: 70",
         "Accept-Encoding: gzip",
         "Connection: keep-alive",
-        start="POST /v2/models/m.a-b_c/versions/3/infer?x=y HTTP/1.1",
+        start=f"POST {target} HTTP/1.1",
     )
-    assert parse_head(text, LIMIT) == Head(5000, InferHead("m.a-b_c", "3", 70, GZIP))
-    assert parse_head(head("content-length: 7"), LIMIT) == Head(7, InferHead("m", "", 7, IDENTITY))
+    assert parsed(text) == (target, 5000, InferFields("m.a-b_c", "3", 70, GZIP))
+    assert parsed(head("content-length: 7")) == (TARGET, 7, InferFields("m", "", 7, IDENTITY))
+
+
+def test_headers_are_kept_as_they_were_sent_and_found_in_any_case() -> None:
+    found = parse_head(head("Content-Length: 7", "x-Key:  a b \t"), LIMIT)
+    assert found is not None
+    assert found.headers == ((b"Host", b"x"), (b"Content-Length", b"7"), (b"x-Key", b"a b \t"))
+    assert found.header("X-KEY") == b"a b"
+    assert found.header("X") is None
 
 
 def test_a_raw_request_has_no_header() -> None:
     text = head("Content-Length: 12", "Inference-Header-Content-Length: 0")
-    assert parse_head(text, LIMIT) == Head(12, InferHead("m", "", 0, IDENTITY))
+    assert parsed(text) == (TARGET, 12, InferFields("m", "", 0, IDENTITY))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +64,8 @@ def test_a_raw_request_has_no_header() -> None:
         (head("Content-Length: 2147483648", "Inference-Header-Content-Length: 1"), 2147483648),
     ],
 )
-def test_what_is_no_inference_or_will_be_refused_is_for_aiohttp(text: bytes, content_length: int) -> None:
-    assert parse_head(text, LIMIT) == Head(content_length, None)
+def test_what_is_not_inference_or_has_sizes_to_be_refused_is_for_aiohttp(text: bytes, content_length: int) -> None:
+    assert parsed(text)[1:] == (content_length, None)
 
 
 @pytest.mark.parametrize(
@@ -117,5 +134,5 @@ def test_every_part_of_a_plain_head_can_become_one() -> None:
         b"GET /" + b"x" * 8192,
     ],
 )
-def test_what_can_never_become_a_plain_head_is_told_at_once(begun: bytes) -> None:
+def test_what_can_never_become_a_plain_head_is_known_at_once(begun: bytes) -> None:
     assert not can_become_head(begun)

@@ -1,198 +1,157 @@
-"""Conversations over a raw socket, each ending with a request of its own: the lane changes not a byte of them."""
+"""Conversations over a raw socket, each ending with a request of its own: the fast path changes not a byte of them."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kernel.options import HttpOptions
-from protocols.http.server import HttpServer
+from tests.protocols.http.fast.conversations import (
+    BODY,
+    CONVERSATIONS,
+    FOLLOWER,
+    Server,
+    ask,
+    binary,
+    converse,
+    post,
+)
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.kernel import Kernel
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
 
-#: If the body before it were given another end, this would not be answered as what it is.
-FOLLOWER = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-HIDDEN = b"GET /v2/models/hidden HTTP/1.1\r\nHost: x\r\n\r\n"
-
-BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
-BINARY_HEADER = json.dumps(
-    {
-        "id": "7",
-        "parameters": {"binary_data_output": True},
-        "inputs": [{"name": "IN", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}],
-    }
-).encode()
-
-
-def post(body: bytes, *headers: str, model: str = "echo", length: str | None = "", version: str = "1.1") -> bytes:
-    """Return a request. `length` is the Content-Length in place of the true one; None leaves it out."""
-    lines = [f"POST /v2/models/{model}/infer HTTP/{version}", "Host: x", *headers]
-    if length is not None:
-        lines.append(f"Content-Length: {length or len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def chunked(*parts: bytes, extension: bytes = b"") -> bytes:
-    return b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in (*parts, b""))
-
-
-def announced(length: str, body: bytes = BODY) -> bytes:
-    return post(body, f"Inference-Header-Content-Length: {length}")
-
-
-CONVERSATIONS = {
-    "plain": post(BODY),
-    "twice": post(BODY) * 2,
-    "many": post(BODY) * 70,
-    "empty body": post(b"", length="0"),
-    "no length": post(b"", length=None),
-    "raw": post(bytes(8), "Inference-Header-Content-Length: 0", model="batched"),
-    "raw of the wrong size": post(bytes(7), "Inference-Header-Content-Length: 0", model="batched"),
-    "binary": post(BINARY_HEADER + bytes(8), f"Inference-Header-Content-Length: {len(BINARY_HEADER)}"),
-    "gzip answer": post(BODY, "Accept-Encoding: gzip"),
-    "deflate binary answer": post(
-        BINARY_HEADER + bytes(8), f"Inference-Header-Content-Length: {len(BINARY_HEADER)}", "Accept-Encoding: deflate"
-    ),
-    "broken gzip": post(b"no gzip", "Content-Encoding: gzip"),
-    "unknown encoding": post(BODY, "Content-Encoding: br"),
-    "unknown model": post(BODY, model="nothing"),
-    "unknown version": post(BODY, model="echo/versions/9"),
-    "version": post(BODY, model="echo/versions/1"),
-    "decoupled": post(BODY, model="repeat"),
-    "broken json": post(b'{"inputs":[}'),
-    "unready": post(BODY, model="unloaded"),
-    "names": post(BODY, model="a%2fb") + post(BODY, model="..") + post(BODY, model="x/versions/y"),
-    "others between": HIDDEN + post(BODY) + HIDDEN + HIDDEN + post(BODY) + post(BODY, model="nothing"),
-    "body of another": b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}" + post(BODY),
-    "head": b"HEAD /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" + post(BODY),
-    "chunked": post(chunked(BODY[:9], BODY[9:]), "Transfer-Encoding: chunked", length=None) + post(BODY),
-    "broken chunks": post(b"zz\r\n", "Transfer-Encoding: chunked", length=None),
-    "continue": post(BODY, "Expect: 100-continue"),
-    "close": post(BODY, "Connection: close"),
-    "1.0": post(BODY, version="1.0"),
-    "1.0 kept": post(BODY, "Connection: keep-alive", version="1.0"),
-    "1.0 chunked": post(chunked(BODY), "Transfer-Encoding: chunked", length=None, version="1.0"),
-    "2.0": post(BODY, version="2.0"),
-    "full url": post(BODY).replace(b"/v2", b"http://anywhere/v2", 1),
-    "line feeds": post(BODY).replace(b"\r\n", b"\n"),
-    "folded": post(BODY, "X: a", " b"),
-    "space before colon": post(BODY, "Transfer-Encoding : chunked"),
-    "nul": post(BODY, "X: a\0b"),
-    "bare return": post(BODY, "X: a\rb"),
-    "no host": post(BODY).replace(b"Host: x\r\n", b""),
-    "two hosts": post(BODY, "Host: y"),
-    "long line": post(BODY, "X: " + "y" * 9000),
-    "many headers": post(BODY, *(f"X{number}: y" for number in range(130))),
-    "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n",
-    "h2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    **{
-        f"length {length!r}": post(HIDDEN, length=length)
-        for length in ("+5", "-5", "0x5", "5,5", "5 5", "5_0", "1e1", "\u0665", " ", "9" * 30)
-    },
-    "two lengths": post(HIDDEN, "Content-Length: 5"),
-    "two equal lengths": post(HIDDEN, f"Content-Length: {len(HIDDEN)}"),
-    "length and chunks": post(chunked(BODY) + HIDDEN, "Transfer-Encoding: chunked", length="5"),
-    "chunks twice": post(chunked(BODY), "Transfer-Encoding: chunked", "Transfer-Encoding: chunked", length=None),
-    "chunked, chunked": post(chunked(BODY), "Transfer-Encoding: chunked, chunked", length=None),
-    "xchunked": post(chunked(BODY), "Transfer-Encoding: xchunked", length=None),
-    "identity transfer": post(BODY, "Transfer-Encoding: identity"),
-    **{
-        f"announced {length!r}": announced(length) + announced(length, BODY + HIDDEN)
-        for length in ("0", "1", str(len(BODY)), "999", "1000000000", "-1", "+2", "2abc", "", "2, 2", "\u0662")
-    },
-}
-
-
-def bound_socket() -> socket.socket:
-    import socket
-
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    return sock
-
-
-async def converse(kernel: Kernel, sent: bytes, *, lane: bool) -> bytes:
-    """Return all that a server answers until it closes the connection, without the time."""
-    sock = bound_socket()
-    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), lane=lane)
-    await server.start()
-    reader, writer = await asyncio.open_connection(*sock.getsockname())
-    try:
-        async with asyncio.timeout(5):
-            writer.write(sent)
-            answers = await reader.read()
-    finally:
-        writer.close()
-        await server.stop(1.0)
-    return re.sub(rb"Date: [^\r]*", b"Date: now", answers)
+WITH, WITHOUT = Server(fast_path=True), Server(fast_path=False)
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_a_conversation_is_the_same_with_the_lane(with_kernel: WithKernel, name: str) -> None:
+def test_a_conversation_is_the_same_with_the_fast_path(with_kernel: WithKernel, name: str) -> None:
     async def test(kernel: Kernel) -> None:
         sent = CONVERSATIONS[name] + FOLLOWER
-        answers = await converse(kernel, sent, lane=True)
-        assert answers == await converse(kernel, sent, lane=False)
-        assert b"hidden" not in answers or "hidden" in str(CONVERSATIONS[name].partition(b"POST")[0])
+        observed = await converse(kernel, WITH, sent)
+        assert observed == await converse(kernel, WITHOUT, sent)
+        assert b"hidden" not in observed.responses[0] or "hidden" in str(CONVERSATIONS[name].partition(b"POST")[0])
 
     with_kernel(test)
 
 
-def binary(id: str, count: int, *headers: str) -> tuple[bytes, bytes]:
-    """Return head and body of a request of `count` elements, all of it binary data."""
-    parameters = {"binary_data_size": 4 * count}
-    tensor = {"name": "IN", "datatype": "FP32", "shape": [count], "parameters": parameters}
-    document = {"id": id, "parameters": {"binary_data_output": True}, "inputs": [tensor]}
-    header = json.dumps(document).encode()
-    body = header + bytes(range(4)) * count
-    sent = post(body, f"Inference-Header-Content-Length: {len(header)}", *headers)
-    return sent[: -len(body)], body
-
-
-async def ask(kernel: Kernel, requests: list[tuple[bytes, bytes]], *, cut: bool, lane: bool) -> list[bytes]:
-    """Return what a server answers to each of `requests`, sent when the one before has its answer."""
-    sock = bound_socket()
-    server = HttpServer(kernel, sock, HttpOptions(max_input_size=1 << 20), lane=lane)
-    await server.start()
-    reader, writer = await asyncio.open_connection(*sock.getsockname())
-    answers = []
-    try:
-        async with asyncio.timeout(5):
-            for head, body in requests:
-                writer.write(head)
-                if cut:
-                    await writer.drain()
-                writer.write(body)
-                answer = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"\nContent-Length: (\d+)", answer)
-                assert length is not None
-                answers.append(
-                    re.sub(rb"Date: [^\r]*", b"Date: now", answer) + await reader.readexactly(int(length[1]))
-                )
-    finally:
-        writer.close()
-        await server.stop(1.0)
-    return answers
-
-
 @pytest.mark.parametrize("cut", [False, True])
-def test_requests_of_one_form_are_answered_the_same_with_the_lane(with_kernel: WithKernel, cut: bool) -> None:
+def test_repeated_requests_have_the_same_responses_with_the_fast_path(with_kernel: WithKernel, cut: bool) -> None:
     async def test(kernel: Kernel) -> None:
         ids = ["", "", "", "1", "2", "3", "12", "13", "14", '"', "\n", "ä", "ä"]
         requests = [binary(id, count) for count in (2, 20_000) for id in ids]
         requests += [binary(id, 2, "Accept-Encoding: gzip") for id in ids] + [binary(id, 2) for id in ids]
-        answers = await ask(kernel, requests, cut=cut, lane=True)
-        assert answers == await ask(kernel, requests, cut=cut, lane=False)
-        assert all(answer.startswith(b"HTTP/1.1 200 OK\r\n") for answer in answers)
+        observed = await ask(kernel, WITH, requests, cut=cut)
+        assert observed == await ask(kernel, WITHOUT, requests, cut=cut)
+        assert all(response.startswith(b"HTTP/1.1 200 OK\r\n") for response in observed.responses)
+
+    with_kernel(test)
+
+
+# ---- options that concern inference requests --------------------------------------------------
+
+RESTRICTED = HttpOptions(max_input_size=1 << 20, restricted_api=("inference:X-Key=secret", "health:a=b"))
+FORWARDED = HttpOptions(max_input_size=1 << 20, header_forward_pattern="^(x-|user-agent|timeout)")
+ONE_ORIGIN = HttpOptions(max_input_size=1 << 20, cors_origins=("https://a.example",))
+ANY_ORIGIN = HttpOptions(max_input_size=1 << 20, cors_origins=("*",))
+ALL = HttpOptions(
+    max_input_size=1 << 20,
+    restricted_api=("inference:X-Key=secret",),
+    header_forward_pattern="^(x-|user-agent|timeout)",
+    cors_origins=("https://a.example",),
+)
+OPTIONS = {
+    "plain": HttpOptions(max_input_size=1 << 20),
+    "restricted": RESTRICTED,
+    "forwarded": FORWARDED,
+    "one origin": ONE_ORIGIN,
+    "any origin": ANY_ORIGIN,
+    "all": ALL,
+}
+
+#: Heads of inference requests: the key, in several forms, headers to forward, origins.
+HEADERS: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "the key": ("X-Key: secret",),
+    "the key in another case": ("x-KEY: secret",),
+    "spaces around the key": ("X-Key: \t secret \t",),
+    "another key": ("X-Key: Secret",),
+    "an empty key": ("X-Key:",),
+    "two keys": ("X-Key: secret", "x-key: other"),
+    "bytes in the key": ("X-Key: \u00e9",),
+    "headers to forward": ("X-Key: secret", "X-User: ann", "user-agent: me", "X-Empty:", "Other: 1"),
+    "bytes to forward": ("X-Key: secret", "X-User: \u00e9"),
+    "a header twice": ("X-Key: secret", "X-User: ann", "X-User: bob"),
+    "a reserved header": ("X-Key: secret", "Timeout: 5"),
+    "a listed origin": ("X-Key: secret", "Origin: https://a.example"),
+    "another origin": ("X-Key: secret", "Origin: https://b.example"),
+    "an origin without the key": ("Origin: https://a.example",),
+    "two origins": ("X-Key: secret", "Origin: https://a.example", "Origin: https://b.example"),
+    "all": ("X-Key: secret", "X-User: ann", "Origin: https://a.example", "Accept-Encoding: gzip"),
+}
+
+
+def servers(options: HttpOptions) -> tuple[Server, Server]:
+    return tuple(Server(fast_path, options, log_access=True) for fast_path in (True, False))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", HEADERS)
+def test_options_do_the_same_with_the_fast_path(with_kernel: WithKernel, option: str, name: str) -> None:
+    async def test(kernel: Kernel) -> None:
+        headers = HEADERS[name]
+        bad_json = b'{"inputs":[}'
+        sent = [
+            post(BODY, *headers) * 2,
+            post(BODY, *headers, model="nothing"),
+            post(BODY, *headers, model="repeat"),
+            post(bad_json, *headers),
+            post(b"", *headers, length="0"),
+            post(BODY, *headers, model="fail"),
+            post(BODY, *headers, "Connection: keep-alive", "Accept-Encoding: deflate"),
+            post(BODY, *headers).replace(b"/infer", b"/infer?a=b", 1),
+            FOLLOWER,
+        ]
+        with_fast_path, without = servers(OPTIONS[option])
+        observed = await converse(kernel, with_fast_path, b"".join(sent))
+        assert observed == await converse(kernel, without, b"".join(sent))
+        assert len(observed.log_lines) == 10
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_a_conversation_with_all_options_is_the_same_with_the_fast_path(with_kernel: WithKernel, name: str) -> None:
+    async def test(kernel: Kernel) -> None:
+        headers = rb"\1X-Key: secret\r\nX-User: ann\r\nOrigin: https://a.example\r\n"
+        sent = re.sub(rb"(POST [^\r]*\r\nHost: x\r\n)", headers, CONVERSATIONS[name]) + FOLLOWER
+        with_fast_path, without = servers(ALL)
+        assert await converse(kernel, with_fast_path, sent) == await converse(kernel, without, sent)
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("cut", [False, True])
+def test_heads_in_turns_have_the_same_responses_with_the_fast_path(
+    with_kernel: WithKernel, option: str, cut: bool
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        requests = [
+            binary(id, count, *headers)
+            for count in (2, 20_000)
+            for id in ("", "1", "2")
+            for headers in HEADERS.values()
+            for _ in range(2)
+        ]
+        with_fast_path, without = servers(OPTIONS[option])
+        observed = await ask(kernel, with_fast_path, requests, cut=cut)
+        assert observed == await ask(kernel, without, requests, cut=cut)
+        assert len(observed.log_lines) == len(requests)
 
     with_kernel(test)

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.serving.catalog import ModelState
-from kernel.serving.response import OutputTensor, Response
-from protocols.http.fast.body_receiver import PlaceReceiver
+from kernel.serving.response import Response
+from protocols.http.fast.body_receiver import BodyReceiver
 from protocols.http.fast.call import FastCall
+from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.request import Request
 
-    WithLane = Callable[[Callable[[Any], Awaitable[None]]], None]
+    WithFastPath = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 
 def infer(data: bytes = bytes(4), *, model: str = "echo", id: str = "") -> tuple[bytes, bytes]:
@@ -42,8 +44,11 @@ def whole(data: bytes = bytes(4), **more: str) -> bytes:
 
 
 def answer(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
-    request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
+    if release is None:
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
+    else:
+        output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), release)
+    request.respond(Response("stuck", "1", request.id, outputs=[output], leased=release is not None))
 
 
 def statuses(written: bytes) -> list[int]:
@@ -71,7 +76,7 @@ REQUESTS = [
         ],
     ],
 )
-def test_however_requests_are_cut_their_answers_are_the_same(with_lane: WithLane, parts: list[bytes]) -> None:
+def test_however_requests_are_cut_their_answers_are_the_same(with_fast_path: WithFastPath, parts: list[bytes]) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(b"".join(parts))
         expected = lab.transport.written
@@ -82,10 +87,10 @@ def test_however_requests_are_cut_their_answers_are_the_same(with_lane: WithLane
                 lab.connection.data_received(part)
             assert re.sub(rb"Date: .*", b"", lab.transport.written) == re.sub(rb"Date: .*", b"", expected)
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_an_answer_tells_the_time_of_its_second(with_lane: WithLane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_tells_the_time_of_its_second(with_fast_path: WithFastPath, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(lab: Any) -> None:
         for second in range(3):
             monkeypatch.setattr("protocols.http.fast.response_bytes.time.time", lambda second=second: second)
@@ -96,10 +101,10 @@ def test_an_answer_tells_the_time_of_its_second(with_lane: WithLane, monkeypatch
             times = re.findall(rb"Date: Thu, 01 Jan 1970 00:00:0(\d) GMT", lab.transport.written)
             assert times == [b"%d" % second] * 3
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_model_that_has_gone_is_asked_no_more(with_lane: WithLane) -> None:
+def test_a_model_that_has_gone_is_asked_no_more(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         for _ in range(2):
             lab.connection.data_received(whole())
@@ -107,15 +112,12 @@ def test_a_model_that_has_gone_is_asked_no_more(with_lane: WithLane) -> None:
         catalog.set_state("echo", 1, ModelState.UNLOADING, "", lab.kernel.resolve("echo"))
         lab.transport.writes.clear()
         lab.connection.data_received(whole())
-        assert lab.transport.written == b"", "aiohttp tells why"
-        async with asyncio.timeout(5):
-            while not lab.transport.written:  # noqa: ASYNC110  # aiohttp has no event for it
-                await asyncio.sleep(0)
+        assert statuses(lab.transport.written) == [404]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_model_that_goes_while_a_body_is_awaited_is_not_asked(with_lane: WithLane) -> None:
+def test_a_model_that_goes_while_a_body_is_awaited_is_not_asked(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         head, body = infer()
         lab.connection.data_received(head + body)
@@ -124,11 +126,11 @@ def test_a_model_that_goes_while_a_body_is_awaited_is_not_asked(with_lane: WithL
         lab.connection.data_received(body)
         assert statuses(lab.transport.written) == [200, 404]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_client_that_does_not_read_is_not_answered(with_lane: WithLane, cut: bool) -> None:
+def test_a_client_that_does_not_read_is_not_answered(with_fast_path: WithFastPath, cut: bool) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(whole())
         lab.transport.writes.clear()
@@ -141,11 +143,11 @@ def test_a_client_that_does_not_read_is_not_answered(with_lane: WithLane, cut: b
         assert statuses(lab.transport.written) == [200]
         assert lab.transport.reading
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_no_more_than_32_requests_wait_however_they_come(with_lane: WithLane, cut: bool) -> None:
+def test_no_more_than_32_requests_wait_however_they_come(with_fast_path: WithFastPath, cut: bool) -> None:
     async def test(lab: Any) -> None:
         for _ in range(40):
             for part in infer(model="stuck") if cut else [whole(model="stuck")]:
@@ -157,10 +159,10 @@ def test_no_more_than_32_requests_wait_however_they_come(with_lane: WithLane, cu
         await asyncio.sleep(0)
         assert len(lab.waiting) == 40
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_stop_begins_no_more_but_waits_for_a_body_whose_head_was_there(with_lane: WithLane) -> None:
+def test_a_stop_begins_no_more_but_waits_for_a_body_whose_head_was_there(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         head, body = infer()
         lab.connection.data_received(head + body)
@@ -174,10 +176,10 @@ def test_a_stop_begins_no_more_but_waits_for_a_body_whose_head_was_there(with_la
         lab.connection.data_received(head + body)
         assert statuses(lab.transport.written) == [200, 200]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_stop_begins_no_more_behind_a_request_that_runs(with_lane: WithLane) -> None:
+def test_a_stop_begins_no_more_behind_a_request_that_runs(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         for _ in range(2):
             lab.connection.data_received(whole(model="stuck"))
@@ -189,10 +191,10 @@ def test_a_stop_begins_no_more_behind_a_request_that_runs(with_lane: WithLane) -
         assert lab.transport.written.count(b"\r\nConnection: close\r\n\r\n") == 1
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_body_that_does_not_follow_a_repeated_head_is_given_up(with_lane: WithLane) -> None:
+def test_a_body_that_does_not_follow_a_repeated_head_is_given_up(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         head, body = infer()
         lab.connection.data_received(head + body)
@@ -204,10 +206,10 @@ def test_a_body_that_does_not_follow_a_repeated_head_is_given_up(with_lane: With
         assert statuses(lab.transport.written) == [200, 408]
         assert lab.transport.closed
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_outputs_are_released_when_they_were_copied(with_lane: WithLane) -> None:
+def test_outputs_are_released_when_they_were_copied(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         released: list[int] = []
         for number in range(4):
@@ -221,27 +223,28 @@ def test_outputs_are_released_when_they_were_copied(with_lane: WithLane) -> None
         assert released == [0, 1, 2, 3, 4]
         assert statuses(lab.transport.written) == [200] * 4
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_a_known_form_has_one_response_like_any_other(with_lane: WithLane, final: bool) -> None:
+def test_a_known_form_has_one_response_like_any_other(with_fast_path: WithFastPath, final: bool) -> None:
     async def test(lab: Any) -> None:
         for _ in range(3):
             lab.connection.data_received(whole(model="stuck"))
         answer(lab.waiting[0])
         answer(lab.waiting[1])
         lab.transport.writes.clear()
-        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
         lab.waiting[2].respond(Response("stuck", "1", "", outputs=[output], final=False))
         assert lab.transport.written == b""
         lab.waiting[2].respond(Response("stuck", "1", "", outputs=None if final else [output]))
         assert statuses(lab.transport.written) == [200 if final else 500]
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_what_was_answered_leaves_nothing_for_the_garbage_collector(with_lane: WithLane) -> None:
+@pytest.mark.slow_loop("the test walks all objects of the process")
+def test_what_was_answered_leaves_nothing_for_the_garbage_collector(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         gc.collect()
         gc.disable()
@@ -251,11 +254,11 @@ def test_what_was_answered_leaves_nothing_for_the_garbage_collector(with_lane: W
             # The scheduler holds the last request still, and the form is of the first.
             calls = [found for found in gc.get_objects() if type(found) is FastCall]
             assert len(calls) <= 2
-            assert sum(call.connection is not None for call in calls) <= 1
+            assert sum(call.waiter is not None for call in calls) <= 1
         finally:
             gc.enable()
 
-    with_lane(test)
+    with_fast_path(test)
 
 
 # ---- bodies in memory of their model ----------------------------------------------------------
@@ -263,19 +266,19 @@ def test_what_was_answered_leaves_nothing_for_the_garbage_collector(with_lane: W
 LARGE = bytes(range(256)) * 1024
 
 
-def receive(receiver: PlaceReceiver, octets: bytes) -> None:
+def receive(receiver: BodyReceiver, octets: bytes) -> None:
     room = receiver.get_buffer(-1)
     room[: len(octets)] = octets
     receiver.buffer_updated(len(octets))
 
 
-def test_a_large_body_is_received_where_it_belongs(with_lane: WithLane) -> None:
+def test_a_large_body_is_received_where_it_belongs(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         for _ in range(2):
             sent = whole(LARGE)
             lab.connection.data_received(sent[:50_000])
             receiver = lab.transport.protocol
-            assert isinstance(receiver, PlaceReceiver)
+            assert isinstance(receiver, BodyReceiver)
             receive(receiver, sent[50_000:100_000])
             assert len(receiver.get_buffer(-1)) == len(sent) - 100_000
             assert lab.transport.protocol is not lab.connection
@@ -288,22 +291,22 @@ def test_a_large_body_is_received_where_it_belongs(with_lane: WithLane) -> None:
             assert statuses(lab.transport.written) == [200]
             lab.transport.writes.clear()
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_client_that_goes_away_within_a_large_body_leaves_no_memory_behind(with_lane: WithLane) -> None:
+def test_a_client_that_goes_away_within_a_large_body_leaves_no_memory_behind(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(whole(LARGE)[:50_000])
         arena = lab.kernel.resolve("echo").input_arena
         assert arena.allocator.block_count == 1
         lab.transport.protocol.connection_lost(None)
         assert arena.allocator.block_count == 0
-        assert lab.lane.connection_count == 0
+        assert lab.fast_path.connection_count == 0
 
-    with_lane(test)
+    with_fast_path(test)
 
 
-def test_a_client_that_does_not_read_is_known_while_its_body_comes(with_lane: WithLane) -> None:
+def test_a_client_that_does_not_read_is_known_while_its_body_comes(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         sent = whole(LARGE)
         lab.connection.data_received(whole(model="stuck") + sent[:50_000])
@@ -318,4 +321,4 @@ def test_a_client_that_does_not_read_is_known_while_its_body_comes(with_lane: Wi
         answer(lab.waiting[0])
         assert statuses(lab.transport.written) == [200, 200, 200]
 
-    with_lane(test)
+    with_fast_path(test)

@@ -137,11 +137,11 @@ def test_the_metrics_port_answers_only_get(with_kernel: WithKernel) -> None:
     with_kernel(test)
 
 
-@pytest.mark.parametrize("lane", [True, False])
-def test_connections_are_counted_once_whoever_serves_them(with_kernel: WithKernel, lane: bool) -> None:
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_connections_are_counted_once_whoever_serves_them(with_kernel: WithKernel, fast_path: bool) -> None:
     async def test(kernel: Kernel) -> None:
         sock = bound_socket()
-        server = HttpServer(kernel, sock, lane=lane)
+        server = HttpServer(kernel, sock, fast_path=fast_path)
         await server.start()
         count = kernel.connections["http"]
         assert count() == 0

@@ -1,0 +1,105 @@
+"""Request heads that were seen before: what they say, and what the server makes of them as long as no model changes.
+
+Whatever depends on the head alone is found out here, once: the model, the header of a restricted API, the headers
+that are forwarded to the model, those of CORS, the coding of the response.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import ServingError
+from protocols.http.fast.request_head import HttpRequestHead, InferFields, parse_head
+from protocols.http.fast.response_bytes import header_lines
+from protocols.http.inference.call import ENTRY_POINT
+from protocols.http.inference.head import InferRequestHead
+from protocols.http.inference.response import HttpResponse, http_error
+from protocols.http.responses import RESTRICTED
+from protocols.restricted import Category
+from protocols.status import HTTP_STATUS
+
+if TYPE_CHECKING:
+    from protocols.http.inference.call import HttpInference
+    from protocols.http.request_rules import RequestRules
+
+#: How many heads are remembered, and how long they may be.
+_CAPACITY = 256
+_MAX_BYTE_SIZE = 1024
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The response to an inference request that is refused whatever its body is."""
+
+    response: HttpResponse
+    #: As in `InferRequestHead`.
+    response_headers: bytes
+
+
+class KnownRequestHead(msgspec.Struct, frozen=True):
+    """A head, and what became of it while the catalog of models was of `generation`: later it does not hold."""
+
+    text: bytes
+    generation: int
+    #: What the head says; None where that is not beyond doubt.
+    head: HttpRequestHead | None
+    #: What the fast path does with an inference request: it submits it, or refuses it. Both are None where aiohttp
+    #: serves the request.
+    infer: InferRequestHead | None = None
+    refusal: Refusal | None = None
+
+
+class KnownRequestHeads:
+    """The heads that the fast path has seen, on all connections."""
+
+    def __init__(self, inference: HttpInference, rules: RequestRules) -> None:
+        self._inference = inference
+        self._rules = rules
+        self._known: dict[bytes, KnownRequestHead] = {}
+        self._generation = -1
+
+    def find(self, text: bytes) -> KnownRequestHead:
+        """Return what is known of the head `text`, up to and with its empty line."""
+        generation = self._inference.kernel.catalog.generation
+        if generation != self._generation or len(self._known) >= _CAPACITY:
+            self._known.clear()
+            self._generation = generation
+        known = self._known.get(text)
+        if known is None:
+            known = self._look_at(text, generation)
+            if len(text) <= _MAX_BYTE_SIZE:
+                self._known[text] = known
+        return known
+
+    def _look_at(self, text: bytes, generation: int) -> KnownRequestHead:
+        head = parse_head(text, self._inference.max_input_size)
+        if head is None or head.infer is None:
+            return KnownRequestHead(text, generation, head)
+        origin = head.header("Origin")
+        headers = header_lines(self._rules.response_headers(None if origin is None else origin.decode()))
+        found = self._admit(head, head.infer, headers)
+        if isinstance(found, HttpResponse):
+            return KnownRequestHead(text, generation, head, refusal=Refusal(found, headers))
+        return KnownRequestHead(text, generation, head, found)
+
+    def _admit(self, head: HttpRequestHead, fields: InferFields, headers: bytes) -> InferRequestHead | HttpResponse:
+        """Return what a request with this head is, or the response that refuses it: in the order of `HttpServer`."""
+        refusal = self._rules.refusal(Category.INFERENCE, head.header)
+        if refusal is not None:
+            return http_error(RESTRICTED, refusal, plain=True)
+        try:
+            model = self._inference.kernel.resolve_unary(fields.model_name, fields.model_version, ENTRY_POINT)
+        except ServingError as error:
+            return http_error(HTTP_STATUS[error.code], error.message, plain=True)
+        return InferRequestHead(
+            model,
+            fields.model_name,
+            fields.model_version,
+            head.target,
+            head.content_length,
+            fields.header_length,
+            fields.encoding,
+            self._rules.forwarded(head.headers),
+            headers,
+        )

@@ -1,0 +1,387 @@
+"""Bodies of /infer ⇄ `Request` and `Response`. Pure: bytes in, Structs out, and back.
+
+A request is a JSON header, behind which the tensors lie that are sent as binary data. One typed decode of
+the header leaves tensors in JSON as raw text, to be decoded by datatype. Order of the checks and texts are
+Triton's (http_server.cc, ParseJsonTritonIO).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from kernel.errors import InternalError, InvalidArgument
+from protocols.http.json.document import (
+    ABSENT,
+    UINT64_MAX,
+    UNDECODABLE,
+    absent,
+    as_array,
+    as_bool,
+    as_string,
+    as_unsigned,
+    member,
+    parse_leniently,
+)
+from protocols.http.json.syntax import JsonSyntaxError
+from protocols.http.json.tensor import check_readable, decode_data, json_values
+from shm.datatypes import DATATYPES, MAX_SIZE, element_count
+from shm.tensor import ClientSpan, RequestedOutput, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.serving.request import ParameterValue, Request
+    from kernel.serving.response import Response
+    from shm.tensor import Buffer
+
+_Read = TypeVar("_Read")
+
+#: Dimensions that an error shows; a client may send millions of them.
+_SHOWN_DIMS = 64
+
+#: What Triton makes of a datatype that it does not know.
+_UNKNOWN_DATATYPE = "<invalid>"
+
+
+class _Input(msgspec.Struct):
+    name: Any = ABSENT
+    datatype: Any = ABSENT
+    shape: Any = ABSENT
+    parameters: Any = ABSENT
+    #: Empty where there is none.
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class JsonHeader(msgspec.Struct):
+    id: Any = ABSENT
+    parameters: Any = ABSENT
+    inputs: list[_Input] | msgspec.UnsetType = ABSENT
+    outputs: Any = ABSENT
+
+
+_header_decoder = msgspec.json.Decoder(JsonHeader)
+
+
+class OutputFormat:
+    """Which outputs of a response are to be binary data and not JSON."""
+
+    def __init__(self, *, binary: bool = False) -> None:
+        #: For outputs that the request does not name.
+        self.binary = binary
+        self.named: dict[str, bool] = {}
+
+    @property
+    def any_binary(self) -> bool:
+        """Whether any output may be binary data."""
+        return self.binary or any(self.named.values())
+
+    def is_binary(self, name: str) -> bool:
+        return self.named.get(name, self.binary)
+
+
+# ---- requests -------------------------------------------------------------------------------
+
+
+def decode_infer(header: bytes, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
+    """Fill `request` from its JSON `header` and the `binary` data behind it.
+
+    Inputs keep parts of `binary` as their data. `max_input_size` limits each input in JSON. Raises
+    `ServingError`; the request is of no use then.
+    """
+    try:
+        return _fill(_decode_header(header), binary, request, max_input_size)
+    except JsonSyntaxError:
+        # In a tensor's own text: once more, for the place in the whole of it.
+        parse_leniently(header)
+        raise
+
+
+def _decode_header(text: bytes) -> JsonHeader:
+    try:
+        return _header_decoder.decode(text)
+    except UNDECODABLE:
+        pass
+    document = parse_leniently(text)
+    inputs = member(document, "inputs")
+    if isinstance(inputs, list):
+        inputs = [_plain_input(each) for each in inputs]
+    return JsonHeader(
+        id=member(document, "id"),
+        parameters=member(document, "parameters"),
+        inputs=inputs,
+        outputs=member(document, "outputs"),
+    )
+
+
+def _plain_input(document: Any) -> _Input:
+    data = member(document, "data")
+    return _Input(
+        name=member(document, "name"),
+        datatype=member(document, "datatype"),
+        shape=member(document, "shape"),
+        parameters=member(document, "parameters"),
+        data=msgspec.Raw() if data is ABSENT else msgspec.Raw(json.dumps(data).encode()),
+    )
+
+
+def _fill(header: JsonHeader, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
+    if header.id is not ABSENT:
+        request.id = _read("id", header.id, as_string)
+    form = OutputFormat()
+    if header.parameters is not ABSENT:
+        if not isinstance(header.parameters, dict):
+            raise InternalError("failed to get request params.: attempt to get members for non-object")
+        for key, value in header.parameters.items():
+            _set_parameter(request, form, key, value)
+    position = 0
+    for given in _read("inputs", header.inputs, as_array):
+        tensor, position = _decode_input(given, binary, position, request.model_name, max_input_size)
+        request.inputs.append(tensor)
+    if position != len(binary):
+        raise InvalidArgument(f"unexpected additional input data for model '{request.model_name}'")
+    if header.outputs is not ABSENT:
+        for document in _read("outputs", header.outputs, as_array):
+            output, is_binary = _decode_output(document)
+            request.outputs.append(output)
+            form.named[output.name] = is_binary
+    return form
+
+
+def _read(name: str, value: Any, read: Callable[[Any], _Read], verb: str = "parse") -> _Read:
+    """Return what `read` makes of the member `name`, which must be there. Raises `InternalError`."""
+    try:
+        if value is ABSENT:
+            raise absent(name)
+        return read(value)
+    except InternalError as error:
+        raise InternalError(f"Unable to {verb} '{name}': {error.message}") from None
+
+
+def _set_parameter(request: Request, form: OutputFormat, key: str, value: Any) -> None:
+    match key:
+        case "sequence_id":
+            is_number = type(value) is int and 0 <= value <= UINT64_MAX
+            request.correlation_id = value if is_number else _read(key, value, as_string)
+        case "sequence_start":
+            request.sequence_start = _read(key, value, as_bool)
+        case "sequence_end":
+            request.sequence_end = _read(key, value, as_bool)
+        case "priority":
+            request.priority = _read(key, value, as_unsigned)
+        case "timeout":
+            request.timeout_us = _read(key, value, as_unsigned)
+        case "binary_data_output":
+            form.binary = _read(key, value, as_bool)
+        case _ if key.startswith("triton_"):
+            raise InvalidArgument(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        case _:
+            request.parameters[key] = custom_parameter(key, value)
+
+
+def custom_parameter(key: str, value: Any) -> ParameterValue:
+    """Return a parameter for the model. Integers beyond 64 bits become floats, as RapidJSON reads them."""
+    if not isinstance(value, (bool, int, float, str)):
+        raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+    if type(value) is int and not -(2**63) <= value <= MAX_SIZE:
+        return float(value)
+    return value
+
+
+def _decode_input(
+    given: _Input, binary: memoryview, position: int, model: str, max_input_size: int
+) -> tuple[Tensor, int]:
+    """Return an input, and where in `binary` the next one's bytes begin."""
+    parameters = given.parameters if isinstance(given.parameters, dict) else {}
+    _check_single_source(bool(given.data), parameters)
+    name = _read("name", given.name, as_string)
+    datatype = _read("datatype", given.datatype, as_string)
+    shape = _read("shape", given.shape, _as_shape)
+    count = check_shape(name, datatype, shape)
+    tensor = Tensor(name, datatype if datatype in DATATYPES else _UNKNOWN_DATATYPE, shape)
+    if "binary_data_size" in parameters:
+        end = position + _read("binary_data_size", parameters["binary_data_size"], as_unsigned)
+        if end > len(binary):
+            raise InvalidArgument(
+                f"unexpected size for input '{name}', expecting {end - len(binary)} additional bytes for "
+                f"model '{model}'"
+            )
+        tensor.data, position = binary[position:end], end
+    elif "shared_memory_region" in parameters:
+        tensor.client_span = _shared_memory(parameters)
+    else:
+        tensor.data = decode_json_data(name, datatype, memoryview(given.data), count, max_input_size)
+    return tensor, position
+
+
+def _check_single_source(has_data: bool, parameters: dict[str, Any]) -> None:
+    if has_data + ("binary_data_size" in parameters) + ("shared_memory_region" in parameters) == 1:
+        return
+    in_parameters = [key for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    found = ["data"] * has_data + in_parameters
+    shown = "set " + " ".join(f"'{field}'" for field in found) if found else "no field is set"
+    raise InvalidArgument(
+        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+        f"'shared_memory_region' in 'parameters'. But {shown}"
+    )
+
+
+def _as_shape(value: Any) -> list[int]:
+    return [as_unsigned(dim) for dim in as_array(value)]
+
+
+def check_shape(name: str, datatype: str, shape: list[int]) -> int:
+    """Return how many elements a tensor of `shape` has; without dimensions it has none (Triton).
+
+    Raises `InvalidArgument` beyond 64 bits.
+    """
+    count = 1 if shape else 0
+    for dim in shape:
+        if dim > MAX_SIZE:
+            raise _invalid_shape(name, shape, "contains one or more invalid dimensions")
+        count *= dim
+        if count > MAX_SIZE:
+            raise _invalid_shape(name, shape, f"causes total element count to exceed maximum size of {MAX_SIZE}")
+    element_byte_size = DATATYPES[datatype].byte_size if datatype in DATATYPES else 0
+    if count * element_byte_size > MAX_SIZE:
+        raise InvalidArgument(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size "
+            f"({element_byte_size}) exceeds maximum allowed size ({MAX_SIZE})"
+        )
+    return count
+
+
+def _invalid_shape(name: str, shape: list[int], problem: str) -> InvalidArgument:
+    # Dimensions are signed in Triton, and so they are shown.
+    shown = ",".join(str(dim if dim <= MAX_SIZE else dim - 2**64) for dim in shape[:_SHOWN_DIMS])
+    return InvalidArgument(f"invalid shape for input '{name}': shape [{shown}] {problem}")
+
+
+def decode_json_data(name: str, datatype: str, text: Buffer, count: int, max_input_size: int) -> bytes:
+    """Return the raw bytes of `count` elements in JSON. Nothing is read where there are none (Triton).
+
+    Raises `ServingError`, also where they take more than `max_input_size` bytes.
+    """
+    if count == 0:
+        return b""
+    check_readable(name, datatype)
+    byte_size = count * DATATYPES[datatype].byte_size
+    if byte_size <= max_input_size:
+        decoded = decode_data(name, datatype, text, count)
+        byte_size = len(decoded)
+        if byte_size <= max_input_size:
+            return decoded
+    raise InvalidArgument(
+        f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of "
+        f"{max_input_size} bytes. Use --http-max-input-size to increase the limit."
+    )
+
+
+def _shared_memory(parameters: dict[str, Any]) -> ClientSpan:
+    region = _read("shared_memory_region", parameters["shared_memory_region"], as_string)
+    numbers = {
+        key: _read(key, parameters.get(key, 0), as_unsigned)
+        for key in ("shared_memory_offset", "shared_memory_byte_size")
+    }
+    return ClientSpan(region, numbers["shared_memory_byte_size"], numbers["shared_memory_offset"])
+
+
+def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
+    """Return a requested output, and whether it is to be binary data."""
+    given = member(document, "parameters")
+    parameters = given if isinstance(given, dict) else {}
+    binary = "binary_data" in parameters and _read("binary_data", parameters["binary_data"], as_bool)
+    in_region = "shared_memory_region" in parameters
+    if in_region and "classification" in parameters:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
+    if in_region and binary:
+        raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+    output = RequestedOutput(_read("name", member(document, "name"), as_string))
+    if "classification" in parameters:
+        output.classification = _read("classification", parameters["classification"], as_unsigned, "set")
+    if in_region:
+        output.client_span = _shared_memory(parameters)
+    return output, binary
+
+
+# ---- responses ------------------------------------------------------------------------------
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] | msgspec.UnsetType = ABSENT
+    data: list[Any] | msgspec.Raw | msgspec.UnsetType = ABSENT
+
+
+class _InferResponse(msgspec.Struct, kw_only=True):
+    id: str | msgspec.UnsetType = ABSENT
+    model_name: str
+    model_version: str
+    parameters: dict[str, ParameterValue] | msgspec.UnsetType = ABSENT
+    outputs: list[_Output | msgspec.Raw]
+
+
+_encoder = msgspec.json.Encoder()
+
+
+class EncodedResponse(msgspec.Struct, frozen=True):
+    """A response body: the JSON `header` and the buffers behind it, which belong to the response still."""
+
+    header: bytes
+    binary: list[Buffer]
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether anything stands behind the header."""
+        for buffer in self.binary:  # noqa: SIM110  # `any` would make a generator for every response
+            if len(buffer):
+                return True
+        return False
+
+    def join(self) -> bytes:
+        """Return the body in one piece, independent of the response."""
+        return b"".join((self.header, *self.binary)) if self.binary else self.header
+
+
+def encode_infer(response: Response, form: OutputFormat) -> EncodedResponse:
+    """Encode a response with outputs; the caller releases it afterwards.
+
+    Raises `ServingError` for what JSON cannot carry.
+    """
+    binary: list[Buffer] = []
+    outputs = [_encode_output(output, form, binary) for output in response.outputs or ()]
+    header = _encoder.encode(
+        _InferResponse(
+            id=response.id or ABSENT,
+            model_name=response.model_name,
+            model_version=response.model_version,
+            parameters=response.parameters or ABSENT,
+            outputs=outputs,
+        )
+    )
+    return EncodedResponse(header, binary)
+
+
+def _encode_output(output: Tensor, form: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
+    """Return what the header says of `output`; its bytes go to `binary` where they are to be that."""
+    data = output.response_bytes()
+    if data is None:  # it is in the client's region
+        return _Output(output.name, output.datatype, output.shape)
+    if form.is_binary(output.name):
+        binary.append(data)
+        return _binary_output(output.name, output.datatype, len(data), *output.shape)
+    values = json_values(output.name, output.datatype, data, element_count(output.shape))
+    return _Output(output.name, output.datatype, output.shape, data=values)
+
+
+@functools.lru_cache(maxsize=1024)
+def _binary_output(name: str, datatype: str, byte_size: int, *shape: int) -> msgspec.Raw:
+    """Return the JSON of a binary output, which responses repeat."""
+    return msgspec.Raw(_encoder.encode(_Output(name, datatype, list(shape), {"binary_data_size": byte_size})))

@@ -1,0 +1,118 @@
+"""Requests whose JSON was seen before but for the id: a client sends the same kind all the time. Pure.
+
+The JSON is looked up instead of being parsed, checked and translated again, where all tensors are binary data
+or in shared memory. What is remembered holds until the catalog of models changes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.serving.prepared import PreparedRequest, prepare
+from protocols.http.inference.compression import IDENTITY
+from protocols.http.inference.response_template import ResponseTemplate
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+    from kernel.serving.response import Sink
+    from protocols.http.inference.codec import OutputFormat
+    from protocols.http.inference.head import InferRequestHead
+
+#: How JSON of the usual clients begins that has an id, up to the end of an id in which nothing is escaped. JSON
+#: that begins in another way is looked up as a whole, with its id where that stands elsewhere.
+_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)(?=")')
+
+#: How many prepared bodies are remembered, and how long their JSON may be.
+_CAPACITY = 1024
+_MAX_JSON_BYTE_SIZE = 2048
+
+#: Bodies up to this size are cut into copies; of larger ones inputs keep views.
+_SMALL_BYTE_SIZE = 16 << 10
+
+#: A body that has come in one piece, in a buffer of its own, or in memory of its model.
+RequestBody = bytes | bytearray | memoryview
+
+
+class PreparedBody(msgspec.Struct, frozen=True):
+    """What bodies have in common whose JSON is the same but for the id."""
+
+    common: PreparedRequest
+    outputs: OutputFormat
+    #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
+    byte_sizes: list[int]
+    byte_size: int
+    #: How the last response was written; None where responses are compressed, or all outputs are JSON.
+    template: ResponseTemplate | None
+
+
+class PreparedBodies:
+    """The prepared bodies of one HTTP server, by what request heads share (`prepared_key`) and JSON without its id."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[tuple[str, bytes], PreparedBody] = {}
+        self._generation = -1
+
+    def find(
+        self, head: InferRequestHead, body: RequestBody, generation: int, sink: Sink
+    ) -> tuple[Request, PreparedBody] | None:
+        """Return the request in `body` and what it was made from, or None where it has to be parsed.
+
+        `generation` is that of the catalog. The request needs no checks but of its shared memory.
+        """
+        if generation != self._generation:
+            self._prepared.clear()
+            self._generation = generation
+            return None
+        start = head.header_length
+        if start > _MAX_JSON_BYTE_SIZE:
+            return None
+        # As in `remember`; a function for both would be a call for every request.
+        id = _ID.match(body, 0, start)
+        begin = 0 if id is None else id.end()
+        prepared = self._prepared.get((head.prepared_key, bytes(body[begin:start])))
+        byte_size = len(body)
+        if prepared is None or byte_size - start != prepared.byte_size:
+            return None
+        small = byte_size <= _SMALL_BYTE_SIZE and type(body) is bytes
+        view = body if small else memoryview(body)
+        inputs: list[Tensor] = []
+        for tensor, byte_size in zip(prepared.common.request.inputs, prepared.byte_sizes, strict=True):
+            if byte_size < 0:
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, None, tensor.client_span))
+                continue
+            end = start + byte_size
+            inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
+            start = end
+        return prepared.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), prepared
+
+    def remember(
+        self, head: InferRequestHead, body: RequestBody, outputs: OutputFormat, request: Request, model: Model
+    ) -> None:
+        """Remember a request that was parsed out of `body` and checked for `model`, where it can be recognised.
+
+        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
+        """
+        if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
+            return
+        if any(tensor.data is not None and type(tensor.data) is not memoryview for tensor in request.inputs):
+            return  # data in JSON
+        id = _ID.match(body, 0, head.header_length)
+        begin = 0 if id is None else id.end()
+        rest = bytes(body[begin : head.header_length])
+        if request.id != ("" if id is None else id[1].decode()):
+            return
+        if id is not None and (b'"id"' in rest or b"\\" in rest):
+            return  # a second id, which would count, may hide behind an escape
+        sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
+        if len(self._prepared) >= _CAPACITY:
+            self._prepared.clear()
+        total = sum(size for size in sizes if size > 0)
+        common = prepare(request, model)
+        binary_outputs = outputs.any_binary or common.leases
+        template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
+        self._prepared[head.prepared_key, rest] = PreparedBody(common, outputs, sizes, total, template)

@@ -1,0 +1,31 @@
+"""The HTTP response of an inference request, before it becomes bytes or an object of aiohttp. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from protocols.http.responses import error_body, error_content_type
+
+if TYPE_CHECKING:
+    from kernel.serving.response import Response
+    from shm.tensor import Buffer
+
+
+class HttpResponse(msgspec.Struct):
+    """Status, content type and body. Server, length, date and CORS headers are added when it is written."""
+
+    status: int
+    content_type: str
+    body: list[Buffer]
+    #: Headers of this response alone, which stand before its content type.
+    headers: dict[str, str] = {}
+    #: The response whose outputs `body` refers to: whoever has copied or sent them releases it. None where `body`
+    #: belongs to nobody else.
+    source: Response | None = None
+
+
+def http_error(status: int, text: str, *, plain: bool) -> HttpResponse:
+    """Return the response of an error; `plain` as for `protocols.http.responses.error_response`."""
+    return HttpResponse(status, error_content_type(plain=plain), [error_body(text)])

@@ -1,0 +1,169 @@
+"""Imports point down: between packages, between the rooms of a package, and never in a circle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.architecture.source import PACKAGES, imports, names_of_modules, planted, room_of, source_files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.architecture.source import SourceFile
+
+#: The one module that may import everything. Nothing but the command line and the embedded server imports it.
+COMPOSITION_ROOT = "kernel/app.py"
+MAY_IMPORT_THE_ROOT = ("kernel/command/cli.py", "kernel/embedding/")
+
+#: Packages, from the bottom up, and what each may import.
+ALLOWED = {
+    "shm": {"shm"},
+    "kernel": {"kernel", "shm"},
+    "schedulers": {"schedulers", "kernel"},
+    "backends": {"backends", "kernel", "shm"},
+    "protocols": {"protocols", "kernel", "shm"},
+}
+
+_KERNEL_BASE = {"kernel", "kernel/errors"}
+#: What a worker process may load of the kernel: nothing that serves.
+_FOR_WORKERS = {"kernel/errors", "kernel/loop", "kernel/observe", "kernel/serving"}
+_WORKER_SIDE = {
+    "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather",
+    "backends/metric_registry", "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
+    "backends/transport", "backends/worker",
+}  # fmt: skip
+_FOR_PROTOCOLS = {
+    "kernel", "kernel/config", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/options",
+    "kernel/serving", "kernel/settings",
+}  # fmt: skip
+_PROTOCOLS_SHARED = {
+    "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/internal_errors",
+    "protocols/listening", "protocols/prepared_cache", "protocols/response_sinks", "protocols/restricted",
+    "protocols/status", "protocols/tls", "protocols/written_releases",
+}  # fmt: skip
+
+#: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a
+#: type must know it. A room that is not listed may import what its package may.
+ROOMS = {
+    "kernel/errors": set[str](),
+    "kernel/loop": _KERNEL_BASE,
+    "kernel/config": _KERNEL_BASE,
+    "kernel/settings": _KERNEL_BASE,
+    "kernel/options": _KERNEL_BASE | {"kernel/settings", "kernel/repository"},
+    "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
+    "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
+    "kernel/memory": _KERNEL_BASE | {"kernel/serving"},
+    "kernel/serving": _KERNEL_BASE
+    | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
+    "kernel/repository": _KERNEL_BASE
+    | {"kernel/config", "kernel/loop", "kernel/observe", "kernel/serving", "kernel/testing"},
+    "kernel/command": _KERNEL_BASE
+    | {"kernel/app", "kernel/observe", "kernel/options", "kernel/repository", "kernel/serving", "kernel/settings"},
+    "backends/transport": {"kernel/errors", "kernel/loop"},
+    "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/python": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/transport"},
+    "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
+    "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
+}
+ROOMS |= {room: _FOR_WORKERS | _WORKER_SIDE for room in _WORKER_SIDE if room not in ROOMS}
+ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)
+
+#: Packages that the kernel process must not load, and where each may be imported.
+FOREIGN = {
+    # kernel/embedding/arrays.py is for programs that embed the server: the command line's never imports it.
+    "numpy": ("backends", "shm/arrays.py", "kernel/command/infer.py", "kernel/embedding/arrays.py"),
+    "onnxruntime": ("backends/onnxruntime",),
+    "aiohttp": ("protocols/http",),
+    "grpclib": ("protocols",),
+    "google": ("kernel/config", "protocols/grpc"),
+    "h2": ("protocols/grpc",),
+    "pickle": (),
+}
+
+
+def path_of(file: SourceFile) -> str:
+    return file.path
+
+
+def ours(file: SourceFile) -> dict[str, int]:
+    """Return our own modules that `file` imports, also for types, with a line of it."""
+    return {found.module: found.line for found in imports(file) if found.module.partition(".")[0] in PACKAGES}
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if file.path != COMPOSITION_ROOT], ids=path_of)
+def test_imports_point_down(file: SourceFile) -> None:
+    allowed = ALLOWED[file.path.partition("/")[0]]
+    assert {module: line for module, line in ours(file).items() if module.partition(".")[0] not in allowed} == {}
+
+
+@pytest.mark.parametrize("file", [file for file in source_files() if file.room in ROOMS], ids=path_of)
+def test_rooms_import_only_the_rooms_below_them(file: SourceFile) -> None:
+    allowed = ROOMS[file.room] | {file.room}
+    wrong = {
+        module: line
+        for module, line in ours(file).items()
+        if not module.startswith("shm.") and room_of(module) not in allowed
+    }
+    assert wrong == {}, f"{file.room} may import only {', '.join(sorted(allowed))}"
+
+
+def test_every_room_in_the_table_exists() -> None:
+    assert ROOMS.keys() - {room_of(module) for module in names_of_modules()} == set()
+    named = set().union(*ROOMS.values())
+    assert named - {room_of(module) for module in names_of_modules()} == set()
+
+
+def test_only_entry_points_import_the_composition_root() -> None:
+    root = COMPOSITION_ROOT.removesuffix(".py").replace("/", ".")
+    importers = [file.path for file in source_files() if root in ours(file)]
+    assert [path for path in importers if not path.startswith(MAY_IMPORT_THE_ROOT)] == []
+
+
+def circle(files: Sequence[SourceFile]) -> list[str]:
+    """Return modules of which each imports the next one at run time, and the last the first; empty for none."""
+    names = {file.name for file in files}
+    graph = {file.name: {found.module for found in imports(file) if not found.for_types} & names for file in files}
+    done: set[str] = set()
+
+    def walk(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return way[way.index(module) :]
+        found: list[str] = []
+        if module not in done:
+            for imported in sorted(graph[module]):
+                found = found or walk(imported, [*way, module])
+            done.add(module)
+        return found
+
+    for module in graph:
+        if found := walk(module, []):
+            return found
+    return []
+
+
+def test_no_module_imports_itself_through_others_at_run_time() -> None:
+    """Imports inside functions count, imports for types do not, nor does a package's `__init__` that re-exports."""
+    assert circle(source_files(*PACKAGES, "bench")) == []
+
+
+def test_a_circle_through_a_function_is_found_and_one_for_types_is_none() -> None:
+    sockets = planted("def f() -> None:\n    from kernel.errors import ServingError", "kernel/sockets.py")
+    errors = planted("import kernel.sockets", "kernel/errors.py")
+    assert circle([sockets, errors]) == ["kernel.sockets", "kernel.errors"]
+    for_types = planted("if TYPE_CHECKING:\n    import kernel.sockets", "kernel/errors.py")
+    assert circle([sockets, for_types]) == []
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_foreign_packages_are_imported_only_where_they_belong(package: str) -> None:
+    places = [
+        file.path
+        for file in source_files()
+        if any(found.module.partition(".")[0] == package and not found.for_types for found in imports(file))
+    ]
+    assert [place for place in places if not place.startswith(FOREIGN[package])] == []

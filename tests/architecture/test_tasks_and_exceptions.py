@@ -1,0 +1,120 @@
+"""Where tasks are born, where any exception is caught, and what is never called."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.architecture.source import PACKAGES, SourceFile, planted, source_files, within_functions
+
+#: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
+FREE_TASKS = {
+    "backends/supervision/remote_memory.py RemoteMemory.send_execute": "runs while batches wait; `close` cancels it",
+    "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
+    "kernel/repository/lifecycle.py Lifecycle._start_task": "outlives a cancelled caller; `close` ends and awaits it",
+    "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
+    "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",
+    "protocols/grpc/handlers.py CompressedCall.send_message_nowait": "called without a task; a failure ends the call",
+    "protocols/grpc/rpcs/stream.py StreamCall._send": "called without a task; a failure ends the call",
+}
+
+#: Functions that catch any exception and do not raise it again: why.
+CATCH_ALL = {
+    "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
+    "backends/python/backend.py PythonBackend._call": "a model's code may raise anything: its requests fail",
+    "backends/python/failures.py model_code": "a model's code may raise anything: its requests fail",
+    "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",
+    "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
+    "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
+    "bench/server.py ServerProcess.stop": "too slow, or interrupted: the process is killed all the same",
+    "kernel/embedding/requests.py EmbeddedCall._submit": "runs on the server's thread: its caller must be answered",
+    "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",
+    "kernel/loop/iteration_end.py IterationEnd._call": "one callback that fails must not keep the others from running",
+    "kernel/observe/logs.py _LineHandler.emit": "as every handler of `logging`: a bad log call must not end its caller",
+    "kernel/serving/inbox.py Inbox.post": "a scheduler that raises fails its model, not its caller",
+    "kernel/serving/model.py Model._scheduler_failed": "a scheduler that cannot start again fails its model",
+    "protocols/grpc/handlers.py CompressedCall._compress": "the top of a task: a failure ends the call",
+    "protocols/grpc/rpc.py translated_errors": "the connection handler of gRPC: a bug is logged, the call fails",
+    "protocols/grpc/rpcs/infer.py InferCall.readable": "the connection handler of a unary call",
+    "protocols/grpc/rpcs/infer.py InferCall.send": "called by the kernel, which a front door must not hurt",
+    "protocols/grpc/rpcs/stream.py StreamCall._send_headers": "the top of a task: a failure ends the call",
+    "protocols/grpc/rpcs/stream.py StreamCall._read": "the connection handler of a stream",
+    "protocols/grpc/rpcs/stream.py StreamCall._write": "called by the kernel, which a front door must not hurt",
+    "protocols/http/inference/call.py HttpInferCall.send": "called by the kernel, which it must not hurt",
+    "protocols/http/inference/call.py HttpInferCall.start": "the connection handler of inference over HTTP",
+    "protocols/http/server.py HttpServer._respond_by_route": "the connection handler of HTTP: a bug is logged, a 500",
+}
+
+_TASK_GROUPS = {"asyncio.TaskGroup()", "anyio.create_task_group()"}
+
+
+def free_tasks(file: SourceFile) -> list[str]:
+    """Return the functions that start a task outside a task group that they opened themselves."""
+    groups = {
+        (function, ast.unparse(item.optional_vars))
+        for function, node in within_functions(file)
+        if isinstance(node, ast.AsyncWith)
+        for item in node.items
+        if item.optional_vars is not None and ast.unparse(item.context_expr) in _TASK_GROUPS
+    }
+    found = []
+    for function, node in within_functions(file):
+        if not isinstance(node, ast.Call):
+            continue
+        owner, _, name = ast.unparse(node.func).rpartition(".")
+        if name in {"create_task", "ensure_future"} and (function, owner) not in groups:
+            found.append(f"{file.path} {function}")
+    return found
+
+
+def catchers(file: SourceFile) -> list[str]:
+    """Return the functions that catch any exception and do not raise it again."""
+    return [
+        f"{file.path} {function}"
+        for function, node in within_functions(file)
+        if isinstance(node, ast.ExceptHandler) and _catches_all(node)
+    ]
+
+
+def _catches_all(handler: ast.ExceptHandler) -> bool:
+    """Whether it catches any exception, and does not end in raising that same exception again."""
+    caught = {ast.unparse(node) for node in ast.walk(handler.type)} if handler.type else {"BaseException"}
+    last = handler.body[-1]
+    raises_it_again = isinstance(last, ast.Raise) and last.exc is None
+    return bool(caught & {"Exception", "BaseException"}) and not raises_it_again
+
+
+def test_tasks_are_born_in_a_task_group() -> None:
+    found = {place for file in source_files() for place in free_tasks(file)}
+    assert sorted(found - FREE_TASKS.keys()) == [], "a task that nobody awaits loses its exception"
+    assert sorted(FREE_TASKS.keys() - found) == [], "these start no task any more"
+
+
+def test_any_exception_is_caught_only_at_named_places() -> None:
+    found = {place for file in source_files(*PACKAGES, "bench") for place in catchers(file)}
+    assert sorted(found - CATCH_ALL.keys()) == [], "catch what can happen, by its name"
+    assert sorted(CATCH_ALL.keys() - found) == [], "these catch no more than they name any more"
+
+
+def test_only_tasks_outside_a_group_are_found() -> None:
+    grouped = "async def f():\n    async with asyncio.TaskGroup() as tasks:\n        tasks.create_task(g())"
+    assert free_tasks(planted(grouped)) == []
+    assert free_tasks(planted("class C:\n    def f(self):\n        loop.create_task(g())")) == ["kernel/planted.py C.f"]
+    assert free_tasks(planted("async def f(tasks):\n    tasks.create_task(g())")) == ["kernel/planted.py f"]
+
+
+def test_a_handler_that_cleans_up_and_raises_again_is_not_found() -> None:
+    body = "def f():\n    try:\n        g()\n    except {}:\n        h()\n        {}"
+    assert catchers(planted(body.format("BaseException", "raise"))) == []
+    assert catchers(planted(body.format("ValueError", "return"))) == []
+    for caught in ("Exception", "(OSError, Exception)", "BaseException as error"):
+        assert catchers(planted(body.format(caught, "return"))) == ["kernel/planted.py f"]
+    assert catchers(planted(body.format("Exception as error", "raise E from error"))) == ["kernel/planted.py f"]
+
+
+def test_no_shell_and_no_evaluation_of_text() -> None:
+    for file in source_files():
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in {"eval", "exec", "os.system", "os.popen", "pickle.loads"}, file.path
+                assert not any(k.arg == "shell" for k in node.keywords), file.path
