@@ -77,6 +77,8 @@ PURE = (
     "protocols/http/openapi/operation.py",
     "protocols/http/openapi/paths.py",
     "protocols/http/openapi/schemas.py",
+    "protocols/body_sizes.py",
+    "protocols/prepared_cache.py",
     "protocols/restricted.py",
     "protocols/http/metrics/families.py",
     "protocols/http/metrics/text.py",
@@ -87,7 +89,9 @@ PURE = (
     "schedulers/shapes.py",
     "shm/blocks.py",
     "shm/datatypes.py",
+    "shm/lease.py",
     "shm/strings.py",
+    "shm/tensor.py",
 )
 IMPURE_MODULES = {
     "asyncio",

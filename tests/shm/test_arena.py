@@ -35,7 +35,7 @@ def memfd(byte_size: int, seals: int | None) -> int:
 # ---- blocks ---------------------------------------------------------------------------------
 
 
-def test_bytes_written_to_a_block_are_seen_by_whoever_maps_the_descriptor(arena: Arena) -> None:
+def test_bytes_written_to_a_block_are_seen_by_all_who_map_the_descriptor(arena: Arena) -> None:
     block = arena.take(5000)
     assert block is not None
     block.view()[:] = b"x" * 5000

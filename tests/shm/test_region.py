@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
+
+if TYPE_CHECKING:
+    import mmap
 
 
 def memfd(byte_size: int = 64) -> FileHandle:
@@ -170,3 +175,28 @@ def test_a_descriptor_is_closed_once() -> None:
     handle.close()
     assert handle.closed
     handle.close()
+
+
+# ---- threads --------------------------------------------------------------------------------
+
+
+def test_threads_may_look_at_an_arena_for_the_first_time_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = arena(b"0123456789")
+    seen: list[bytes] = []
+
+    def look() -> None:
+        seen.append(bytes(region.view(2, 5)))
+
+    second = threading.Thread(target=look)
+
+    def view_of(mapping: mmap.mmap) -> memoryview:
+        """Called when the first thread has mapped the arena: let the second one look now."""
+        second.start()
+        second.join(0.05)  # it ends, or waits for the first
+        return memoryview(mapping)
+
+    monkeypatch.setattr("shm.region.memoryview", view_of, raising=False)
+    look()
+    second.join()
+    assert seen == [b"23456"] * 2
+    region.drop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -48,6 +50,9 @@ class FakeWorker:
         if self._on_lost is not None:
             callback, self._on_lost = self._on_lost, None
             self._theirs.close()
+            with contextlib.suppress(IndexError):  # descriptors of regions that no test has taken
+                while True:
+                    os.close(self.channel.take_fd())
             callback(cause)
 
     async def stop(self, grace_s: float) -> None:
@@ -58,9 +63,11 @@ class FakeWorker:
 
 
 class Bench:
-    """A session with a loaded model, and a request that its worker executes."""
+    """A session with a loaded model, and a worker that executes `concurrency` batches at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, concurrency: int = 1, decoupled: bool = False) -> None:
+        self._concurrency = concurrency
+        self._decoupled = decoupled
         self.worker = FakeWorker()
         self.session = WorkerSession("m_0")
         self.lost: list[str] = []
@@ -68,9 +75,11 @@ class Bench:
     async def start(self) -> None:
         self.worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
         await self.session.start(self.worker)
-        self.worker.channel.send(wire.Loaded(5))
+        self.worker.channel.send(wire.Loaded(5, self._concurrency))
         assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
-        self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
+        assert [type(message) for message in await self.received()] == [wire.Load]
+        spec = model_spec("m", dims=(-1,), decoupled=self._decoupled)
+        self.model = Model(spec, ModelConfig(), 1, direct, FakeClock())
         self.model.start()
         self.polling = BusyPolling(50_000, processor_count=2)
         self.handle = WorkerHandle(
@@ -88,10 +97,24 @@ class Bench:
         self.model.submit(request)
         return request
 
+    async def received(self) -> list[wire.ToWorker]:
+        """Return what the worker has been sent since the last time."""
+        await settle()
+        messages: list[wire.ToWorker] = []
+        while raw := self.worker.channel.receive(wait=False):
+            messages += map(wire.to_worker_decoder.decode, raw)
+        return messages
 
-def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def say(self, *messages: wire.ToKernel) -> None:
+        """Let the worker send messages, and the kernel handle them."""
+        for message in messages:
+            self.worker.channel.send(message)
+        await settle()
+
+
+def run(scenario: Callable[[Bench], Awaitable[None]], *, concurrency: int = 1, decoupled: bool = False) -> None:
     async def main() -> None:
-        bench = Bench()
+        bench = Bench(concurrency=concurrency, decoupled=decoupled)
         await bench.start()
         await scenario(bench)
         bench.model.check()
@@ -100,6 +123,8 @@ def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
         bench.model.check()
         await asyncio.sleep(0)
         assert bench.polling.in_flight == 0, "every request that was counted is over"
+        if bench.model.input_arena is not None:
+            assert bench.model.input_arena.region.closed, "every lease was released"
 
     asyncio.run(main())
 
@@ -138,3 +163,8 @@ def input_part(request: Request, name: str, offset: int, byte_size: int) -> Tens
 def output_block(name: str, offset: int, byte_size: int) -> Tensor:
     """Return an output in the worker's own arena, as the worker names it."""
     return Tensor(name, "UINT8", [byte_size], None, Span(RegionNumber(wire.OUTPUT_ARENA), offset, byte_size))
+
+
+def response(data: bytes = b"", name: str = "OUT") -> wire.ResponseMessage:
+    """Return a response with one small output."""
+    return wire.ResponseMessage([Tensor(name, "UINT8", [len(data)], data)])

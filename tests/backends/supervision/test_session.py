@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.framing import frame
-from kernel.errors import InternalError, WorkerLost
+from kernel.errors import InternalError, InvalidArgument, Unavailable, WorkerLost
 from kernel.testing import RecordingSink
 from tests.backends.supervision.played_worker import (
     Bench,
@@ -89,7 +90,7 @@ def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns
         bench.polling.in_flight = others
         bench.submit()
         await settle()
-        [_, execute] = map(wire.to_worker_decoder.decode, bench.worker.channel.receive() or ())
+        [execute] = await bench.received()
         assert isinstance(execute, wire.Execute)
         assert execute.poll_ns == poll_ns
         bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))
@@ -192,5 +193,51 @@ def test_a_worker_lost_while_it_loads_is_the_loads_error() -> None:
             await loading
         with contextlib.suppress(OSError):
             worker.channel.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_clock_of_a_worker_on_another_machine_is_known_by_its_difference(local: bool) -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        before_ns = time.monotonic_ns()
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1, local, 1000))
+        await session.start(worker)
+        assert session.local is local
+        if local:
+            assert session.clock_offset_ns == 0
+        else:
+            assert before_ns - 1000 <= session.clock_offset_ns <= time.monotonic_ns() - 1000
+        worker.kill()
+
+    asyncio.run(main())
+
+
+def test_a_loaded_worker_says_how_many_batches_it_executes_at_the_same_time() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        assert session.concurrency == 1
+        worker.channel.send(wire.Loaded(7, 4))
+        assert await session.load(wire.Load("{}", "", 1, "m")) == 7
+        assert session.concurrency == 4
+        worker.kill()
+
+    asyncio.run(main())
+
+
+def test_a_load_that_failed_raises_the_workers_error() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        worker.channel.send(wire.LoadFailed("invalid_arg", "the model wants more"))
+        with pytest.raises(InvalidArgument, match="^the model wants more$"):
+            await session.load(wire.Load("{}", "", 1, "m"))
+        worker.kill()
+        with pytest.raises(Unavailable, match="the worker was lost"):
+            await session.load(wire.Load("{}", "", 1, "m"))
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Inputs of requests are found where they lie; a request with one that is not usable is answered at once."""
+"""Inputs of requests are found where they lie; a request with one that is not usable fails at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
 from backends.worker.request import WorkerRequest, in_memory_of_client
@@ -115,7 +115,7 @@ def test_inputs_in_memory_of_a_client_are_copied_for_a_model_that_keeps_its_inpu
     assert request.inputs[0].as_numpy().flags.writeable
 
 
-def test_a_request_whose_input_is_not_usable_is_answered_and_the_others_are_not(bench: Bench) -> None:
+def test_a_request_whose_input_is_not_usable_fails_and_the_others_do_not(bench: Bench) -> None:
     good = Tensor("A", "FP32", [4], ONES)
     bad = Tensor("S", "BYTES", [3], STRINGS)
     first, second, third = bench.requests([good], [good, bad], [good])

@@ -121,7 +121,7 @@ def test_an_input_that_ends_leaves_the_changes_of_another_at_the_same_place(file
     first = region.input_view(0, PAGE)
     first[0] = 99
     second = region.input_view(0, PAGE)
-    assert type(second.obj) is bytearray, "a copy: its end needs not to be told"
+    assert type(second.obj) is bytearray, "a copy, which is not watched"
     del second
     assert first[0] == 99
     third = region.input_view(0, PAGE)

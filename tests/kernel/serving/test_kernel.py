@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kernel import errors
@@ -16,6 +17,7 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
+from kernel.serving.prepared import prepare
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
@@ -23,6 +25,7 @@ from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,3 +200,29 @@ def test_strict_readiness_wants_living_instances(bench: Bench) -> None:
     lenient.model.instances.lost(lenient.instance, [])
     assert lenient.kernel.ready()
     lenient.close()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_request_that_is_refused_keeps_no_lease(bench: Bench, prepared: bool) -> None:
+    released: list[str] = []
+    given = leased_tensor("IN", "FP32", [2], bytes(8), lambda: released.append("it"))
+    large = Tensor("IN", "FP32", [1 << 20], bytes(4 << 20))
+    first = request()
+    bench.kernel.submit(first)
+    form = prepare(msgspec.structs.replace(first, inputs=[large]), bench.model) if prepared else None
+    refused = Request("m", [given, large], RecordingSink())
+    with pytest.raises(errors.ServingError):
+        bench.kernel.submit(refused, form)
+    assert released == ["it"]
+    assert bench.kernel.in_flight == 1
+
+
+def test_an_output_of_another_model_is_given_back_with_the_final_response(bench: Bench) -> None:
+    released: list[str] = []
+    given = leased_tensor("IN", "FP32", [2], bytes(8), lambda: released.append("it"))
+    sent = Request("m", [given], RecordingSink())
+    bench.kernel.submit(sent)
+    assert sent.leased
+    assert released == []
+    sent.respond(Response("m", "1", "", outputs=[]))
+    assert released == ["it"]

@@ -137,7 +137,7 @@ def test_a_finished_request_is_not_cancelled(request_: Request, owner: Recording
     assert "cancelled" not in owner.heard
 
 
-def test_a_request_that_was_not_submitted_has_nobody_to_tell() -> None:
+def test_a_request_that_was_not_submitted_has_no_owner() -> None:
     request = Request("m", [], RecordingSink())
     request.consumed()
     request.cancel()
