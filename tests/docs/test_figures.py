@@ -10,7 +10,7 @@ from backends.supervision import handle
 from backends.supervision.backoff import DELAYS_S
 from backends.supervision.remote_memory import MAX_UNSENT_BYTE_SIZE
 from backends.transport import outbox, wire
-from backends.worker.loop import KEEP_NS
+from backends.worker.loop import MAX_UNSENT_NS
 from kernel.command.flags.read import DEFAULTS
 from kernel.loop import busy_poll
 from kernel.memory.client_regions import MAX_REGIONS
@@ -18,14 +18,14 @@ from kernel.observe.metric_rules import MAX_LABELS_LENGTH, MAX_SERIES
 from kernel.repository.limits import MAX_INSTANCES
 from kernel.repository.override import MAX_CONFIG_BYTE_SIZE, MAX_FILES_BYTE_SIZE
 from kernel.serving.instances import PREFETCH_NS
+from protocols import body_sizes
 from protocols.grpc import framing
 from protocols.grpc.h2 import limits
-from protocols.http import body
-from protocols.http.client_timeouts import MAX_CHUNKS
+from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS
 from protocols.http.fast.connection import MAX_OUTSTANDING
 from protocols.http.json.document import MAX_DEPTH
 from shm.arena import INLINE_LIMIT
-from shm.blocks import KEPT_BYTES
+from shm.blocks import CACHED_BYTES
 from tests.docs.documents import document
 from tests.end_to_end.test_calls_of_a_request import MOST_CALLS
 
@@ -48,11 +48,11 @@ def delays() -> str:
 STATEMENTS = {
     "SECURITY.md": [
         f"| {size(DEFAULTS.http.max_input_size)} of JSON, raw or inflated bytes",
-        f"{size(body.MAX_BODY_BYTE_SIZE)} in all; {MAX_CHUNKS:,} chunks",
-        f"| {body.INACTIVITY_S:.0f} seconds without any byte; then {body.MINIMUM_BYTES_PER_S} bytes per second",
+        f"{size(body_sizes.MAX_BODY_BYTE_SIZE)} in all; {MAX_CHUNKS:,} chunks",
+        f"| {TIMEOUTS.body_s:.0f} seconds without any byte; then {TIMEOUTS.bytes_per_s} bytes per second",
         f"| {MAX_OUTSTANDING}, then nothing more is read",
         f"| {MAX_DEPTH} levels deep",
-        f"| {size(framing.MAX_MESSAGE_BYTE_SIZE)}; compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
+        f"| {size(body_sizes.MAX_BODY_BYTE_SIZE)}; compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
         f"| {limits.MAX_CONCURRENT_STREAMS} calls at once; header blocks of {size(limits.MAX_HEADER_BLOCK_BYTE_SIZE)}",
         f"| regions of clients | {MAX_REGIONS} |",
         f"| responses that a decoupled model is ahead of its client | {wire.CREDIT_WINDOW} |",
@@ -64,7 +64,7 @@ STATEMENTS = {
     ],
     "docs/architecture.md": [
         f"| tensor of up to {INLINE_LIMIT} bytes |",
-        f"up to {size(KEPT_BYTES)} of freed blocks",
+        f"up to {size(CACHED_BYTES)} of freed blocks",
         f"the worker's outbox, {size(outbox.BYTE_SIZE)} |",
         f"in chunks of {size(wire.CHUNK_BYTE_SIZE)}",
     ],
@@ -82,12 +82,12 @@ STATEMENTS = {
     "docs/decisions/prepared-requests.md": [f"{MOST_CALLS['http']} calls over HTTP and {MOST_CALLS['grpc']} over gRPC"],
     "docs/decisions/the-outbox.md": [
         f"{size(outbox.BYTE_SIZE)} in a memfd",
-        f"the oldest response is {KEEP_NS / 1e6} ms old",
-        f"has finished none for {handle._SILENCE_S * 1000:.0f} ms",
+        f"the oldest response is {MAX_UNSENT_NS / 1e6} ms old",
+        f"has finished none for {handle._OUTBOX_CHECK_S * 1000:.0f} ms",
     ],
     "docs/decisions/where-tensors-live.md": [
         f"up to {INLINE_LIMIT} bytes",
-        f"up to {size(KEPT_BYTES)} of freed blocks",
+        f"up to {size(CACHED_BYTES)} of freed blocks",
     ],
     "docs/decisions/workers-without-shared-memory.md": [
         f"at most {size(wire.CHUNK_BYTE_SIZE)} bring its bytes",
