@@ -349,7 +349,7 @@ def test_what_is_held_is_held_once_and_freed_once(bench: Bench) -> None:
     with pytest.raises(ValueError, match="freed inputs of request 8, which were not held"):
         bench.memory.free_held([7, 8])
     assert bench.blocks_of_kernel == 0
-    with pytest.raises(ValueError, match="inputs freed of request 7, which were not held"):
+    with pytest.raises(ValueError, match="freed inputs of request 7, which were not held"):
         bench.memory.free_held([7])
 
 
