@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.base import Backend
-from backends.worker.mailbox import KernelGone
+from backends.worker.message_reader import KernelGone
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def operations() -> dict[str, Callable[[], object]]:
         "worker message: decode Execute": lambda: wire.to_worker_decoder.decode(encoded),
         "worker message: decode Executed": lambda: wire.to_kernel_decoder.decode(encoded_executed),
         "framing: one frame": lambda: reader.feed(framed),
-        "arena: allocate and free 1 MiB": lambda: allocator.give(allocator.take(1 << 20) or 0),
+        "arena: allocate and free 1 MiB": lambda: allocator.free(allocator.take(1 << 20) or 0),
         "request: check against the configuration": _validation(),
         "statistics: record an execution": _recording(MetricsConfig()),
         "statistics: record it with summaries": _recording(MetricsConfig(True, True, True)),

@@ -1,4 +1,4 @@
-"""No batching: each request takes the next free instance, first come, first served."""
+"""The scheduler without batching: each request goes to the least busy instance, in the order of arrival."""
 
 from __future__ import annotations
 

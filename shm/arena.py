@@ -1,10 +1,10 @@
-"""Arenas: shared memory in which exactly one process allocates blocks; others only read, or fill them.
+"""Arenas: shared memory in which exactly one process allocates blocks. Other processes read blocks, or fill them.
 
-An arena is a memfd: it has no name that another process could open, and nothing is left of it when its processes are
-gone, however they ended. Its file is sparse, so the byte size is a limit and not a cost. It is sealed: nobody can
-shorten or lengthen it, so touching a page of it never ends a process (memfd_create(2), fcntl(2) "File Sealing").
-Writing is not sealed, because the pages of freed blocks are given back by punching holes, which counts as a write:
-processes that only read get a descriptor that is open for reading (`read_only_fd`).
+An arena is a memfd. It has no name that another process could open, and the system frees it when its last process
+ends, also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed: no process can
+change it, so access to a page never raises SIGBUS (memfd_create(2), fcntl(2) "File Sealing"). Writing is not sealed:
+the pages of freed blocks are returned by punching holes, and a hole counts as a write. So a process that only reads
+gets a read-only descriptor (`read_only_fd`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from shm.tensor import Span
 if TYPE_CHECKING:
     from types import TracebackType
 
-#: Tensors up to this many bytes travel inside messages: cheaper than a block (docs/decisions/where-tensors-live.md).
+#: Tensors of at most this many bytes travel inside messages: cheaper than a block
+#: (docs/decisions/where-tensors-live.md).
 INLINE_LIMIT = 4096
 
-#: What every arena is sealed against, before its descriptor is passed on.
+#: The seals of an arena. They are set before its descriptor is sent to another process.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class NotAnArena(ValueError):
-    """A descriptor that another process sent is no sealed memory of the size that was announced."""
+    """A descriptor from another process is not sealed memory of the announced size."""
 
 
 class Block:
-    """A block that was just taken: its place, and the first lease, which is the taker's to release."""
+    """A new block with its first lease. The caller of `Arena.take` releases that lease."""
 
     __slots__ = ("_arena", "byte_size", "lease", "offset")
 
@@ -46,7 +47,7 @@ class Block:
 
     @property
     def span(self) -> Span:
-        """The block as the place of a tensor. It has the block's first lease, not one of its own."""
+        """The block as a span. The span has the block's first lease, not a new one."""
         return Span(self.lease, self.offset, self.byte_size)
 
     def view(self) -> memoryview:
@@ -59,7 +60,7 @@ class Block:
 
 
 class Arena:
-    """An arena of this process, mapped. `capacity` bytes is a power of two."""
+    """An arena of this process, mapped. `capacity`, in bytes, is a power of two."""
 
     def __init__(self, name: str, capacity: int) -> None:
         self.allocator = BlockAllocator(capacity)
@@ -90,22 +91,22 @@ class Arena:
         return Block(self, offset, byte_size, LeasedBlock(self.region, offset, self._free).lease())
 
     def _free(self, offset: int) -> None:
-        """Free the block at `offset`; its pages go back to the system where enough others are kept."""
+        """Free the block at `offset`. Returns its pages to the system when enough freed blocks are cached."""
         if self._closed:
             return
-        unused = self.allocator.give(offset)
+        unused = self.allocator.free(offset)
         if unused is not None:
             self._mapping.madvise(mmap.MADV_REMOVE, *unused)
 
     def close(self) -> None:
-        """Unmap and close. Views that are still held keep the mapping alive until they are gone."""
+        """Drop the region: it is unmapped and closed after the last lease and the last view."""
         if not self._closed:
             self._closed = True
             self.region.drop()
 
 
 def read_only_fd(fd: int) -> int:
-    """Return a new descriptor of the same memory that is open for reading only; the caller's to close."""
+    """Return a new read-only descriptor of the same memory. The caller closes it."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -114,7 +115,7 @@ def check_arena(fd: int, byte_size: int) -> None:
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        raise NotAnArena("a descriptor that is no memfd") from None
+        raise NotAnArena("the descriptor is not a memfd") from None
     if seals & SEALS != SEALS:
         raise NotAnArena(f"a memfd with seals {seals:#x}, expected {SEALS:#x}")
     if byte_size < 1 or os.fstat(fd).st_size < byte_size:

@@ -1,8 +1,8 @@
-"""Leases: counted uses of shared memory. A holder ends its own lease; what others hold is not touched.
+"""Leases: counted uses of shared memory. Each holder releases its own lease.
 
-A lease belongs to one tensor and one holder. It can be shared: the new lease is the other holder's, and the memory
-stays until the last of them was released. `RegionLease` counts uses of a whole region, `BlockLease` those of one block
-of an arena. `RegionNumber` stands for a lease in messages, where only the number of the region travels.
+A lease belongs to one tensor and one holder. `share` makes a lease for another holder. The memory stays until the last
+lease is released. `RegionLease` counts uses of a whole region, `BlockLease` uses of one block of an arena.
+`RegionNumber` takes the place of a lease in messages, which carry only the number of the region.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Lease:
     @property
     def region(self) -> Region:
         """The region that the memory belongs to."""
-        raise NotImplementedError(f"{type(self).__name__} knows no region")
+        raise NotImplementedError(f"{type(self).__name__} has no region")
 
     @property
     def region_number(self) -> int:
-        """The number by which messages name the region."""
+        """The number of the region in messages."""
         return self.region.number
 
     def share(self) -> Lease:
-        """Return a lease of the same memory for another holder, also where the region was dropped."""
+        """Return a lease of the same memory for another holder, also after the region was dropped."""
         raise NotImplementedError(f"{type(self).__name__} cannot be shared")
 
     def release(self) -> None:
@@ -39,7 +39,7 @@ class Lease:
 
 
 class RegionNumber(Lease):
-    """The number of a region in a message: the sender holds the lease. It has nothing to release."""
+    """The number of a region in a message. The sender holds the lease, so there is nothing to release."""
 
     __slots__ = ("_number",)
 
@@ -52,12 +52,12 @@ class RegionNumber(Lease):
 
 
 class RegionLease(Lease):
-    """A use of a region as a whole."""
+    """A use of a whole region."""
 
     __slots__ = ("_held", "_region")
 
     def __init__(self, region: Region) -> None:
-        """Made by `Region.lease`, which counts it."""
+        """Only `Region` makes leases, and counts them."""
         self._region = region
         self._held = True
 
@@ -76,17 +76,18 @@ class RegionLease(Lease):
 
 
 class LeasedBlock:
-    """A block of an arena in use. `on_free` is called with its offset when the last lease is released.
+    """A block of an arena that is in use. Calls `on_free` with its offset when the last lease is released.
 
-    The block keeps its region: an arena whose process is gone stays readable as long as blocks of it are in use.
+    The block has a lease of its region: an arena stays readable while its blocks are in use, also after its process
+    has ended.
     """
 
-    __slots__ = ("_count", "_of_region", "_on_free", "offset", "region")
+    __slots__ = ("_count", "_on_free", "_region_lease", "offset", "region")
 
     def __init__(self, region: Region, offset: int, on_free: Callable[[int], None]) -> None:
         self.region = region
         self.offset = offset
-        self._of_region = region.lease()
+        self._region_lease = region.lease()
         self._on_free = on_free
         self._count = 0
 
@@ -95,17 +96,17 @@ class LeasedBlock:
         return self._count
 
     def lease(self) -> BlockLease:
-        """Return one more lease."""
+        """Return a new lease."""
         self._count += 1
         return BlockLease(self)
 
     def lease_released(self) -> None:
-        """A lease was released; called by the lease, once."""
+        """Count a released lease. Each lease calls this once."""
         self._count -= 1
         assert self._count >= 0, f"block at {self.offset}: more leases were released than taken"
         if not self._count:
             self._on_free(self.offset)
-            self._of_region.release()
+            self._region_lease.release()
 
 
 class BlockLease(Lease):
@@ -114,7 +115,7 @@ class BlockLease(Lease):
     __slots__ = ("_block", "_held")
 
     def __init__(self, block: LeasedBlock) -> None:
-        """Made by `LeasedBlock.lease`, which counts it."""
+        """Only `LeasedBlock.lease` makes these leases, and counts them."""
         self._block = block
         self._held = True
 

@@ -1,7 +1,7 @@
-"""Regions: memory that several processes share, with the handle by which a process gets at it.
+"""Regions: memory that several processes share, with the handle that opens it.
 
-A `Region` owns its handle, and its mapping where this process has one. Dropping a region refuses new leases at once;
-handle and mapping are closed when the last lease is released.
+A `Region` owns its handle, and its mapping if this process has mapped it. `drop` refuses new leases at once; handle and
+mapping are closed when the last lease is released.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _mapping_lock = threading.Lock()
 
 
 def new_region_number() -> int:
-    """Return a number that no region of this process has or had."""
+    """Return a number that no other region of this process has or had."""
     return next(_numbers)
 
 
@@ -52,7 +52,7 @@ class FileHandle(msgspec.Struct):
 
 
 class CudaIpcHandle(msgspec.Struct):
-    """Memory of a CUDA device, by the handle that `cudaIpcGetMemHandle` made in the exporting process."""
+    """Memory of a CUDA device: the handle that `cudaIpcGetMemHandle` returned in the exporting process."""
 
     #: The 64 bytes of a `cudaIpcMemHandle_t`.
     raw: bytes
@@ -60,7 +60,7 @@ class CudaIpcHandle(msgspec.Struct):
     closed: bool = False
 
     def close(self) -> None:
-        """The handle is data and needs no closing: processes close their own mappings."""
+        """Mark the handle as closed. There is nothing to free: each process closes its own mapping."""
         self.closed = True
 
 
@@ -68,15 +68,16 @@ Handle = FileHandle | CudaIpcHandle
 
 
 class Region:
-    """Shared memory known by a number that is unique in this process and never used again.
+    """Shared memory with a number that is unique in this process and is never used again.
 
-    `byte_size` bytes start at `offset` of what `handle` opens. `key` is the name that a client registered.
+    The region is `byte_size` bytes from `offset` of the memory that `handle` opens. `key` names the POSIX object of a
+    client's region.
     """
 
     def __init__(
         self, name: str, kind: RegionKind, handle: Handle, byte_size: int, *, key: str = "", offset: int = 0
     ) -> None:
-        """The region owns `handle` from now on."""
+        """The region becomes the owner of `handle`."""
         self.number = new_region_number()
         self.name = name
         self.kind = kind
@@ -93,18 +94,18 @@ class Region:
 
     @property
     def of_client(self) -> bool:
-        """Whether a client registered the region and may change its bytes at any time."""
+        """Whether a client registered the region. The client may change its bytes at any time."""
         return self.kind is not RegionKind.ARENA
 
     @property
     def fd(self) -> int:
-        """The descriptor of a region that has one."""
+        """The file descriptor. Only for a region with a `FileHandle`."""
         assert isinstance(self.handle, FileHandle), f"region {self.name} has no descriptor"
         return self.handle.fd
 
     @property
     def device_id(self) -> int:
-        """The CUDA device of the memory, 0 for memory of the host."""
+        """The CUDA device of the memory; 0 for host memory."""
         return self.handle.device_id if isinstance(self.handle, CudaIpcHandle) else 0
 
     @property
@@ -113,17 +114,17 @@ class Region:
 
     @property
     def lease_count(self) -> int:
-        """How many leases have not been released."""
+        """The number of leases that have not been released."""
         return self._lease_count
 
     def lease(self) -> RegionLease:
-        """Return one more lease; the caller releases it once."""
+        """Return a new lease; the caller releases it once."""
         assert not self.dropped, f"region {self.name} was dropped"
         return self.another_lease()
 
     def map(self, *, writable: bool) -> mmap.mmap:
-        """Map the region into this process, until it is closed. Only for arenas: a client could shorten its region."""
-        assert not self.of_client, f"region {self.name} is a client's"
+        """Map the region until it is closed. Only for arenas: a client could shorten its region while it is mapped."""
+        assert not self.of_client, f"region {self.name} belongs to a client"
         assert self._mapping is None, f"region {self.name} is mapped already"
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self._mapping = mmap.mmap(self.fd, self.byte_size, prot=protection)
@@ -131,7 +132,7 @@ class Region:
         return self._mapping
 
     def view(self, offset: int, byte_size: int) -> memoryview:
-        """Return bytes of an arena, which is mapped for reading unless this process has mapped it before.
+        """Return bytes of an arena. Maps it for reading if it is not mapped yet.
 
         The view is valid as long as its user has a lease. Any thread may ask for it: programs that embed the server
         read outputs in threads of their own.
@@ -144,26 +145,26 @@ class Region:
         return self._view[offset : offset + byte_size]
 
     def drop(self) -> None:
-        """Refuse new leases, and close the handle as soon as there are none."""
+        """Refuse new leases, and close the handle when the last lease is released."""
         self.dropped = True
         self._close_if_unused()
 
     def on_closed(self, callback: Callable[[Region], None]) -> None:
-        """Call `callback` when the last lease was released after `drop`, before the handle is closed."""
+        """Call `callback` once the region is dropped and has no lease, before its handle is closed."""
         self._on_closed.append(callback)
 
     def on_unused(self, callback: Callable[[Region], None]) -> None:
-        """Call `callback` once, when the last lease is released; the region must be in use."""
+        """Call `callback` once, when the last lease is released. The region must be in use."""
         assert self._lease_count, f"region {self.name} is not in use"
         self._on_unused.append(callback)
 
     def another_lease(self) -> RegionLease:
-        """Return one more lease, also of a region that was dropped: for who shares a lease that still counts."""
+        """Return a new lease, also of a dropped region. Only for `share` of a lease that is not released."""
         self._lease_count += 1
         return RegionLease(self)
 
     def lease_released(self) -> None:
-        """A lease was released; called by the lease, once."""
+        """Count a released lease. Each lease calls this once."""
         self._lease_count -= 1
         assert self._lease_count >= 0, f"region {self.name}: more leases were released than taken"
         if not self._lease_count and self._on_unused:
@@ -183,6 +184,6 @@ class Region:
     def _unmap(self) -> None:
         if self._view is not None and self._mapping is not None:
             self._view.release()
-            # Views that are still held keep the mapping; it goes with the last of them.
+            # If other views exist, the mapping stays until the last of them is freed.
             with contextlib.suppress(BufferError):
                 self._mapping.close()

@@ -1,7 +1,7 @@
-"""The one tensor type: a datatype, a shape, and the place of the bytes. Inputs, outputs and messages share it.
+"""The tensor type: a datatype, a shape, and the place of the bytes. Inputs, outputs and messages all use it.
 
-The bytes are in the wire's raw form: little-endian, row-major; BYTES elements behind 4-byte lengths. They lie inline
-in `data`, or in a span of a region under a lease. Schedulers and the router never look inside.
+The bytes have the raw form of the protocols: little-endian, row-major; a 4-byte length precedes each BYTES element.
+They are inline in `data`, or in a span of a region under a lease. Schedulers and the kernel never read them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from shm.arrays import Array
 else:
-    # A message can bring only one type of bytes, so this is what decoders make of `Buffer`.
+    # msgspec decodes a field of one bytes type only: decoders make `bytes`.
     Buffer = bytes
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """`byte_size` bytes, `offset` bytes behind the start of the region that `lease` is of.
+    """`byte_size` bytes that begin `offset` bytes after the start of the region of `lease`.
 
-    The lease belongs to the tensor whose span this is. In a message only the number of the region travels.
+    The tensor that has the span owns the lease. A message carries only the number of the region.
     """
 
     lease: Lease
@@ -34,7 +34,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def of_client(self) -> ClientSpan | None:
-        """The span as a client names it, None in a region that no client registered."""
+        """The span as a client names it; None where the region is not a client's."""
         region = self.lease.region
         return ClientSpan(region.name, self.byte_size, self.offset) if region.of_client else None
 
@@ -58,8 +58,8 @@ class ClientSpan(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """A tensor. Exactly one of `data`, `span` and `client_span` is set.
 
-    `shape` includes the batch dimension. A front door sets `client_span` where a client named a region of its own;
-    `Kernel.submit` replaces it by `span`. Whoever holds the tensor releases the lease of its span.
+    `shape` includes the batch dimension. A front door sets `client_span` where a client named its own region;
+    `Kernel.submit` replaces it by `span`. The holder of the tensor releases the lease of its span.
     """
 
     name: str
@@ -78,37 +78,37 @@ class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     @property
     def region_of_client(self) -> ClientSpan | None:
-        """Where the tensor lies in a region of a client, None where it does not."""
+        """The span in a client's region; None where the tensor is in no client's region."""
         return self.client_span if self.span is None else self.span.of_client
 
     def as_numpy(self) -> Array:
-        """Return the tensor as an array over `data`, a new object array for BYTES; read-only where the bytes are.
+        """Return an array over `data`, read-only where `data` is; for BYTES a new object array.
 
-        For workers: nothing in the kernel imports numpy. BF16, which numpy lacks, raises KeyError.
+        Only for workers: the kernel does not import numpy. BF16, which numpy lacks, raises KeyError.
         """
         from shm.arrays import to_array
 
-        assert self.data is not None, f"tensor '{self.name}' has no bytes here"
+        assert self.data is not None, f"tensor '{self.name}' has no bytes in this process"
         return to_array(self.datatype, self.shape, self.data)
 
     def raw(self) -> Buffer:
-        """Return the bytes: inline ones, or a view of an arena that this process has mapped.
+        """Return the inline bytes, or a view of the arena that has them.
 
-        The view is valid until the lease is released. Bytes in a region of a client cannot be read this way.
+        The view is valid until the lease is released. Not for bytes in a client's region.
         """
         if self.data is not None:
             return self.data
-        assert self.span is not None, f"tensor '{self.name}' has no bytes here"
+        assert self.span is not None, f"tensor '{self.name}' has no bytes in this process"
         return self.span.lease.region.view(self.span.offset, self.span.byte_size)
 
     def response_bytes(self) -> Buffer | None:
-        """Return the bytes of an output for its client, None where they were written to the client's region."""
+        """Return the bytes that the response carries; None where they were written to the client's region."""
         if self.data is not None:
             return self.data
         return self.raw() if self.region_of_client is None else None
 
     def release(self) -> None:
-        """End the lease of the span, if there is one."""
+        """Release the lease of the span, if there is one."""
         if self.span is not None:
             self.span.lease.release()
 
@@ -116,9 +116,9 @@ class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 class RequestedOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """A destination of an output that a request asks for by name.
 
-    Without more the tensor itself is wanted in the response. `classification` above 0 asks for that many best classes
-    in place of the tensor. With a span of a client's region (`client_span` until it is leased) the worker writes the
-    tensor there. An output that has several destinations is named several times.
+    By default the response carries the tensor. With `classification` above 0 it carries that number of best classes in
+    place of the tensor. With a span of a client's region (`client_span` until it is leased) the worker writes the
+    tensor there. A request names an output once for each destination.
     """
 
     name: str
@@ -128,15 +128,15 @@ class RequestedOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
 
     @property
     def region_of_client(self) -> ClientSpan | None:
-        """Where in a region of a client the output is wanted, None where it is wanted in the response."""
+        """The span in a client's region to write the output to; None where the response carries the output."""
         return self.client_span if self.span is None else self.span.of_client
 
 
 def encode_lease(value: Any) -> int:
-    """The `enc_hook` of messages: a lease travels as the number of its region."""
+    """The `enc_hook` of messages: encodes a lease as the number of its region."""
     if isinstance(value, Lease):
         return value.region_number
-    raise NotImplementedError(f"no message has a {type(value).__name__}")
+    raise NotImplementedError(f"a message cannot contain a {type(value).__name__}")
 
 
 def decode_lease(kind: type, value: Any) -> RegionNumber:

@@ -1,7 +1,7 @@
-"""The kernel's view of one worker that has loaded a model: batches out, responses in.
+"""The kernel's view of a worker that has loaded a model: sends batches, receives responses.
 
-Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process; after a restart
-there is a new one, so that a late message can never be taken for an answer to a newer request.
+Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process. A restarted worker has a
+new handle, so a late message is never a response to a newer request.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
 
-#: How long a worker that was given several batches may be silent until the kernel looks for answers that it keeps.
-_SILENCE_S = 0.002
+#: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
+_OUTBOX_CHECK_S = 0.002
 
-#: Credit is given back in portions, so that a stream does not cost a message per response.
+#: Credit is sent in portions, so that a stream does not need a message for each response.
 _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 
 
@@ -41,16 +41,16 @@ class WorkerHandle:
     """One model instance in its worker."""
 
     def __init__(self, name: str, session: WorkerSession, model: Model, poller: LoopPoller, helper: Helper) -> None:
-        """`helper` is asked where the worker shares no memory with the kernel."""
+        """`helper` is used only if the worker shares no memory with the kernel."""
         self.name = name
         self.record = BatchRecord(session.concurrency)
         self._poller = poller
         self._session = session
         self._send = session.send
         self._model = model
-        #: The worker's number for the next request.
+        #: The number of the next request in messages to the worker.
         self._next_number = 1
-        #: Requests whose final response has not come from the worker, by its numbers for them.
+        #: Requests for which the worker has not sent the final response, by their numbers in its messages.
         self._requests: dict[int, Request] = {}
         self._memory: WorkerMemory | RemoteMemory
         self._send_execute: Callable[[wire.Execute], None]
@@ -59,14 +59,14 @@ class WorkerHandle:
         else:
             self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
             self._send_execute = self._memory.send_execute
-        #: Responses that clients took and the worker does not know of, by request number.
-        self._owed_credit: dict[int, int] = {}
+        #: Responses that clients took and for which no credit was sent yet, by request number.
+        self._unsent_credit: dict[int, int] = {}
         self._lost = False
-        #: Set when the worker has nothing left to do; None while nothing waits for that.
+        #: Set when the worker has no request left; None while no `drain` waits.
         self._drained: asyncio.Event | None = None
-        #: The first batch when the timer that looks for kept responses was set; 0 where it is not set.
+        #: The first unfinished batch when the timer for reading the outbox was set; 0 if it is not set.
         self._watched_batch = 0
-        #: Whether the worker has completed a batch since it was started.
+        #: Whether the worker has executed a batch.
         self.has_executed = False
         self._metrics = ReportedMetrics(name, model.statistics.custom)
         session.on_message = self._on_message
@@ -106,31 +106,31 @@ class WorkerHandle:
         poller.moved(in_flight)
         self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
         if not self._watched_batch and len(self.record.batches) > 1:
-            self._watch()
+            self._schedule_outbox_check()
 
     def _attach(self, request: Request) -> None:
-        """Make the worker know the regions of a request, which it uses until its final response."""
+        """Announce the regions of a request to the worker, which uses them until its final response."""
         request.in_use = True
         arena = self._model.input_arena
-        own = None if arena is None else arena.region
+        own_region = None if arena is None else arena.region
         spans = [tensor.span for tensor in request.inputs] + [output.span for output in request.outputs]
         for span in spans:
             if span is not None:
                 region = span.lease.region
-                self._memory.attach(region, writable=region.of_client or region is own)
+                self._memory.attach(region, writable=region.of_client or region is own_region)
 
-    def _watch(self) -> None:
-        """Look later whether the worker keeps a response while it is busy with the next batch."""
+    def _schedule_outbox_check(self) -> None:
+        """Check the outbox later: a busy worker may have unsent responses of an earlier batch in it."""
         self._watched_batch = next(iter(self.record.batches))
-        asyncio.get_running_loop().call_later(_SILENCE_S, self._look)
+        asyncio.get_running_loop().call_later(_OUTBOX_CHECK_S, self._check_outbox)
 
-    def _look(self) -> None:
+    def _check_outbox(self) -> None:
         batches = self.record.batches
         if next(iter(batches), 0) == self._watched_batch and not self._lost:
             self._session.take_unsent()
         self._watched_batch = 0
         if len(batches) > 1:
-            self._watch()
+            self._schedule_outbox_check()
 
     def cancel(self, request: Request) -> None:
         number = self._number_of(request)
@@ -141,15 +141,15 @@ class WorkerHandle:
         number = self._number_of(request)
         if number is None or self._lost:
             return
-        owed = self._owed_credit.get(number, 0) + count
-        if owed >= _CREDIT_PORTION:
-            self._send(wire.Credit(number, owed))
-            owed = 0
-        self._owed_credit[number] = owed
+        credit = self._unsent_credit.get(number, 0) + count
+        if credit >= _CREDIT_PORTION:
+            self._send(wire.Credit(number, credit))
+            credit = 0
+        self._unsent_credit[number] = credit
 
     def _number_of(self, request: Request) -> int | None:
-        """Return the worker's number for a request, None where the worker has sent its final response."""
-        # Asked for streams and for clients that have gone; a worker has few requests at a time.
+        """Return the number of a request in messages, or None if the worker has sent its final response."""
+        # A search is fast enough: only streams and cancelled requests need it, and a worker has few requests.
         return next((number for number, each in self._requests.items() if each is request), None)
 
     # ---- messages from the worker ------------------------------------------------------------
@@ -181,7 +181,7 @@ class WorkerHandle:
         try:
             self.record.started(number)
         except KeyError:
-            raise ValueError(f"batch {number} is not this worker's") from None
+            raise ValueError(f"batch {number} was not dispatched to this worker") from None
 
     def _executed(self, message: wire.Executed) -> None:
         try:
@@ -208,18 +208,18 @@ class WorkerHandle:
         request = self._requests.get(number)
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
-        response = self._response(request, message, final)  # raises for what no worker of ours sends
+        response = self._response(request, message, final)  # raises ValueError for what no worker of ours sends
         self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
-            if self._owed_credit:
-                self._owed_credit.pop(number, None)
+            if self._unsent_credit:
+                self._unsent_credit.pop(number, None)
             if request.in_use:
                 self._memory.finished(number)
                 request.in_use = False
                 if request.finished:
                     request.release_leases()
-        if request.finished:  # the server gave the request up, and responded itself, when it had to exit
+        if request.finished:  # the server abandoned the request at its exit and responded itself
             response.release()
         elif self._memory.defers:
             self._memory.deliver(request, response)
@@ -241,7 +241,7 @@ class WorkerHandle:
                     self._memory.take_output(request, tensor, tensor.span, final=final)
                     leased = leased or tensor.span is not None
                 elif tensor.data is None:
-                    raise ValueError(f"output '{tensor.name}' without bytes")
+                    raise ValueError(f"output '{tensor.name}' has no bytes")
         except ValueError:
             for tensor in message.outputs:
                 tensor.release()
@@ -251,7 +251,7 @@ class WorkerHandle:
         )
 
     def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
-        """A request of a batch cannot be sent to the worker: it fails, and the others go on."""
+        """Fail a request that could not be sent to the worker; the other requests of its batch continue."""
         request = self._requests.pop(number)
         self._poller.moved(-1)
         self.record.batches[batch_number].remove(request)
@@ -262,34 +262,34 @@ class WorkerHandle:
             request.fail(error)
 
     def _hold_inputs(self, numbers: list[int]) -> None:
-        """The model keeps inputs of these requests, whose final responses come next."""
+        """The model holds inputs of these requests, whose final responses follow."""
         unstarted = {number for batch in self.record.unstarted() for number in batch.request_numbers()}
         for number in numbers:
             request = self._requests.get(number)
             if request is None or number in unstarted:
-                raise ValueError(f"inputs held of request {number}, which is not being executed")
+                raise ValueError(f"held inputs of request {number}, which is not being executed")
             self._memory.hold(number, request)
 
     # ---- the end -----------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Wait until the worker has nothing left to do, or is lost. It must be apart from its model's others."""
+        """Wait until the worker has no request left, or is lost. The instance must be set apart."""
         if self._requests or self.record.batches:
             self._drained = asyncio.Event()
-            self._session.on_message = self._on_last_message
+            self._session.on_message = self._on_message_while_draining
             await self._drained.wait()
 
-    def _on_last_message(self, message: wire.ToKernel) -> None:
-        """Handle a message while `drain` waits for the last one."""
+    def _on_message_while_draining(self, message: wire.ToKernel) -> None:
+        """Handle a message while `drain` waits."""
         self._on_message(message)
-        self._note_drained()
+        self._check_drained()
 
-    def _note_drained(self) -> None:
+    def _check_drained(self) -> None:
         if self._drained is not None and not self._requests and not self.record.batches:
             self._drained.set()
 
     def lost(self, cause: str) -> None:
-        """The worker is gone: requests that it was executing fail with the cause, others go back to the scheduler."""
+        """The worker is gone: fail its started requests with the cause, and return the others to the scheduler."""
         self._end()
         unstarted: list[Request] = []
         for batch in self.record.unstarted():
@@ -304,12 +304,12 @@ class WorkerHandle:
         self.record.batches.clear()
         for request in requests.values():
             request.in_use = False
-            if request.finished:  # abandoned when the server had to exit
+            if request.finished:  # the server abandoned it at its exit
                 request.release_leases()
             else:
                 request.fail(WorkerLost(self.name, cause))
         self._model.instances.lost(self, unstarted)
-        self._note_drained()
+        self._check_drained()
 
     def stopped(self) -> None:
         """The worker has ended as it was asked to."""
@@ -321,7 +321,7 @@ class WorkerHandle:
         self._model.instances.forget(self)
 
     def _end(self) -> None:
-        """The worker is gone: give back what only it used."""
+        """The worker is gone: release its memory and metrics."""
         self._lost = True
         self._memory.close()
         self._poller.moved(-len(self._requests))

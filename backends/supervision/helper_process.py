@@ -1,7 +1,7 @@
 """The helper: a worker without a model that reads and writes regions of clients for the kernel.
 
-The kernel never touches client memory. Workers of this machine use it themselves; for a worker that shares no memory
-with the kernel, the helper does it. It is started when it is first needed, and again when it was lost.
+The kernel never accesses client memory. Workers of this machine access it themselves; the helper does it for workers
+that share no memory with the kernel. It is started when it is first needed, and restarted after a loss.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _STOP_GRACE_S = 5.0
 
 
 class Helper:
-    """Reads and writes spans of client regions, one task after the other."""
+    """Reads and writes spans of client regions, one task at a time."""
 
     def __init__(self, launcher: Launcher, arena_byte_size: int) -> None:
-        """`arena_byte_size` bounds what may be read, and what may be written, at a time."""
+        """`arena_byte_size` limits the bytes that are read, and those that are written, at a time."""
         self._launcher = launcher
         self._arena_byte_size = arena_byte_size
         self._starting = asyncio.Lock()
         self._session: WorkerSession | None = None
         self._memory: WorkerMemory | None = None
-        #: What is to be written, for the helper to read.
-        self._written: Arena | None = None
+        #: Arena with the bytes that the helper shall write.
+        self._write_arena: Arena | None = None
         self._tasks: dict[int, asyncio.Future[Span | None]] = {}
         self._numbers = itertools.count(1)
 
     async def read(self, span: Span) -> Span:
-        """Return a copy of the bytes of `span`, in an arena; the caller releases its lease. Raises `ServingError`."""
+        """Return a copy of the bytes of `span`, in an arena. The caller releases its lease. Raises `ServingError`."""
         session, memory = await self._ready()
         memory.attach(span.lease.region, writable=True)
-        copy = await self._ask(session, wire.ReadSpan(next(self._numbers), span))
+        copy = await self._run_task(session, wire.ReadSpan(next(self._numbers), span))
         assert copy is not None, "a read without bytes"
         return copy
 
@@ -55,9 +55,9 @@ class Helper:
         if not data:
             return
         session, memory = await self._ready()
-        if self._written is None:
-            self._written = Arena("naiad helper", self._arena_byte_size)
-        block = self._written.take(len(data))
+        if self._write_arena is None:
+            self._write_arena = Arena("naiad helper", self._arena_byte_size)
+        block = self._write_arena.take(len(data))
         if block is None:
             raise ArenaFull(len(data))
         try:
@@ -65,23 +65,23 @@ class Helper:
             for region in (block.lease.region, target.lease.region):
                 memory.attach(region, writable=True)
             place = Span(target.lease, target.offset, len(data))
-            await self._ask(session, wire.WriteSpan(next(self._numbers), block.span, place))
+            await self._run_task(session, wire.WriteSpan(next(self._numbers), block.span, place))
         finally:
             block.release()
 
     async def close(self) -> None:
-        """End the helper, which has nothing left to do."""
+        """Stop the helper. No task may be left."""
         session, self._session = self._session, None
         if session is not None:
             await session.stop(_STOP_GRACE_S)
             self._lost("it was stopped")
-        if self._written is not None:
-            self._written.close()
+        if self._write_arena is not None:
+            self._write_arena.close()
 
     # ---- the process -------------------------------------------------------------------------
 
     async def _ready(self) -> tuple[WorkerSession, WorkerMemory]:
-        """Return the running helper, started if need be. Raises `ServingError`."""
+        """Return the running helper; start it if it does not run. Raises `ServingError`."""
         async with self._starting:
             if self._session is None:
                 session = WorkerSession("helper")
@@ -93,7 +93,7 @@ class Helper:
         assert self._memory is not None
         return self._session, self._memory
 
-    async def _ask(self, session: WorkerSession, message: wire.ReadSpan | wire.WriteSpan) -> Span | None:
+    async def _run_task(self, session: WorkerSession, message: wire.ReadSpan | wire.WriteSpan) -> Span | None:
         future: asyncio.Future[Span | None] = asyncio.get_running_loop().create_future()
         self._tasks[message.task] = future
         session.send(message)
@@ -106,19 +106,19 @@ class Helper:
         assert self._memory is not None
         match message:
             case wire.SpanRead(task=task, tensor=tensor, error_text=text):
-                self._answer(task, None if tensor is None else tensor.span, text)
+                self._task_done(task, None if tensor is None else tensor.span, text)
             case wire.SpanWritten(task=task, error_text=text):
-                self._answer(task, None, text)
+                self._task_done(task, None, text)
             case wire.ArenaCreated(byte_size=byte_size):
                 self._memory.take_output_arena(byte_size)
             case _:
                 raise ValueError(f"unexpected message {type(message).__name__}")
 
-    def _answer(self, task: int, span: Span | None, error_text: str) -> None:
+    def _task_done(self, task: int, span: Span | None, error_text: str) -> None:
         assert self._memory is not None
         leased = None if span is None else self._memory.own_span(span)
         future = self._tasks.get(task)
-        if future is None or future.done():  # the reader has given up
+        if future is None or future.done():  # the caller was cancelled
             if leased is not None:
                 leased.lease.release()
         elif error_text:

@@ -1,7 +1,7 @@
 """Tensors of a worker that shares no memory with the kernel: they are sent in chunks, in both directions.
 
-Implements the same as `backends/supervision/worker_memory.py`. Regions of clients are read and written by the helper,
-so a batch may have to wait before it is sent, and a response before its client gets it. Both keep their order.
+Has the interface of `backends/supervision/worker_memory.py`. The helper reads and writes client regions, so a batch may
+wait before it is sent, and a response before its client gets it. Both keep their order.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Unsent bytes of the connection above which no more chunks are given to it.
+#: While the connection has more unsent bytes than this, no more chunks are sent.
 MAX_UNSENT_BYTE_SIZE = 1 << 20
 
 
 class RemoteMemory:
-    """What is copied to and from one worker. Every `ValueError` is for what no worker of ours sends."""
+    """Copies tensors to and from one worker. Every `ValueError` is for what no worker of ours sends."""
 
     #: Responses go through `deliver`.
     defers = True
 
     def __init__(self, session: WorkerSession, helper: Helper, byte_size_limit: int,
                  not_sent: Callable[[int, int, ServingError], None]) -> None:  # fmt: skip
-        """`not_sent` is called with the numbers of a batch and of a request whose region cannot be read, and why.
+        """`not_sent` is called with a batch number, a request number and the error if a region cannot be read.
 
-        A worker may have at most `byte_size_limit` bytes of outputs under way.
+        `byte_size_limit` limits the bytes of outputs that a worker has sent and no response has named.
         """
         self._session = session
         self._helper = helper
@@ -54,11 +54,11 @@ class RemoteMemory:
         #: Batches that wait to be sent, oldest first, and the task that sends them.
         self._batches: deque[wire.Execute] = deque()
         self._sending: asyncio.Task[None] | None = None
-        #: Regions that were sent for a request, by its number.
+        #: Numbers of the regions that were sent for a request, by request number.
         self._sent: dict[int, list[int]] = {}
-        #: Outputs that the worker is sending or has sent, and no response has named, by the number of the region.
+        #: Outputs that the worker is sending or has sent, and that no response has named yet, by region number.
         self._outputs: dict[int, bytearray] = {}
-        #: Responses that wait until an output is written, oldest first.
+        #: Responses whose outputs are not written yet, oldest first.
         self._responses: deque[tuple[Request, Response]] = deque()
         self._delivering: asyncio.Task[None] | None = None
         self._closed = False
@@ -66,10 +66,10 @@ class RemoteMemory:
     # ---- to the worker -----------------------------------------------------------------------
 
     def attach(self, region: Region, *, writable: bool) -> None:
-        """Regions are not attached: their bytes are sent with each batch."""
+        """Do nothing: the bytes of regions are sent with each batch."""
 
     def send_execute(self, message: wire.Execute) -> None:
-        """Send a batch after those before, and its tensors before it."""
+        """Send a batch after earlier ones. Its tensors are sent before it."""
         self._batches.append(message)
         if self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send_batches())
@@ -90,7 +90,7 @@ class RemoteMemory:
             self._sending = None
 
     async def _with_sent_tensors(self, request: wire.RequestMessage) -> wire.RequestMessage:
-        """Send what lies in shared memory; return the request with the places that it has at the worker."""
+        """Send the tensors that are in shared memory; return the request with their spans at the worker."""
         if all(tensor.span is None for tensor in request.inputs):
             return request
         inputs: list[Tensor] = []
@@ -122,21 +122,21 @@ class RemoteMemory:
             await self._session.written(MAX_UNSENT_BYTE_SIZE)
 
     def finished(self, request: int) -> None:
-        """The worker has done with a request: it needs the copies of its inputs no longer."""
+        """The worker has finished a request: free its copies of the inputs."""
         for number in self._sent.pop(request, ()):
             self._session.send(wire.Detach(number))
 
     # ---- from the worker ---------------------------------------------------------------------
 
     def begin_transfer(self, number: int, byte_size: int) -> None:
-        """The worker is going to send an output. Raises ValueError."""
-        under_way = sum(map(len, self._outputs.values()))
-        if number in self._outputs or byte_size < 0 or under_way + byte_size > self._byte_size_limit:
+        """The worker starts to send an output. Raises ValueError."""
+        unnamed_byte_size = sum(map(len, self._outputs.values()))
+        if number in self._outputs or byte_size < 0 or unnamed_byte_size + byte_size > self._byte_size_limit:
             raise ValueError(f"a transfer of {byte_size} bytes as region {number}")
         self._outputs[number] = bytearray(byte_size)
 
     def add_chunk(self, number: int, offset: int, data: Buffer) -> None:
-        """The next bytes of an output. Raises ValueError."""
+        """Store received bytes of an output. Raises ValueError."""
         memory = self._outputs.get(number)
         if memory is None or not 0 <= offset <= len(memory) - len(data):
             raise ValueError(f"{len(data)} bytes at {offset} of region {number}")
@@ -150,7 +150,7 @@ class RemoteMemory:
         tensor.data, tensor.span = memoryview(memory), None
 
     def deliver(self, request: Request, response: Response) -> None:
-        """Give `response` to `request`, after its outputs were written to the client's regions that ask for them."""
+        """Send `response` after its outputs are written to the client's regions that the request named for them."""
         if self._delivering is None and not any(asked.span is not None for asked in request.outputs):
             request.respond(response)
             return
@@ -171,7 +171,7 @@ class RemoteMemory:
                     logger.exception("outputs could not be written to a client's region")
                     response.release()
                     response.outputs, response.error = None, InternalError("the outputs could not be written")
-                if request.finished:  # the server gave it up meanwhile, and responded itself
+                if request.finished:  # the server abandoned it meanwhile and responded itself
                     response.release()
                 else:
                     request.respond(response)
@@ -186,7 +186,7 @@ class RemoteMemory:
                     tensor.data, tensor.span = None, asked.span.shared()
                     response.leased = True
 
-    # ---- what only shared memory needs -------------------------------------------------------
+    # ---- only with shared memory -------------------------------------------------------------
 
     def take_output_arena(self, byte_size: int) -> None:
         """Refuse: there is no descriptor to take."""
@@ -203,7 +203,7 @@ class RemoteMemory:
     # ---- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The worker is gone. Responses that it has sent are delivered still."""
+        """The worker is gone. Responses that it has sent are still delivered."""
         self._closed = True
         self._batches.clear()
         self._outputs.clear()

@@ -1,5 +1,4 @@
-"""Memory that the kernel shares with one worker, as the kernel sees it: regions that the worker knows, inputs that its
-model keeps, and the worker's own output arena.
+"""The memory that the kernel shares with one worker: attached regions, held inputs, and the worker's output arena.
 
 `backends/supervision/handle.py` uses it for tensors that are not inline.
 """
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class OutputArena:
-    """A worker's output arena as the kernel knows it: a region that clients are answered from, and that other workers
-    can be given.
+    """A worker's output arena: a region from which responses are sent to clients, and which can be attached to other
+    workers.
 
-    The worker allocates; the kernel counts the leases of each block, and frees a block when its last lease is released.
-    The blocks of a worker that is gone stay readable as long as they are leased.
+    The worker allocates blocks. The kernel counts the leases of each block, and frees a block when its last lease is
+    released. If the worker is gone, its blocks stay readable as long as they are leased.
     """
 
     def __init__(self, fd: int, byte_size: int, title: str, memory: WorkerMemory) -> None:
-        """`fd` is the arena's from now on. Raises `NotAnArena`, a ValueError, for what no worker of ours sends."""
+        """The arena owns `fd` from now on. Raises `NotAnArena`, a ValueError, for what no worker of ours sends."""
         try:
             check_arena(fd, byte_size)
         except BaseException:
@@ -46,7 +45,7 @@ class OutputArena:
         self._blocks: dict[int, LeasedBlock] = {}
 
     def lease(self, offset: int, byte_size: int) -> Lease:
-        """Return a lease of the block at `offset`, of which a tensor has `byte_size` bytes. Raises ValueError."""
+        """Return a lease of the block at `offset`, which has a tensor of `byte_size` bytes. Raises ValueError."""
         if min(offset, byte_size) < 0 or offset + byte_size > self.region.byte_size:
             raise ValueError(f"an output at {offset}, outside of the worker's arena")
         block = self._blocks.get(offset)
@@ -63,17 +62,17 @@ class OutputArena:
         self._memory.free_blocks([offset])
 
     def close(self) -> None:
-        """The worker is gone: its blocks go with their leases."""
+        """The worker is gone: free the arena when all leases are released."""
         self.region.drop()
 
 
 class WorkerMemory:
-    """What one worker process and the kernel share. Every `ValueError` is for what no worker of ours sends.
+    """The memory that one worker and the kernel share. Each `ValueError` is for what no worker of ours sends.
 
-    `RemoteMemory` is the same for a worker that shares no memory.
+    `RemoteMemory` has the same interface, for a worker that shares no memory.
     """
 
-    #: Whether responses have to go through `deliver`, because outputs are not in their places yet.
+    #: Whether responses must be sent by `deliver`, because their outputs may not be in their places yet.
     defers = False
 
     def __init__(self, session: WorkerSession, title: str) -> None:
@@ -82,16 +81,16 @@ class WorkerMemory:
         self._attached: set[int] = set()
         #: None before the worker's first large output.
         self.output_arena: OutputArena | None = None
-        #: Blocks of it that were freed in this event-loop iteration.
+        #: Its blocks that were freed in this event-loop iteration, by offset.
         self._freed: list[int] = []
-        #: Leases of inputs that the model goes on using after the final response, by request number.
+        #: Leases of held inputs, by request number.
         self._held: dict[int, list[Lease]] = {}
         self._closed = False
 
     # ---- tensors of requests -----------------------------------------------------------------
 
     def attach(self, region: Region, *, writable: bool) -> None:
-        """Make the worker know a region, before a message names a span of it."""
+        """Announce a region to the worker, before a message names a span of it."""
         if region.number in self._attached:
             return
         self._attached.add(region.number)
@@ -115,9 +114,9 @@ class WorkerMemory:
             self._session.send(wire.Detach(region.number))
 
     def hold(self, number: int, request: Request) -> None:
-        """Keep the inputs of a request in arenas as they are, also after its final response. Raises ValueError."""
+        """Lease the inputs of a request in arenas also after its final response. Raises ValueError."""
         if number in self._held:
-            raise ValueError(f"inputs of request {number}, which were held before")
+            raise ValueError(f"held inputs of request {number}, which are held already")
         self._held[number] = [
             tensor.span.lease.share()
             for tensor in request.inputs
@@ -125,18 +124,18 @@ class WorkerMemory:
         ]
 
     def free_held(self, numbers: Sequence[int]) -> None:
-        """The model has done with inputs of these requests. Raises ValueError."""
+        """Release the held inputs of these requests. Raises ValueError."""
         for number in numbers:
             held = self._held.pop(number, None)
             if held is None:
-                raise ValueError(f"inputs freed of request {number}, which were not held")
+                raise ValueError(f"freed inputs of request {number}, which were not held")
             for lease in held:
                 lease.release()
 
     # ---- tensors of responses ----------------------------------------------------------------
 
     def take_output_arena(self, byte_size: int) -> None:
-        """Know the worker's output arena, whose file descriptor has come. Raises ValueError."""
+        """Open the worker's output arena with the received descriptor. Raises ValueError."""
         fd = self._session.take_fd()
         if self.output_arena is not None:
             os.close(fd)
@@ -146,7 +145,7 @@ class WorkerMemory:
     def own_span(self, span: Span) -> Span:
         """Return a place in the worker's arena, which the worker named, with a lease. Raises ValueError."""
         if self.output_arena is None or span.lease.region_number != wire.OUTPUT_ARENA:
-            raise ValueError("a place in an arena that was never created")
+            raise ValueError("a span in an output arena that was not created")
         return Span(self.output_arena.lease(span.offset, span.byte_size), span.offset, span.byte_size)
 
     def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
@@ -174,11 +173,11 @@ class WorkerMemory:
         raise ValueError(f"an output at {span.offset} of region {number}, outside of the request's inputs and outputs")
 
     def deliver(self, request: Request, response: Response) -> None:
-        """Give `response` to `request`: its outputs are in their places."""
+        """Send `response`: its outputs are in their places."""
         request.respond(response)
 
     def finished(self, request: int) -> None:
-        """The worker has done with a request."""
+        """Do nothing: the worker has no copies of a finished request."""
 
     def begin_transfer(self, number: int, byte_size: int) -> None:
         """Refuse: the worker shares its memory."""
@@ -189,7 +188,7 @@ class WorkerMemory:
         raise ValueError("a chunk in a session with shared memory")
 
     def free_blocks(self, offsets: Sequence[int]) -> None:
-        """Tell the worker, once in an event-loop iteration, which blocks of its arena are free."""
+        """Free blocks of the worker's arena. The worker gets one message for each event-loop iteration."""
         if self._closed:
             return
         if not self._freed:
@@ -204,7 +203,7 @@ class WorkerMemory:
     # ---- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The worker is gone: release what only it used."""
+        """The worker is gone: release its held inputs and its output arena."""
         self._closed = True
         self.free_held(list(self._held))
         if self.output_arena is not None:

@@ -1,7 +1,7 @@
-"""Every message between the kernel and a worker process. This file is the whole protocol, so it is a long one.
+"""All messages between the kernel and a worker process. The whole protocol is in this file, so the file is long.
 
-A message is msgpack, an array whose first element is the tag; `backends/transport/framing.py` puts its length in front.
-Kernel and worker are of the same version, so there is no negotiation beyond `Hello`.
+A message is a msgpack array whose first element is the tag. `backends/transport/framing.py` adds the length before it.
+Kernel and worker have the same version, so there is no negotiation beyond `Hello`.
 
     kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop
                       Attach*, OwnArena*, Detach, Transfer, Chunk
@@ -13,27 +13,27 @@ Kernel and worker are of the same version, so there is no negotiation beyond `He
                       Started, Recalled, Rescheduled, MemoryUsed
                       Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
-Sessions. Messages with * work only between processes of one machine: `Attach`, `ArenaCreated` and `OutboxCreated`
-travel together with a file descriptor. `Hello.local` says whether a session has them. In one that does not, each side
-gives the other copies: `Transfer` announces a region, `Chunk` messages bring its bytes, and tensors name spans of it as
-they name spans of attached regions. `Detach` ends both kinds; the kernel frees a region that a worker transferred.
+Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
+a file descriptor. `Hello.local` says whether a session has them. A session without them copies: `Transfer` announces a
+region, `Chunk` messages carry its bytes, and tensors name spans of it as they name spans of attached regions. `Detach`
+ends both kinds of region at the worker. The kernel frees a region that a worker transferred itself.
 
-Places. A tensor lies inline, or in a span whose region travels as its number (`shm.tensor.encode_lease`). The kernel's
-regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions.
+Places. A tensor is inline, or in a span; a message has the number of the span's region (`shm.tensor.encode_lease`). The
+kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions.
 
-Order. With a concurrency of 1 a worker responds to `Execute` messages in the order in which it got them, with any
-number of `Responded` and one `Executed`, and starts no batch before the `Executed` of the one before is sent or kept in
-its outbox (`backends/transport/outbox.py`). So the kernel knows what a worker that dies had not started. With a higher
+Order. With a concurrency of 1 a worker handles `Execute` messages in order, each with any number of `Responded` and one
+`Executed`. It starts a batch only when the previous `Executed` is sent or in its outbox
+(`backends/transport/outbox.py`). So the kernel knows which batches a dead worker had not started. With a higher
 concurrency the worker sends `Started` for each batch, and `Executed` may come in any order. A decoupled model may
 respond after `Executed`.
 
 Times are monotonic nanoseconds of the worker's clock. On one machine that is the kernel's clock; otherwise the session
-adds the difference that `Hello.now_ns` shows.
+adds the difference that it computes from `Hello.now_ns`.
 
-What comes next has its place here, so that the protocol is not rebuilt for it: sequences (`SequenceEntry`,
-`EndSequence`), iterative sequences (`Rescheduled`), several batches at a time (`Started`, `Recall`),
-calls of other models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A kernel or
-worker that gets one of these without having asked for it treats it as a broken peer.
+What comes next. Some messages are defined for features that are not built yet: sequences (`SequenceEntry`,
+`EndSequence`), iterative sequences (`Rescheduled`), several batches at a time (`Started`, `Recall`), calls of other
+models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A peer that gets one of
+them unexpectedly ends the session.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ import msgspec
 
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
-#: Raised when either side changes; a worker of another number is refused.
+#: The version of the protocol, increased with each change. A worker with another version is refused.
 PROTOCOL = 5
 
-#: The number by which a worker and the kernel name the worker's own output arena.
+#: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
 
-#: How many responses of one request a worker may have sent beyond those that the client took.
+#: How many responses of a request a worker may have sent that the client has not taken (credit).
 CREDIT_WINDOW = 64
 
-#: The most bytes in one `Chunk`: other messages are sent between two of them.
+#: The most bytes in one `Chunk`. Other messages can be sent between two chunks.
 CHUNK_BYTE_SIZE = 256 << 10
 
-#: Regions that a worker transfers have numbers from here on, so that they never meet the kernel's.
+#: The first number of regions that a worker transfers: larger than all numbers of the kernel.
 FIRST_TRANSFER_OF_WORKER = 1 << 62
 
 #: `RequestMessage.flags` (TRITONSERVER_REQUEST_FLAG_*).
@@ -76,22 +76,22 @@ class TraceContext(msgspec.Struct, array_like=True, gc=False):
 
 
 class SequenceEntry(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """The place of a request in a batch of sequences."""
+    """The entry of a request in a batch of sequences."""
 
-    #: By which the worker keeps implicit state.
+    #: The worker stores implicit state by slot.
     slot: int
-    #: Control tensors, which the model gets beside the inputs.
+    #: Control tensors, which the model gets in addition to the inputs.
     controls: list[Tensor] = []
-    #: Padding of the batch: there is no request, and no response is expected.
+    #: Padding of the batch: there is no request, and no response follows.
     empty: bool = False
 
 
 class RequestMessage(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One request of a batch, or of a call of another model. `number` is unique for the worker's lifetime."""
+    """A request of a batch, or of a call of another model. `number` is unique for the worker's lifetime."""
 
     number: int
     inputs: list[Tensor]
-    #: Destinations of outputs; none for all outputs in the response. See `RequestedOutput`.
+    #: Destinations of outputs; empty for all outputs in the response. See `RequestedOutput`.
     outputs: list[RequestedOutput] = []
     id: str = ""
     #: `SEQUENCE_START` and `SEQUENCE_END`.
@@ -107,16 +107,16 @@ class RequestMessage(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 class ResponseMessage(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One response. With `error_code` set there are no outputs.
 
-    A block of the output arena that `outputs` name belongs to the kernel until it sends `FreeBlocks`. A final response
-    may name a span within an input of its request, in an arena of the kernel. A span of a client's region says that the
-    output was written there.
+    The kernel owns a block of the output arena that `outputs` name until it sends `FreeBlocks`. A final response may
+    name a span within an input of its request, in an arena of the kernel. With a span of a client's region, the worker
+    has written the output there.
     """
 
     outputs: list[Tensor] = []
     parameters: dict[str, ParameterValue] = {}
     error_code: str = ""
     error_text: str = ""
-    #: Whether Triton finds the error before it queues the request (`ServingError.before_queueing`).
+    #: Whether Triton detects the error before it queues the request (`ServingError.before_queueing`).
     error_before_queueing: bool = False
 
 
@@ -134,23 +134,23 @@ class MetricSeriesRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
     number: int
     family: str
     labels: dict[str, str] = {}
-    #: Upper bounds of a histogram's buckets, ascending, without the infinite one.
+    #: Upper bounds of a histogram's buckets, ascending, without infinity.
     buckets: list[float] = []
 
 
 class MetricChange(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What was added to a series since its last change: to the value, or to a histogram's sum and buckets."""
+    """The change of a series since the last message: of its value, or of a histogram's sum and buckets."""
 
     series: int
     added: float
-    #: A gauge was set: `added` is its value.
+    #: A gauge was set: `added` is its new value.
     absolute: bool = False
-    #: Observations by bucket, and above all bounds.
+    #: Observations of each bucket, the last one for those above all bounds.
     counts: list[int] = []
 
 
 class MemoryUse(msgspec.Struct, array_like=True, gc=False):
-    """How many bytes the instance uses on a device; `kind` is `CPU`, `CPU_PINNED` or `GPU`."""
+    """The bytes that the instance uses on a device; `kind` is `CPU`, `CPU_PINNED` or `GPU`."""
 
     kind: str
     device_id: int
@@ -161,11 +161,11 @@ class MemoryUse(msgspec.Struct, array_like=True, gc=False):
 
 
 class Complete(Message):
-    """Complete a model's configuration from its file, and answer `Completed` or `LoadFailed`."""
+    """Complete a model's configuration from its file. The response is `Completed` or `LoadFailed`."""
 
-    #: The configuration as far as it is known, in protobuf's JSON form with field names as in the .proto.
+    #: The incomplete configuration, in protobuf's JSON form with the field names of the .proto file.
     config: str
-    #: The model's folder in the repository, and the version folder in it.
+    #: The model's folder in the repository. `version` names the folder in it.
     model_dir: str
     version: int
     #: Settings of the backend from the command line.
@@ -173,7 +173,7 @@ class Complete(Message):
 
 
 class Load(Message):
-    """Load the model and answer `Loaded` or `LoadFailed`."""
+    """Load the model. The response is `Loaded` or `LoadFailed`."""
 
     #: The complete configuration in JSON, as `/config` shows it.
     config: str
@@ -183,16 +183,16 @@ class Load(Message):
     #: `CPU`, `GPU` or `MODEL`, and the device for GPU.
     kind: str = "CPU"
     device_id: int = 0
-    #: Largest number of bytes that the worker's output arena may take.
+    #: The most bytes that the worker's large outputs may take at a time.
     arena_byte_size: int = 1 << 34
     verbose: int = 0
     backend_config: dict[str, str] = {}
-    #: The CPUs that the worker may use; none for all.
+    #: The CPUs that the worker may use; empty for all.
     cpus: tuple[int, ...] = ()
 
 
 class Joined(Message):
-    """The instance that was loaded belongs to its model now: `MetricsChanged` may come."""
+    """The loaded instance now belongs to its model. From now on the worker may send `MetricsChanged`."""
 
 
 class Stop(Message):
@@ -203,26 +203,26 @@ class Stop(Message):
 
 
 class Attach(Message):
-    """A region that later messages name by `number`; its file descriptor comes along."""
+    """A region that later messages name by `number`. Sent with its file descriptor."""
 
     number: int
     byte_size: int
     offset: int = 0
-    #: Whether the worker may write to the region: to its inputs in place, or outputs. A region that is not writable is
-    #: mapped privately: the model may change its inputs, and no other process sees it.
+    #: Whether the worker may write to the region: change inputs in place, or write outputs. A region that is not
+    #: writable is mapped privately: the model may change its inputs, and no other process sees the change.
     writable: bool = True
     #: Whether another process may change the bytes while the worker reads them: a client's region.
     volatile: bool = False
 
 
 class OwnArena(Message):
-    """Region `number` is the worker's own output arena: spans of it are used in the worker's own mapping."""
+    """Region `number` is the worker's own output arena. Sent in place of `Attach`: the worker has its memory."""
 
     number: int
 
 
 class Transfer(Message):
-    """A region that later messages name by `number`. `Chunk` messages bring its bytes. In both directions."""
+    """A region that later messages name by `number`. `Chunk` messages carry its bytes. In both directions."""
 
     number: int
     byte_size: int
@@ -237,13 +237,13 @@ class Chunk(Message):
 
 
 class Detach(Message):
-    """No later message names this region: unmap it, or free its copy."""
+    """No later message names this region: the worker unmaps it, or frees its copy."""
 
     number: int
 
 
 class FreeBlocks(Message):
-    """Nobody uses these blocks of the worker's output arena any more."""
+    """These blocks of the worker's output arena are no longer in use."""
 
     offsets: list[int]
 
@@ -256,12 +256,12 @@ class Execute(Message):
 
     batch: int
     requests: list[RequestMessage]
-    #: For how many nanoseconds the worker may poll for the next message when it is done, before it sleeps.
+    #: How long the worker may poll for the next message after the batch, before it sleeps, in nanoseconds.
     poll_ns: int = 0
 
 
 class Cancel(Message):
-    """The clients of these requests are gone: `is_cancelled` is true from now on."""
+    """The clients of these requests have gone: `is_cancelled` is true from now on."""
 
     requests: list[int]
 
@@ -274,7 +274,7 @@ class Credit(Message):
 
 
 class Recall(Message):
-    """Give back the batches that are not started, and answer `Recalled`: the instance waits for another model."""
+    """Return the batches that are not started: the instance waits for another model. The response is `Recalled`."""
 
 
 class EndSequence(Message):
@@ -294,7 +294,7 @@ class CallResponded(Message):
 
 
 class ModelControlled(Message):
-    """What became of a `ControlModel`: an error, or whether the model is ready."""
+    """The result of a `ControlModel`: an error, or whether the model is ready."""
 
     call: int
     ready: bool = False
@@ -306,14 +306,14 @@ class ModelControlled(Message):
 
 
 class ReadSpan(Message):
-    """Read the bytes of a span of an attached region and answer `SpanRead`."""
+    """Read the bytes of a span of an attached region. The response is `SpanRead`."""
 
     task: int
     span: Span
 
 
 class WriteSpan(Message):
-    """Write `source`, a span of an attached arena, to `target`, a span of as many bytes, and answer `SpanWritten`."""
+    """Write `source`, in an attached arena, to `target`, a span of the same size. The response is `SpanWritten`."""
 
     task: int
     source: Span
@@ -324,13 +324,13 @@ class WriteSpan(Message):
 
 
 class Hello(Message):
-    """First message of a worker: it runs and can be given a model."""
+    """The first message of a worker: it is ready to load a model."""
 
     protocol: int
     pid: int
     #: Whether descriptors can be passed and memory shared with the worker.
     local: bool = True
-    #: The worker's monotonic clock when it sent this.
+    #: The worker's monotonic clock at the time of sending, in nanoseconds.
     now_ns: int = 0
 
 
@@ -340,26 +340,26 @@ class Completed(Message):
 
 class Loaded(Message):
     load_ns: int = 0
-    #: How many batches the instance executes at the same time.
+    #: The concurrency: how many batches the instance executes at the same time.
     concurrency: int = 1
 
 
 class LoadFailed(Message):
-    """The reason, as an operator should read it, and the error code's value."""
+    """The error code's value, and the reason for the operator."""
 
     code: str
     text: str
 
 
 class Log(Message):
-    """A line that the model logged through its backend: level is `INFO`, `WARNING`, `ERROR` or `VERBOSE`."""
+    """A log line of the model: level is `INFO`, `WARNING`, `ERROR` or `VERBOSE`."""
 
     level: str
     text: str
 
 
 class MetricsChanged(Message):
-    """What became of the model's own metrics, in this order. Only after `Joined`."""
+    """Changes of the model's custom metrics, applied in the order of the fields. Only after `Joined`."""
 
     families: list[MetricFamilyRef] = []
     created: list[MetricSeriesRef] = []
@@ -369,7 +369,7 @@ class MetricsChanged(Message):
 
 
 class MemoryUsed(Message):
-    """What the instance uses now, on all devices."""
+    """The memory that the instance uses now, on all devices."""
 
     uses: list[MemoryUse]
 
@@ -378,24 +378,24 @@ class MemoryUsed(Message):
 
 
 class ArenaCreated(Message):
-    """The worker's output arena; a descriptor that is open for reading comes along. Sent before it is first named."""
+    """The worker's output arena. Sent with a read-only descriptor, before any message names the arena."""
 
     byte_size: int
 
 
 class OutboxCreated(Message):
-    """The memory of messages that the worker keeps unsent; its file descriptor comes along. Sent after `Hello`."""
+    """The worker's outbox. Sent with its file descriptor, after `Hello`."""
 
 
 class InputsHeld(Message):
-    """The model goes on using inputs of these requests in arenas of other processes, and the final responses follow:
-    the blocks stay as they are until `InputsFreed`."""
+    """The model still uses inputs of these requests after the final responses, which follow. The inputs are in arenas
+    of other processes; their blocks must stay unchanged until `InputsFreed`."""
 
     requests: list[int]
 
 
 class InputsFreed(Message):
-    """The model has done with inputs that it held."""
+    """The model no longer uses the held inputs of these requests."""
 
     requests: list[int]
 
@@ -404,13 +404,13 @@ class InputsFreed(Message):
 
 
 class Started(Message):
-    """The worker has begun to execute a batch. Only where the concurrency is above 1."""
+    """The worker has started to execute a batch. Only with a concurrency above 1."""
 
     batch: int
 
 
 class Responded(Message):
-    """A response of one request. None with `final` only says that no more will come."""
+    """A response of a request. None with `final` only marks the end of the responses."""
 
     request: int
     final: bool
@@ -418,8 +418,8 @@ class Responded(Message):
 
 
 class Executed(Message):
-    """The batch is done. `responses` is the final response of each request of the batch in order, or empty where they
-    were or will be sent as `Responded`.
+    """The batch is finished. `responses` has the final response of each request, in the order of the batch, or is empty
+    if they are sent as `Responded`, before or after this.
 
     The inputs were gathered between `compute_start_ns` and `input_end_ns`, the model itself ran until
     `output_start_ns`, and the outputs were written until `compute_end_ns`.
@@ -431,19 +431,19 @@ class Executed(Message):
     input_end_ns: int = 0
     output_start_ns: int = 0
     compute_end_ns: int = 0
-    #: How many tensors the worker copied around the model, and how many bytes these were.
+    #: How many tensors the worker copied before and after the model, and their total size in bytes.
     copies: int = 0
     copied_byte_size: int = 0
 
 
 class Recalled(Message):
-    """The batches that the worker gives back, as it was asked to by `Recall`."""
+    """The batches that the worker returns after `Recall`."""
 
     batches: list[int]
 
 
 class Rescheduled(Message):
-    """The model wants this request to be executed again, with these inputs (iterative sequences)."""
+    """The model reschedules this request: execute it again with these inputs (iterative sequences)."""
 
     request: int
     inputs: list[Tensor]
@@ -455,33 +455,33 @@ class Rescheduled(Message):
 class Submit(Message):
     """Send a request to another model. `call` is unique for the worker's lifetime; `CallResponded` names it.
 
-    Inputs may lie inline, in the caller's inputs, in results that it leases, and in its own arena.
+    Inputs may be inline, in the caller's inputs, in results that it leases, or in its own arena.
     """
 
     call: int
     model_name: str
     model_version: str
     request: RequestMessage
-    #: The request of this worker on whose behalf the model calls.
+    #: The number of the worker's request that the model executes when it calls.
     parent: int
     #: Whether several responses are accepted.
     streaming: bool = False
 
 
 class CancelCall(Message):
-    """Nobody waits for the responses of this call any more."""
+    """The model no longer waits for the responses of this call."""
 
     call: int
 
 
 class Released(Message):
-    """The model has dropped results: these leases of `CallResponded` end."""
+    """The model has dropped results: release these leases of `CallResponded`."""
 
     leases: list[int]
 
 
 class Blocked(Message):
-    """The instance waits for a call (`waiting`), or goes on."""
+    """The instance waits for a call (`waiting`), or continues."""
 
     call: int
     waiting: bool
@@ -503,7 +503,7 @@ class ControlModel(Message):
 
 
 class SpanRead(Message):
-    """The bytes of a span, as a tensor inline or in the helper's own arena; or why they cannot be read."""
+    """The bytes of a span, as a tensor inline or in the helper's own arena; or the error text."""
 
     task: int
     tensor: Tensor | None = None
@@ -511,7 +511,7 @@ class SpanRead(Message):
 
 
 class SpanWritten(Message):
-    """A span was written, or why it cannot be."""
+    """A span was written; or the error text."""
 
     task: int
     error_text: str = ""

@@ -1,4 +1,4 @@
-"""The inputs of a worker's requests: in the message that brought them, in an arena, or in a client's region."""
+"""Reads the inputs of a worker's requests: from the message, an arena, or a client's region."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from shm.arrays import RAW_TYPES
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from backends.worker.held import HeldInputs
+    from backends.worker.held_inputs import HeldInputs
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
 
 class InputReader:
-    """Gives requests their inputs. `model_name` is for the texts of errors."""
+    """Sets the inputs of requests. `model_name` is for error texts."""
 
     def __init__(self, regions: AttachedRegions, held: HeldInputs) -> None:
         self._regions = regions
         self._held = held
         self.model_name = ""
-        #: Whether inputs in a client's region are copied, because the model keeps its inputs.
+        #: Whether inputs in a client's region are copied, because the model has held such an input.
         self.copies_volatile = False
 
     def read(self, requests: list[WorkerRequest]) -> list[WorkerRequest]:
-        """Return the requests whose inputs are usable, which are in `inputs` now; the others have failed."""
-        usable = True
+        """Set `inputs` of the requests. Returns those with valid inputs; the others have failed."""
+        all_valid = True
         for request in requests:
             inputs = request.inputs
             try:
                 for tensor in request.ref.inputs:
-                    if tensor.data is not None and tensor.datatype != "BYTES":  # usual, so without a call
+                    if tensor.data is not None and tensor.datatype != "BYTES":  # the usual case, without a call
                         inputs.append(tensor)
                     else:
                         inputs.append(self._resolved(tensor, request))
             except ServingError as error:
                 request.fail(error)
-                usable = False
-        return requests if usable else [request for request in requests if not request.finished]
+                all_valid = False
+        return requests if all_valid else [request for request in requests if not request.finished]
 
     def _resolved(self, tensor: Tensor, request: WorkerRequest) -> Tensor:
-        """Return `tensor` with its bytes in `data`. The message's own tensor keeps no view of them."""
+        """Return a copy of `tensor` with its bytes in `data`. The message's tensor gets no view of them."""
         data = tensor.data
         if data is None:
             assert tensor.span is not None, f"input '{tensor.name}' has no place"
@@ -58,7 +58,7 @@ class InputReader:
     def _view(self, tensor: Tensor, span: Span, request: WorkerRequest) -> memoryview:
         """Return the bytes of an input in shared memory."""
         region = self._regions.get(span.lease.region_number)
-        # Their producer can change string lengths between our check and our use: take a copy.
+        # Another process could change string lengths after the check: copy the bytes.
         if (tensor.datatype == "BYTES" and not region.steady) or (region.volatile and self.copies_volatile):
             return memoryview(bytearray(region.view(span.offset, span.byte_size)))
         if region.private:
@@ -66,7 +66,7 @@ class InputReader:
         return self._held.watch(request.ref.number, region, span.offset, span.byte_size)
 
     def place_in_inputs(self, request: WorkerRequest, array: Array) -> Span | None:
-        """Return where `array` lies if that is within an input in an arena, to be named as an output; else None."""
+        """Return the span of `array` if it is a part of an input in a shared arena, where it can stay; else None."""
         if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
             return None
         start = address_of(array)

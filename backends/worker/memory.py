@@ -1,8 +1,8 @@
-"""Regions that the kernel made known to this worker: attached ones, mapped on first use, and copies.
+"""Regions that the kernel announced to this worker: attached regions, mapped on first use, and copies.
 
-Two properties are told apart. *Writable*: the worker may write to the region, which others then see. A region that is
-not is mapped privately, so that a model may change its inputs and nobody else sees it. *Volatile*: another process may
-change the bytes at any time, as a client may in a region of its own.
+A region has two properties. *Writable*: the worker may write to it, and other processes see that. A region that is not
+writable is mapped privately: the model may change its inputs, and no other process sees the change. *Volatile*: another
+process may change the bytes at any time, as a client in its own region.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernel.errors import InvalidArgument
 if TYPE_CHECKING:
     from shm.tensor import Buffer
 
-#: Private pages that are never written need no memory: reserve none (mmap(2)); Python's mmap lacks the name.
+#: Reserve no memory for private pages: few are written (mmap(2)). Python's mmap lacks this constant.
 _MAP_NORESERVE = 0x4000
 
 _TRUNCATED = "shared memory region was truncated by its owner"
@@ -26,17 +26,17 @@ _TRUNCATED = "shared memory region was truncated by its owner"
 class WorkerRegion(Protocol):
     """A region as the worker uses it, by offsets from its start."""
 
-    #: Whether another process may change the bytes at any time: a region of a client.
+    #: Whether another process may change the bytes at any time: a client's region.
     volatile: bool
-    #: Whether nobody else changes the bytes of an input while its request runs.
+    #: Whether no other process changes the bytes of an input while its request is executed.
     steady: bool
-    #: Whether the kernel sees what the model writes into an input, so that an output may stay there.
+    #: Whether the kernel sees what the model writes to an input, so that an output can stay there.
     shared: bool
-    #: Whether the memory is the worker's own, so that a model may keep inputs as long as it likes.
+    #: Whether the memory is the worker's own, so that the model may use inputs without limit in time.
     private: bool
 
     def view(self, offset: int, byte_size: int) -> memoryview:
-        """Return writable bytes. Raises `InvalidArgument` where the owner of the region has shortened it."""
+        """Return bytes, writable. Raises `InvalidArgument` if the owner of the region has shortened it."""
 
     def input_view(self, offset: int, byte_size: int) -> memoryview:
         """Return the bytes of an input until `ended`: read-only in a volatile region. Raises as `view`.
@@ -48,11 +48,11 @@ class WorkerRegion(Protocol):
         """Nothing uses a view any more that `input_view` returned for these bytes, and that is no copy."""
 
     def close(self) -> None:
-        """Unmap or free the region; arrays that still point into it keep their memory."""
+        """Unmap or free the region. Arrays that still refer to it keep their memory."""
 
 
 class AttachedRegion:
-    """A region of a descriptor, which it owns together with the mapping."""
+    """A region with a descriptor. Owns the descriptor and the mapping."""
 
     def __init__(self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool) -> None:
         self.volatile = volatile
@@ -64,8 +64,8 @@ class AttachedRegion:
         self._offset = offset
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
-        #: Inputs in use of a region that is mapped privately.
-        self._private: list[tuple[int, int]] = []
+        #: Pages, as (start, end), of inputs in use; only in a region that is mapped privately.
+        self._pages_in_use: list[tuple[int, int]] = []
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """See `WorkerRegion`."""
@@ -75,7 +75,7 @@ class AttachedRegion:
         return self._view[offset : offset + byte_size]
 
     def _map(self) -> memoryview:
-        # A mapping starts at a page: map from the start of the file and skip `offset` in the view.
+        # A mapping starts at a page: map from the start of the file, and let the view skip `offset`.
         end = self._offset + self._byte_size
         sharing = mmap.MAP_SHARED if self._writable else mmap.MAP_PRIVATE | _MAP_NORESERVE
         try:
@@ -91,14 +91,14 @@ class AttachedRegion:
         if self._writable:
             return self.view(offset, byte_size)
         start, end = self._pages(offset, byte_size)
-        if any(start < other_end and other_start < end for other_start, other_end in self._private):
-            # Another request uses these pages and may have changed its private copy of them: read the file.
+        if any(start < other_end and other_start < end for other_start, other_end in self._pages_in_use):
+            # Another request uses these pages and may have changed the private copy: read the file.
             return memoryview(bytearray(os.pread(self._fd, byte_size, self._offset + offset)))
-        self._private.append((start, end))
+        self._pages_in_use.append((start, end))
         return self.view(offset, byte_size)
 
     def read_into(self, offset: int, memory: memoryview) -> None:
-        """Fill `memory` with the bytes at `offset`, without mapping. Raises `InvalidArgument` where they are gone."""
+        """Fill `memory` with the bytes at `offset`, without mapping. Raises `InvalidArgument` if they are gone."""
         position = 0
         while position < len(memory):
             count = os.preadv(self._fd, [memory[position:]], self._offset + offset + position)
@@ -107,25 +107,25 @@ class AttachedRegion:
             position += count
 
     def write_from(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`, without mapping. Raises `InvalidArgument` where the region was shortened."""
+        """Write `data` at `offset`, without mapping. Raises `InvalidArgument` if the file is too short."""
         start = self._offset + offset
-        if os.fstat(self._fd).st_size < start + len(data):  # writing would lengthen the client's object again
+        if os.fstat(self._fd).st_size < start + len(data):  # a write would lengthen the client's object again
             raise InvalidArgument(_TRUNCATED)
         position = 0
         while position < len(data):
             position += os.pwrite(self._fd, data[position:], start + position)
 
     def ended(self, offset: int, byte_size: int) -> None:
-        """See `WorkerRegion`. Pages that the model wrote to are private now, and would be stale for the next input."""
+        """See `WorkerRegion`. Drops the private pages: those that the model wrote would be stale for the next input."""
         pages = self._pages(offset, byte_size)
         if self._writable:
             return
-        self._private.remove(pages)
+        self._pages_in_use.remove(pages)
         if self._mapping is not None:
             self._mapping.madvise(mmap.MADV_DONTNEED, pages[0], pages[1] - pages[0])
 
     def _pages(self, offset: int, byte_size: int) -> tuple[int, int]:
-        """Return where the pages of a span begin and end in the mapping."""
+        """Return the start and the end of a span's pages in the mapping."""
         start, end = self._offset + offset, self._offset + offset + byte_size
         return start & -mmap.PAGESIZE, min(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE, self._offset + self._byte_size)
 
@@ -139,7 +139,7 @@ class AttachedRegion:
 
 
 class CopiedRegion:
-    """A region whose bytes the kernel sends, to a worker that shares no memory with it."""
+    """A copy of a region, for a worker that shares no memory with the kernel, which sends the bytes."""
 
     volatile = False
     steady = True
@@ -150,7 +150,7 @@ class CopiedRegion:
         self._memory = bytearray(byte_size)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Take the next bytes. Raises ValueError where they lie outside of the region."""
+        """Store received bytes. Raises ValueError if they are outside of the region."""
         if not 0 <= offset <= len(self._memory) - len(data):
             raise ValueError(f"{len(data)} bytes at {offset} of a region of {len(self._memory)}")
         self._memory[offset : offset + len(data)] = data
@@ -169,23 +169,23 @@ class CopiedRegion:
 
 
 class AttachedRegions:
-    """Regions by the numbers that the kernel gave them."""
+    """The regions of this worker, by the kernel's numbers."""
 
     def __init__(self) -> None:
         self._regions: dict[int, WorkerRegion] = {}
 
     def attach(self, number: int, region: WorkerRegion) -> None:
-        """Know `region`, which is ours now, as `number`."""
+        """Add `region` as `number`, and own it from now on."""
         self._regions[number] = region
 
     def detach(self, number: int) -> None:
-        """Forget a region and close it."""
+        """Remove a region and close it."""
         self._regions.pop(number).close()
 
     def find(self, number: int) -> WorkerRegion | None:
-        """Return the region `number`, None where the kernel never made it known."""
+        """Return the region `number`, or None if the kernel did not announce it."""
         return self._regions.get(number)
 
     def get(self, number: int) -> WorkerRegion:
-        """Return the region `number`. Raises KeyError where the kernel never made it known."""
+        """Return the region `number`. Raises KeyError if the kernel did not announce it."""
         return self._regions[number]

@@ -1,6 +1,6 @@
-"""The worker's own memory for large outputs: an arena that others read, or copies that are sent.
+"""The worker's memory for large outputs: an arena that other processes read, or copies that are sent.
 
-`backends/worker/outputs.py` writes into it.
+`backends/worker/outputs.py` writes to it.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ _OWN_ARENA = RegionNumber(wire.OUTPUT_ARENA)
 
 
 class OutputMemory(Protocol):
-    """Where large outputs lie. Callable from any thread."""
+    """Allocates memory for large outputs. Callable from any thread."""
 
     #: The most bytes that outputs may take at a time.
     byte_size: int
 
     def take(self, byte_size: int) -> tuple[Span, memoryview]:
-        """Return a place for an output and its bytes, writable. Raises `ArenaFull`."""
+        """Return the span for a new output and its bytes, writable. Raises `ArenaFull`."""
 
     def owns(self, span: Span) -> bool:
-        """Whether the place was taken here."""
+        """Whether `take` returned the span."""
 
     def free(self, offsets: Sequence[int]) -> None:
-        """Free places of an arena that nobody uses any more, by their offsets."""
+        """Free blocks of the arena, by their offsets."""
 
     def drop(self, span: Span) -> None:
-        """Free a place that no response names."""
+        """Free a span that no response names."""
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
-        """Make the kernel able to read these tensors, before the response that names them is sent."""
+        """Make these tensors readable for the kernel, before the response that names them is sent."""
 
 
 class ArenaOutputs:
-    """An arena of this worker. One process allocates in it, the worker; others only read, and say what is free."""
+    """Outputs in an arena of this worker. Only the worker allocates in it; other processes read. The kernel sends which
+    blocks to free."""
 
     def __init__(self, on_arena: Callable[[Arena], None]) -> None:
-        """`on_arena` is called with the arena when the first output needs one."""
+        """`on_arena` is called with the arena when it is created, for the first large output."""
         self.byte_size = 1 << 34
         #: None before the first large output.
         self.arena: Arena | None = None
@@ -90,13 +91,13 @@ class ArenaOutputs:
 
 
 class SentOutputs:
-    """Outputs of a worker that shares no memory with the kernel: each is sent in chunks and then forgotten."""
+    """Outputs of a worker that shares no memory with the kernel: each is sent in chunks and then freed."""
 
     def __init__(self, send: Callable[[wire.ToKernel], None]) -> None:
         self.byte_size = 1 << 34
         self._send = send
         self._numbers = itertools.count(wire.FIRST_TRANSFER_OF_WORKER)
-        #: Outputs that were not sent, by the number of the region that each will be.
+        #: Outputs that are not sent yet, by the region number that each has on the wire.
         self._unsent: dict[int, bytearray] = {}
 
     def take(self, byte_size: int) -> tuple[Span, memoryview]:

@@ -1,4 +1,4 @@
-"""Where a worker's outputs go: into the message, the worker's own memory, an input, or the client's region."""
+"""Writes a worker's outputs to their places: the message, the worker's memory, an input, or the client's region."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ANY_OUTPUT = RequestedOutput("")
 
 
 class OutputWriter:
-    """Turns arrays of outputs into tensors in their places. Callable from any thread."""
+    """Makes tensors from output arrays. Callable from any thread."""
 
     def __init__(self, regions: AttachedRegions, inputs: InputReader, memory: OutputMemory) -> None:
         self.memory = memory
@@ -40,107 +40,107 @@ class OutputWriter:
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
         """See `WorkerRequest.reserve`."""
-        asked = _asked(request, name)
+        requested = _requested_output(request, name)
         dtype = NUMPY_TYPES.get(datatype if datatype != "BF16" else "UINT16")
-        if asked is None or asked.classification or dtype is None or dtype.hasobject:
+        if requested is None or requested.classification or dtype is None or dtype.hasobject:
             return None
         byte_size = element_count(shape) * dtype.itemsize
-        if asked.span is not None:
-            if byte_size > asked.span.byte_size:
+        if requested.span is not None:
+            if byte_size > requested.span.byte_size:
                 return None
         elif byte_size <= INLINE_LIMIT:
             return None
         self._free_reserved(request, name)
-        ref, view = self._place(name, datatype, list(shape), byte_size, asked)
+        tensor, view = self._place(name, datatype, list(shape), byte_size, requested)
         array = np.frombuffer(view, dtype=dtype).reshape(shape)
-        request.reserved[name] = (array, ref)
+        request.reserved[name] = (array, tensor)
         return array
 
     def write(self, request: WorkerRequest, outputs: Sequence[OutputValue], *, pass_on: bool = False) -> list[Tensor]:
-        """Return the references of those outputs that the client asked for, which are in their places now.
+        """Write the requested outputs to their places and return their tensors.
 
-        With `pass_on`, an output that is an input of the request, or a part of one, may stay where it is in the
-        kernel's arena, where the main thread answers. What is raised, a `ServingError`, leaves no block behind.
+        With `pass_on`, an output that is a part of an input in the kernel's arena may stay there, if the main thread
+        responds. Raises `ServingError`; then all blocks are freed.
         """
-        refs: list[Tensor] = []
+        tensors: list[Tensor] = []
         wanted = request.ref.outputs
         try:
             for output in outputs:
                 name, array = output.name, output.array
-                asked = _ANY_OUTPUT
-                if wanted:  # as `_asked`, without a call for each output
-                    for asked in wanted:
-                        if asked.name == name:
+                requested = _ANY_OUTPUT
+                if wanted:  # repeats `_requested_output`, to save a call for each output
+                    for requested in wanted:
+                        if requested.name == name:
                             break
                     else:
                         continue
                 if (
-                    asked.span is None
+                    requested.span is None
                     and array.nbytes <= INLINE_LIMIT
                     and array.dtype in RAW_TYPES
-                    and not asked.classification
+                    and not requested.classification
                     and not request.reserved
                 ):
-                    # The usual one, a small tensor, is in the message with this; all others take the call.
-                    refs.append(Tensor(name, output.datatype, list(array.shape), array.tobytes()))
+                    # The usual case, a small tensor, which is inline; all others take the call.
+                    tensors.append(Tensor(name, output.datatype, list(array.shape), array.tobytes()))
                 else:
-                    refs.append(self._write_asked(request, output, asked, pass_on))
+                    tensors.append(self._write_requested(request, output, requested, pass_on))
         except ServingError:
-            for ref in refs:
-                self._free_ref(ref)
+            for tensor in tensors:
+                self._free_tensor(tensor)
             raise
-        self.memory.publish(refs)
-        return refs
+        self.memory.publish(tensors)
+        return tensors
 
-    def _write_asked(
-        self, request: WorkerRequest, output: OutputValue, asked: RequestedOutput, pass_on: bool
+    def _write_requested(
+        self, request: WorkerRequest, output: OutputValue, requested: RequestedOutput, pass_on: bool
     ) -> Tensor:
         name, datatype, array = output.name, output.datatype, output.array
-        if asked.classification:
-            array = classify(array, datatype, asked.classification, self.labels.get(name, ()), batched=self.batched)
+        if requested.classification:
+            array = classify(array, datatype, requested.classification, self.labels.get(name, ()), batched=self.batched)
             datatype = "BYTES"
         reserved = request.reserved.pop(name, None) if request.reserved else None
         if reserved is not None:
-            place, ref = reserved
+            place, tensor = reserved
             if array is not place and array.shape == place.shape and array.dtype == place.dtype:
                 place[...] = array
-                return ref
+                return tensor
             if array is place:
-                return ref
-            self._free_ref(ref)
-        # Threads of the model may go on with an input when they have answered.
+                return tensor
+            self._free_tensor(tensor)
+        # Other threads of the model may still use an input after they have responded.
         if (
             pass_on
-            and asked.span is None
+            and requested.span is None
             and array.nbytes > INLINE_LIMIT
             and threading.get_ident() == self._main_thread
         ):
             span = self._inputs.place_in_inputs(request, array)
             if span is not None:
                 return Tensor(name, datatype, list(array.shape), None, span)
-        return self._write_new(name, datatype, array, asked)
+        return self._write_new(name, datatype, array, requested)
 
-    def _write_new(self, name: str, datatype: str, array: Array, asked: RequestedOutput) -> Tensor:
+    def _write_new(self, name: str, datatype: str, array: Array, requested: RequestedOutput) -> Tensor:
         shape = list(array.shape)
         data = to_bytes(array)
         byte_size = len(data)
-        if asked.span is None and byte_size <= INLINE_LIMIT:
+        if requested.span is None and byte_size <= INLINE_LIMIT:
             return Tensor(name, datatype, shape, bytes(data))
-        if asked.span is not None and byte_size > asked.span.byte_size:
+        if requested.span is not None and byte_size > requested.span.byte_size:
             raise InternalError(
-                f"shared memory size specified with the request for output '{name}' ({asked.span.byte_size} bytes) "
+                f"shared memory size specified with the request for output '{name}' ({requested.span.byte_size} bytes) "
                 f"should be at least {byte_size} bytes to hold the results"
             )
-        ref, view = self._place(name, datatype, shape, byte_size, asked)
+        tensor, view = self._place(name, datatype, shape, byte_size, requested)
         view[:] = data
-        return ref
+        return tensor
 
     def _place(
-        self, name: str, datatype: str, shape: list[int], byte_size: int, asked: RequestedOutput
+        self, name: str, datatype: str, shape: list[int], byte_size: int, requested: RequestedOutput
     ) -> tuple[Tensor, memoryview]:
-        wanted = asked.span
+        wanted = requested.span
         region = None if wanted is None else self._regions.find(wanted.lease.region_number)
-        if wanted is None or region is None:  # without shared memory the kernel passes it on to the client's region
+        if wanted is None or region is None:  # without shared memory the kernel copies it to the client's region
             span, view = self.memory.take(byte_size)
         else:
             span = Span(wanted.lease, wanted.offset, byte_size)
@@ -148,7 +148,7 @@ class OutputWriter:
         return Tensor(name, datatype, shape, None, span), view
 
     def copied(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors with copies of those that were left in inputs. Raises `ServingError`."""
+        """Return the tensors, with those that are in inputs replaced by copies. Raises `ServingError`."""
         copies: list[Tensor] = []
         for tensor in tensors:
             span = tensor.span
@@ -160,25 +160,25 @@ class OutputWriter:
             copies.append(copy)
         return copies
 
-    # ---- giving back -------------------------------------------------------------------------
+    # ---- freeing -----------------------------------------------------------------------------
 
     def free_reserved(self, request: WorkerRequest) -> None:
-        """Free what was reserved and not used."""
+        """Free reserved memory that was not used."""
         for name in list(request.reserved):
             self._free_reserved(request, name)
 
     def _free_reserved(self, request: WorkerRequest, name: str) -> None:
         reserved: tuple[Any, Tensor] | None = request.reserved.pop(name, None)
         if reserved is not None:
-            self._free_ref(reserved[1])
+            self._free_tensor(reserved[1])
 
-    def _free_ref(self, ref: Tensor) -> None:
-        if ref.span is not None and self.memory.owns(ref.span):
-            self.memory.drop(ref.span)
+    def _free_tensor(self, tensor: Tensor) -> None:
+        if tensor.span is not None and self.memory.owns(tensor.span):
+            self.memory.drop(tensor.span)
 
 
-def _asked(request: WorkerRequest, name: str) -> RequestedOutput | None:
-    """Return how the client wants an output, None where it wants others only."""
+def _requested_output(request: WorkerRequest, name: str) -> RequestedOutput | None:
+    """Return the request's entry for an output, or None if the request names only other outputs."""
     if not request.ref.outputs:
         return _ANY_OUTPUT
     for output in request.ref.outputs:

@@ -1,6 +1,6 @@
-"""What a helper does for the kernel, which never touches client memory: it reads and writes spans of client regions.
+"""Reads and writes spans of client regions, in a helper, because the kernel never accesses client memory.
 
-It uses pread and pwrite, so that a region that its owner has shortened is an error and no signal.
+Uses pread and pwrite: a region that its owner has shortened causes an error, not a signal.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class RegionIo:
     """Reads and writes on behalf of the kernel, one task after the other."""
 
     def __init__(self, regions: AttachedRegions, memory: OutputMemory, send: Callable[[wire.ToKernel], None]) -> None:
-        """What is read is put into `memory`, from where the kernel takes it."""
+        """`read` puts the bytes into `memory`, from which the kernel takes them."""
         self._regions = regions
         self._memory = memory
         self._send = send
 
     def read(self, message: wire.ReadSpan) -> None:
-        """Answer `ReadSpan`."""
+        """Read a span and send `SpanRead`."""
         span = message.span
         try:
             place, view = self._memory.take(span.byte_size)
@@ -46,7 +46,7 @@ class RegionIo:
         self._send(wire.SpanRead(message.task, Tensor("", "UINT8", [span.byte_size], None, place)))
 
     def write(self, message: wire.WriteSpan) -> None:
-        """Answer `WriteSpan`."""
+        """Write a span and send `SpanWritten`."""
         source, target = message.source, message.target
         try:
             data = self._region(source).view(source.offset, source.byte_size)

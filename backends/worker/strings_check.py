@@ -1,6 +1,6 @@
-"""Whether the bytes of a BYTES input are what its shape says. Texts are Triton's (infer_request.cc).
+"""Checks that the bytes of a BYTES input match its shape. Texts are Triton's (infer_request.cc).
 
-Checked in the worker: it alone reads what clients put into shared memory.
+The worker checks, because the kernel does not read client memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<I")
 
 
-def check_strings(view: Tensor, request_id: str, model: str) -> None:
-    """Raise `InvalidArgument` or `InvalidRequest` unless `view` holds exactly the elements of its shape."""
-    wanted = element_count(view.shape)
+def check_strings(tensor: Tensor, request_id: str, model: str) -> None:
+    """Raise `InvalidArgument` or `InvalidRequest` unless `tensor` holds exactly the elements of its shape."""
+    wanted = element_count(tensor.shape)
     found = position = 0
-    data = view.data
+    data = tensor.data
     assert data is not None
     end = len(data)
-    where = f"for inference input '{view.name}' for model '{model}'"
+    where = f"for inference input '{tensor.name}' for model '{model}'"
     while position < end:
         if end - position < 4:
             raise InvalidRequest(
@@ -40,8 +40,8 @@ def check_strings(view: Tensor, request_id: str, model: str) -> None:
         (length,) = _LENGTH.unpack_from(data, position)
         position += 4
         if length > end - position:
-            raise InvalidArgument(  # the text of Triton's backends, which find this out (backend_common.cc)
-                f"incomplete string data for inference input '{view.name}', expecting string of length {length} "
+            raise InvalidArgument(  # the text of Triton's backends, which detect this (backend_common.cc)
+                f"incomplete string data for inference input '{tensor.name}', expecting string of length {length} "
                 f"but only {end - position} bytes available"
             )
         position += length

@@ -6,7 +6,7 @@ yields its processor to other processes between two polls. If others need the pr
 
 The expected length of a wait is that of the last wait of the same kind. So a server that is idle, or that has slow
 models or slow clients, sleeps as without polling. `BusyPolling` decides, `LoopPoller` polls on the event loop,
-`backends.worker.mailbox` in workers, and `kernel.loop.clock` for the alarms of schedulers.
+`backends.worker.message_reader` in workers, and `kernel.loop.clock` for the alarms of schedulers.
 """
 
 from __future__ import annotations

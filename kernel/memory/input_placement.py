@@ -1,4 +1,4 @@
-"""Where a request's input bytes lie when a worker reads them: in the message, an arena or a client's region."""
+"""Places the inputs of a request where a worker can read them: in the message, in an arena, or in a client's region."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class InputPlacer:
-    """Gives every input its place. One arena per model, so that no model's worker sees another's inputs."""
+    """Gives each input its place. Each model has its own arena, so that no worker sees the inputs of another model."""
 
     def __init__(self, regions: RegionRegistry, arena_byte_size: int) -> None:
         self._regions = regions
@@ -26,13 +26,13 @@ class InputPlacer:
     def lease(self, request: Request) -> None:
         """Lease the client regions that `request` names. Raises `ServingError`.
 
-        Whoever calls releases the request's leases where that, or anything after it, fails.
+        If this or a later step fails, the caller releases the request's leases.
         """
         for tensor in request.inputs:
             if tensor.client_span is not None:
                 tensor.span, tensor.client_span = self._regions.lease(tensor.client_span), None
                 request.leased = True
-            elif tensor.span is not None:  # an output of another model
+            elif tensor.span is not None:  # in the memory of another model's output
                 request.leased = True
         for output in request.outputs:
             if output.client_span is not None:
@@ -40,10 +40,10 @@ class InputPlacer:
                 request.leased = True
 
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        """Return a buffer in the model's arena for a message that is about to be received; None where none is free.
+        """Return a buffer in the model's arena to receive a message of `byte_size` bytes; None if there is no space.
 
-        `first_tensor` is the offset of the first tensor in the message. An announced size costs no memory, only
-        address space of the arena: buffers take at most half of it, so that tensors that are copied find some.
+        `first_tensor` is the offset of the first tensor in the message. The announced size costs address space of the
+        arena, not memory. Buffers take at most half of the arena; the rest is left for tensors that are copied.
         """
         arena = self._arena(model)
         start = -first_tensor % ALIGNMENT
@@ -55,10 +55,10 @@ class InputPlacer:
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
         """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
 
-        Inputs that lie in `received_in` stay where they are; others are copied. Afterwards nothing refers to
+        Inputs in `received_in` stay there if they are aligned; others are copied. After this call no input refers to
         `received_in.view`.
         """
-        # A model that was loaded again while the message came has another arena: then the inputs are copied.
+        # If the model was reloaded while the message was received, it has a new arena: then the inputs are copied.
         in_arena = received_in is not None and received_in.region is self._arena(model).region
         usable = received_in if in_arena else None
         for tensor in request.inputs:

@@ -1,6 +1,6 @@
-"""Buffers in the arenas of models: a front door receives a message into the memory that a worker reads.
+"""Buffers in the arenas of models: a front door receives a message into memory that a worker reads.
 
-The tensors in a message share its block, which is free again when the last of them was released.
+The tensors of a message share its block. The block is freed when the last of them is released.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from shm.region import Region
     from shm.tensor import Buffer
 
-#: Tensors begin at multiples of this where they can: what vector units and frameworks like best.
+#: Alignment of the first tensor in bytes: what vector units and frameworks prefer.
 ALIGNMENT = 64
 
 
 class ReceiveBuffer:
-    """A message in a block of an arena. The front door that asked for it releases it once."""
+    """A block of an arena with room for one message. The front door that requested it releases it once."""
 
     __slots__ = ("_block", "_start", "view")
 
     def __init__(self, block: Block, start: int, byte_size: int) -> None:
-        """The message is `byte_size` bytes from `start` of `block`, whose lease is the buffer's from now on."""
+        """The message has `byte_size` bytes from `start` of `block`. The buffer owns the block's lease from now on."""
         self._block = block
         self._start = start
-        #: Where the message belongs, writable; not to be used after `release`.
+        #: The memory for the message, writable. Do not use it after `release`.
         self.view = block.view()[start : start + byte_size]
 
     @property
@@ -36,10 +36,10 @@ class ReceiveBuffer:
         return self._block.lease.region
 
     def span(self, data: Buffer, alignment: int) -> Span | None:
-        """Return where `data` lies, with a lease that is the caller's.
+        """Return the span of `data` with a lease that the caller owns.
 
-        None where `data` is no part of `view`, or does not begin at a multiple of `alignment` bytes, so that a worker
-        could not use it in place.
+        None if `data` is not a part of `view`, or does not begin at a multiple of `alignment` bytes: then a worker
+        cannot use it in place.
         """
         if type(data) is not memoryview or data.readonly:
             return None
@@ -50,10 +50,10 @@ class ReceiveBuffer:
         return Span(self._block.lease.share(), start, len(data))
 
     def release(self) -> None:
-        """End the front door's use. Tensors in the buffer keep the block until they are released."""
+        """Release the front door's lease. Tensors in the buffer have leases of their own."""
         self._block.release()
 
 
 def _address(data: memoryview) -> int:
-    # A slice of a memoryview does not tell where it begins.
+    # A slice of a memoryview does not know its offset in the whole.
     return ctypes.addressof(ctypes.c_char.from_buffer(data))  # a writable view

@@ -368,7 +368,7 @@ class Lifecycle:
 async def _end(keeper: InstanceKeeper) -> None:
     """Let an instance finish its batches, then end its worker."""
     try:
-        await keeper.leave()
+        await keeper.retire()
     finally:
         await keeper.stop()
 

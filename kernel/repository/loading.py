@@ -88,7 +88,7 @@ class InstanceUpdate(msgspec.Struct, frozen=True):
             if not each.plan.passive:
                 each.keeper.serve()
         for each in self.instances:
-            each.keeper.use(self.prepared.json)
+            each.keeper.set_restart_config(self.prepared.json)
         former, version.instances = version.instances, self.instances
         version.origin = self.origin
         version.model.config = self.prepared.config

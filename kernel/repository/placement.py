@@ -54,10 +54,10 @@ class InstanceKeeper(Protocol):
     def serve(self) -> None:
         """Let the scheduler dispatch batches to the instance."""
 
-    def use(self, config: str) -> None:
+    def set_restart_config(self, config: str) -> None:
         """Use this configuration when the worker is started again."""
 
-    async def leave(self) -> None:
+    async def retire(self) -> None:
         """Take no more batches, and wait until the dispatched ones have ended. A worker that dies is not replaced."""
 
     async def stop(self, *, at_once: bool = False) -> None:

@@ -98,10 +98,10 @@ class FakeKeeper:
         assert self.instance is not None
         self.model.instances.add(self.instance)
 
-    def use(self, config: str) -> None:
+    def set_restart_config(self, config: str) -> None:
         self.config = config
 
-    async def leave(self) -> None:
+    async def retire(self) -> None:
         if self.instance is not None:
             self.model.instances.set_apart(self.instance)
         if self.finished is not None:

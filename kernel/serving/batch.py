@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Batch(msgspec.Struct, eq=False):
-    """Requests bound for one instance, which gives every request exactly one final response.
+    """Requests for one instance, which sends exactly one final response to each of them.
 
-    An entry without a request is padding: the model gets its control tensors and no response is expected. Sequence
-    batching has it where a slot has nothing to do.
+    An entry without a request is padding: the model gets its control tensors, and no response follows. Sequence
+    batching uses padding for idle slots.
     """
 
     entries: list[Request | None]
@@ -25,11 +25,12 @@ class Batch(msgspec.Struct, eq=False):
     padded: bool = False
     #: The slot of each entry, by which the worker keeps implicit state; None in a batch without sequences.
     slots: list[int] | None = None
-    #: Control tensors of each entry, which the model gets beside the inputs; only in a batch of sequences.
+    #: Control tensors of each entry, which the model gets in addition to the inputs; only in a batch of sequences.
     controls: list[list[Tensor]] | None = None
     #: Unique among the batches of the instance. Set by `InstanceSet.dispatch`.
     number: int = 0
-    #: The number by which the instance's worker knows the first entry; the others follow. Set by the instance.
+    #: The number of the first entry in messages to the worker; the other entries have the next numbers. Set by the
+    #: instance.
     first_request_number: int = 0
 
     @property
@@ -40,12 +41,12 @@ class Batch(msgspec.Struct, eq=False):
         return [request for request in self.entries if request is not None]
 
     def remove(self, request: Request) -> None:
-        """Take a request out that will not be executed; its entry becomes padding."""
+        """Remove a request that will not be executed; its entry becomes padding."""
         self.entries[self.entries.index(request)] = None
         self.padded = True
 
     def request_numbers(self) -> Sequence[int]:
-        """Return the numbers by which the worker knows the requests, without padding."""
+        """Return the numbers of the requests in messages to the worker, without padding."""
         numbers = range(self.first_request_number, self.first_request_number + len(self.entries))
         if self.slots is None and not self.padded:
             return numbers

@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A checked request wants to run. The scheduler owns it until it dispatches or fails it."""
+    """A request was checked and is queued. The scheduler owns it until it dispatches or fails it."""
 
     request: Request
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The client of a request that no instance has is gone; the scheduler may not have it any more."""
+    """The client of a queued request has gone. The scheduler may have ended the request already."""
 
     request: Request
 
 
 class InstanceIdle(msgspec.Struct, frozen=True):
-    """`instance` can take a batch, and requests wait: it has finished one, or was just added.
+    """`instance` can take a batch, and requests are queued. It has finished a batch, or was just added.
 
-    Not posted while no request waits: a scheduler asks `InstanceSet` when a request comes.
+    Not posted while no request is queued: on `Submitted`, a scheduler asks `InstanceSet` for an instance.
     """
 
     instance: Instance
 
 
 class InstanceLost(msgspec.Struct, frozen=True):
-    """`instance` is gone. It had not started `returned`: they are the scheduler's again, before all other requests."""
+    """`instance` is gone. It had not started `returned`: the scheduler owns them again, before all other requests."""
 
     instance: Instance
     returned: list[Request]
 
 
 class DeadlineReached(msgspec.Struct, frozen=True):
-    """The time that the scheduler waited for has come."""
+    """The scheduler's deadline (`Inbox.next(until_ns)`) has passed."""
 
 
 class NoInstanceLeft(msgspec.Struct, frozen=True):

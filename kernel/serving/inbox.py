@@ -25,14 +25,14 @@ _DEADLINE_REACHED = DeadlineReached()
 
 
 class BadScheduler(TypeError):
-    """A scheduler awaited something else than its inbox, or returned."""
+    """A scheduler awaited something other than its inbox, or returned."""
 
 
 class Inbox:
     """Delivers events to one scheduler.
 
-    `start` takes the coroutine; `post` runs it until it waits again. An exception of the scheduler ends it and goes
-    to `on_crash`; the owner of the inbox may then start a new coroutine.
+    `start` takes the coroutine; `post` runs it until it waits again. An exception ends the scheduler and is passed to
+    `on_crash`. The owner of the inbox may then start a new coroutine.
     """
 
     def __init__(self, clock: Clock, on_crash: Callable[[Exception], None]) -> None:
@@ -41,7 +41,7 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._coroutine: Coroutine[int | None, Event, None] | None = None
         self._stepping = False
-        #: What the alarm is set to.
+        #: The time to which the alarm is set.
         self._until_ns: int | None = None
 
     def start(self, scheduler: Coroutine[int | None, Event, None]) -> None:
@@ -66,7 +66,7 @@ class Inbox:
         self._alarm.set(until_ns)
 
     def close(self) -> None:
-        """End the scheduler; events are no longer delivered."""
+        """End the scheduler. Later events are dropped."""
         self._until_ns = None
         self._alarm.close()
         self._events.clear()
@@ -78,17 +78,16 @@ class Inbox:
     def next(self, until_ns: int | None = None) -> Generator[int | None, Event, Event]:
         """Return the next event, or `DeadlineReached` once `until_ns` has passed.
 
-        `until_ns` must lie in the future: a time already past would make the loop spin. With
-        `clock.ITERATION_END` the deadline is reached at the end of the event-loop iteration, when all requests that
-        were received in it have been submitted.
+        `until_ns` must be in the future: with a past time the loop would spin. `clock.ITERATION_END` is the end of the
+        event-loop iteration, when all requests that were received in it have been submitted.
         """
         return (yield until_ns)
 
     def post(self, event: Event) -> None:
-        """Deliver `event`, running the scheduler until it waits again."""
+        """Deliver `event`: run the scheduler until it waits again."""
         if self._stepping:
-            # A step can post further events: a dispatch that fails makes its instance idle. They are delivered
-            # afterwards, because a coroutine that is running cannot be entered again.
+            # A step can post more events: a dispatch that fails makes its instance idle. They are delivered after the
+            # step, because a running coroutine cannot be stepped again.
             self._events.append(event)
             return
         while self._coroutine is not None:

@@ -1,4 +1,4 @@
-"""The instances of one model version: which are idle, and handing batches to them."""
+"""The instances of one model version: their load, and dispatch of batches to them."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ class Instance(Protocol):
 
     @property
     def record(self) -> BatchRecord:
-        """The batches that the instance has. `InstanceSet` adds to it; the instance removes what it has finished."""
+        """The unfinished batches of the instance. `InstanceSet` adds batches; the instance removes finished ones."""
 
     def execute(self, batch: Batch) -> None:
-        """Execute `batch` after those given before; its requests now belong to the instance.
+        """Execute `batch` after earlier batches. The instance owns its requests from now on.
 
-        Never raises: what goes wrong becomes a response to the requests. Calls `InstanceSet.executed` at the end of
-        each batch, or `InstanceSet.lost`.
+        Never raises: the requests get errors as responses. The instance calls `InstanceSet.executed` when a batch is
+        finished, or `InstanceSet.lost`.
         """
 
     def cancel(self, request: Request) -> None:
-        """Tell the model that the client of an executing request has gone."""
+        """Let the model know that the client of a dispatched request has gone."""
 
     def consumed(self, request: Request, count: int) -> None:
-        """Let the model send `count` more responses of a request that it streams."""
+        """Let the model send `count` more responses of a decoupled request."""
 
 
-#: An instance may be given so much work ahead of time, as far as past executions tell: enough that a
-#: fast model never waits for the kernel, too little to matter when another instance becomes idle first.
+#: The most work that an instance gets ahead of time, in nanoseconds of expected execution. Enough that a fast model
+#: does not wait for the kernel; too little to matter when another instance becomes idle first.
 PREFETCH_NS = 500_000
 
-#: Executions longer than this are never dispatched ahead of time.
+#: While the mean execution takes longer than this, no batch is dispatched ahead of time.
 FAST_EXECUTION_NS = 100_000
 
+#: The most batches that an instance of concurrency 1 has at a time.
 MAX_DEPTH = 32
 
 
 class BatchRecord:
-    """The one record of the batches that an instance was given and has not finished.
+    """The batches that were dispatched to an instance and are not finished. There is no other record of them.
 
-    With a concurrency of 1 an instance executes in the order of dispatch, and has started its first batch. With more
-    it says of each batch when it starts.
+    An instance with concurrency 1 executes batches in the order of dispatch, and its first batch counts as started. An
+    instance with a higher concurrency reports the start of each batch.
     """
 
     __slots__ = ("_last_number", "_started", "batches", "concurrency")
@@ -71,7 +72,7 @@ class BatchRecord:
         self._last_number = 0
 
     def add(self, batch: Batch) -> None:
-        """A batch was dispatched; it gets its number."""
+        """Add a dispatched batch and give it its number."""
         self._last_number = batch.number = self._last_number + 1
         self.batches[batch.number] = batch
 
@@ -83,7 +84,7 @@ class BatchRecord:
         self._started.add(self.batches[number].number)
 
     def executed(self, number: int) -> Batch:
-        """Remove and return a batch that the instance has finished. Raises KeyError for one that is not started."""
+        """Remove and return a finished batch. Raises KeyError for a batch that is not started."""
         if self.concurrency == 1:
             if number != next(iter(self.batches), None):
                 raise KeyError(number)
@@ -92,17 +93,17 @@ class BatchRecord:
         return self.batches.pop(number)
 
     def unstarted(self) -> list[Batch]:
-        """Return the batches that the instance has certainly not started, in the order of dispatch."""
+        """Return the batches that the instance has not started, in the order of dispatch."""
         if self.concurrency == 1:
             return list(islice(self.batches.values(), 1, None))
         return [batch for number, batch in self.batches.items() if number not in self._started]
 
 
 class InstanceSet:
-    """Instances of a model version. A lost instance comes back by `add`, when it was restarted.
+    """The instances of a model version. When a lost instance is restarted, it is added again by `add`.
 
-    One that is apart is not seen by the scheduler: a new one that warms up, or one that was taken out of service and
-    finishes what it has.
+    An instance is in service or set apart. The scheduler does not see an instance that is set apart: a new one that
+    warms up, or a retired one that finishes its batches.
     """
 
     def __init__(self, inbox: Inbox, live: LiveRequests, statistics: ModelStatistics, clock: Clock) -> None:
@@ -112,7 +113,7 @@ class InstanceSet:
         self._clock = clock
         self._serving: dict[Instance, BatchRecord] = {}
         self._apart: dict[Instance, BatchRecord] = {}
-        #: The living instance where there is exactly one, the usual case.
+        #: The instance in service if there is exactly one, which is the usual case.
         self._only: Instance | None = None
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
@@ -120,24 +121,24 @@ class InstanceSet:
     # ---- for schedulers ----------------------------------------------------------------------
 
     def idle_instance(self) -> Instance | None:
-        """Return an instance that has nothing to do, or fewer batches than it executes at the same time."""
+        """Return an instance with fewer batches than its concurrency, or None."""
         return self._with_room(1)
 
     def soon_idle_instance(self) -> Instance | None:
-        """Return an instance that has nothing to do, or a fast one that has a single batch.
+        """Return an idle instance, or, of a fast model, one that has no batch ahead of time; or None.
 
-        For schedulers that make batches: while a fast model executes one batch it is given the next, but no more, so
-        that the others can grow.
+        For schedulers that make batches: a fast model gets its next batch while it executes one, but not more, so that
+        the other batches can grow.
         """
         return self._with_room(2 if self._depth > 1 else 1)
 
     def open_instance(self) -> Instance | None:
-        """Return the instance with the least to do that can take a batch: an idle one, or ahead of time a fast one."""
+        """Return the instance with the fewest batches that may get another, also ahead of time, or None."""
         return self._with_room(self._depth)
 
     def _with_room(self, depth: int) -> Instance | None:
         only = self._only
-        if only is not None:  # asked for each request
+        if only is not None:  # runs for each request
             record = only.record
             return only if len(record.batches) < record.concurrency - 1 + depth else None
         best: Instance | None = None
@@ -150,17 +151,17 @@ class InstanceSet:
 
     @property
     def count(self) -> int:
-        """How many instances are alive and take batches."""
+        """How many instances are in service."""
         return len(self._serving)
 
     @property
     def waiting(self) -> int:
-        """How many requests instances were given ahead of time and have not started."""
+        """How many requests were dispatched ahead of time and are not started."""
         return sum(len(batch.requests) for _, record in self._records() for batch in record.unstarted())
 
     def dispatch(self, instance: Instance, batch: Batch) -> None:
-        """Give `batch`, whose requests were queued, to `instance`, which takes batches."""
-        assert instance in self._serving, f"instance {instance.name} takes no batches"
+        """Give `batch`, whose requests are queued, to `instance`, which is in service."""
+        assert instance in self._serving, f"instance {instance.name} is not in service"
         instance.record.add(batch)
         self._live.dispatched(batch, instance)
         instance.execute(batch)
@@ -168,9 +169,9 @@ class InstanceSet:
     # ---- for warm-up -------------------------------------------------------------------------
 
     def dispatch_apart(self, instance: Instance, batch: Batch) -> None:
-        """Give `batch`, whose requests never were in the queue, to an instance that is apart.
+        """Give `batch`, whose requests were never queued, to an instance that is set apart.
 
-        Raises `Unavailable` where it was lost; the requests are the caller's then.
+        Raises `Unavailable` if the instance was lost; then the caller still owns the requests.
         """
         if instance not in self._apart:
             raise Unavailable(f"model instance '{instance.name}' was lost")
@@ -180,7 +181,7 @@ class InstanceSet:
     # ---- for supervision ---------------------------------------------------------------------
 
     def add(self, instance: Instance) -> None:
-        """An instance takes batches from now on: a restarted one, or one that was apart."""
+        """Put an instance in service: a restarted one, or one that was set apart."""
         was_apart = self._apart.pop(instance, None) is not None
         if not was_apart and self._statistics.workers_lost > self._statistics.workers_restarted:
             self._statistics.workers_restarted += 1
@@ -189,13 +190,13 @@ class InstanceSet:
         self._post_idle(instance)
 
     def set_apart(self, instance: Instance) -> None:
-        """A new instance takes no batches yet, or one that did takes no more; it finishes what it has."""
+        """Hide a new instance, or one in service, from the scheduler. It finishes the batches that it has."""
         self._serving.pop(instance, None)
         self._apart[instance] = instance.record
         self._note_only()
 
     def forget(self, instance: Instance) -> None:
-        """The instance has ended as it was asked to."""
+        """Remove an instance that was stopped."""
         self._serving.pop(instance, None)
         self._apart.pop(instance, None)
         self._note_only()
@@ -204,9 +205,9 @@ class InstanceSet:
         self._only = next(iter(self._serving)) if len(self._serving) == 1 else None
 
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
-        """The instance has finished `batch`, which was taken from its record; due responses have been given."""
+        """Account for a finished batch, which is no longer in the instance's record, and post `InstanceIdle`."""
         self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ns())
-        # A moving average: one slow execution ends dispatching ahead, some fast ones allow it again.
+        # A moving average: one slow execution ends dispatch ahead of time, several fast ones allow it again.
         took_ns = times.compute_end_ns - times.compute_start_ns
         mean_ns = self._execution_ns = self._execution_ns + (took_ns - self._execution_ns) // 8
         if mean_ns >= FAST_EXECUTION_NS:
@@ -218,7 +219,7 @@ class InstanceSet:
             self._inbox.post(InstanceIdle(instance))
 
     def lost(self, instance: Instance, returned: list[Request]) -> None:
-        """The instance is gone. It has failed the requests that it was executing; it had not started `returned`."""
+        """Remove a lost instance. It has failed its started requests; `returned` are those that it had not started."""
         self.forget(instance)
         self._statistics.workers_lost += 1
         self._live.returned(returned)

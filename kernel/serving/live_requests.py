@@ -1,4 +1,4 @@
-"""The record of a model version's live requests: which are queued, and which instance has each of the others. Pure."""
+"""The live requests of a model version: which are queued, and which instance has each of the others. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 class LiveRequests:
-    """Requests that were accepted and have no final response yet. Each is queued, or an instance has it."""
+    """Requests that were accepted and have no final response yet. Each is queued or dispatched to an instance."""
 
     def __init__(self) -> None:
-        #: The instance that has the request, None while the request is queued.
+        #: By request: its instance, or None while it is queued.
         self.instance_of: dict[Request, Instance | None] = {}
-        #: How many are queued.
+        #: How many requests are queued.
         self.queued = 0
 
     def __len__(self) -> int:
         return len(self.instance_of)
 
     def add(self, request: Request) -> None:
-        """A request was accepted and is queued."""
+        """Add an accepted request, which is queued."""
         self.instance_of[request] = None
         self.queued += 1
 
     def dispatched(self, batch: Batch, instance: Instance) -> None:
-        """The requests of `batch`, which were queued, were given to `instance`."""
+        """Note that the queued requests of `batch` were dispatched to `instance`."""
         instance_of = self.instance_of
         for request in batch.entries:
             if request is not None:
@@ -39,14 +39,14 @@ class LiveRequests:
                 self.queued -= 1
 
     def returned(self, requests: Iterable[Request]) -> None:
-        """Requests that an instance had are queued again."""
+        """Note that requests of a lost instance are queued again."""
         for request in requests:
             self.instance_of[request] = None
             request.dispatched = False
             self.queued += 1
 
     def remove(self, request: Request) -> None:
-        """The request got its final response."""
+        """Remove a request that got its final response."""
         if self.instance_of.pop(request) is None:
             self.queued -= 1
 
@@ -55,7 +55,7 @@ class LiveRequests:
         return [request for request, instance in self.instance_of.items() if instance is None]
 
     def check(self, batches: Iterable[tuple[Instance, Batch]]) -> None:
-        """Recompute the invariants; `batches` are those that instances have not finished."""
+        """Recompute the invariants; `batches` are the unfinished batches of all instances."""
         queued = len(self.queued_requests())
         assert self.queued == queued, f"{self.queued} requests are counted as queued, {queued} are"
         for request, instance in self.instance_of.items():
@@ -64,4 +64,4 @@ class LiveRequests:
         for instance, batch in batches:
             for request in batch.requests:
                 has = self.instance_of.get(request, instance)
-                assert has is instance, f"request {request.id!r} is in a batch of {instance.name}, not its instance's"
+                assert has is instance, f"request {request.id!r} is in a batch of {instance.name}, not of its instance"

@@ -38,7 +38,7 @@ class SchedulerFactory(Protocol):
 
 
 class Model:
-    """A model version that is loaded. Requests enter by `submit` once the kernel has checked them."""
+    """A loaded model version. `submit` queues requests that the kernel has checked."""
 
     def __init__(
         self, spec: ModelSpec, config: ModelConfig, version: int, schedule: SchedulerFactory, clock: Clock
@@ -51,13 +51,13 @@ class Model:
         self.inbox = Inbox(clock, self._scheduler_failed)
         self.live = LiveRequests()
         self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
-        #: Holds large inputs of this model's requests; made when the first one comes.
+        #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
         self._schedule = schedule
         self._clock = clock
-        #: Why no scheduler runs: it failed, and so did the next as soon as it was started.
+        #: Why no scheduler runs: it failed, and the next one failed at its start.
         self._failure: str | None = None
-        #: Set when no request is left; None while nobody waits for that.
+        #: Set when no request is left; None while no `drain` waits.
         self._drained: asyncio.Event | None = None
 
     @property
@@ -66,34 +66,34 @@ class Model:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were accepted and have no final response yet."""
+        """The number of requests that were accepted and have no final response yet."""
         return len(self.live)
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is alive to execute requests, and a scheduler to give them to it."""
+        """Whether an instance is in service and the scheduler runs."""
         return self.instances.count > 0 and self._failure is None
 
     def start(self) -> None:
-        """Start the scheduler. Raises what that raises before it waits for its first request."""
+        """Start the scheduler. Raises what the scheduler raises before it waits for its first event."""
         self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request, which is the model's from now on. Raises `InternalError` where no scheduler is."""
+        """Queue a checked request, and own it from now on. Raises `InternalError` if no scheduler runs."""
         if self._failure is not None:
             request.release_leases()
             raise InternalError(self._failure)
         request.owner = self
         request.queue_start_ns = self._clock.now_ns()
         live = self.live
-        live.instance_of[request] = None  # as `live.add`, of which every request would be a call
+        live.instance_of[request] = None  # repeats `live.add`, to save a call for each request
         live.queued += 1
         self.inbox.post(Submitted(request))
 
     # ---- kernel.serving.request.RequestOwner -------------------------------------------------
 
     def responded(self, request: Request, response: Response) -> None:
-        """Account for a response."""
+        """Count a response."""
         if response.error is not None and not request.failed:
             request.failed = True
             self.statistics.record_failure(request, response.error, self._clock.now_ns())
@@ -101,20 +101,20 @@ class Model:
             self.statistics.record_response(request, response, self._clock.now_ns())
         if response.final:
             live = self.live
-            if live.instance_of.pop(request) is None:  # as `live.remove`
+            if live.instance_of.pop(request) is None:  # repeats `live.remove`
                 live.queued -= 1
             if self._drained is not None and not live.instance_of:
                 self._drained.set()
                 self._drained = None
 
     def consumed(self, request: Request, count: int) -> None:
-        """Let the instance that executes the request send more."""
+        """Let the instance of the request send more responses."""
         instance = self.live.instance_of[request]
         if instance is not None:
             instance.consumed(request, count)
 
     def cancelled(self, request: Request) -> None:
-        """Drop the request from the queue, or let the instance that executes it know."""
+        """Let the request's instance know, or the scheduler if the request is queued."""
         instance = self.live.instance_of[request]
         if instance is not None:
             instance.cancel(request)
@@ -124,7 +124,7 @@ class Model:
     # ---- the end -----------------------------------------------------------------------------
 
     def fail_queued(self, error: ServingError) -> None:
-        """No instance is left and none will come soon: what waits for one is answered with `error`."""
+        """Fail all queued requests with `error`: no instance is left and a restart has failed."""
         self.inbox.post(NoInstanceLeft(error))
 
     async def drain(self) -> None:
@@ -135,19 +135,19 @@ class Model:
             await self._drained.wait()
 
     def abandon(self, error: ServingError) -> None:
-        """End the scheduler and answer whatever is still unanswered with `error`."""
+        """End the scheduler and fail all requests that have no final response with `error`."""
         self.inbox.close()
         for request in list(self.live.instance_of):
             request.fail(error)
 
     def close(self, error: ServingError) -> None:
-        """Abandon what is unanswered and give the model's memory back."""
+        """Abandon all requests and free the input arena."""
         self.abandon(error)
         if self.input_arena is not None:
             self.input_arena.close()
 
     def _scheduler_failed(self, error: Exception) -> None:
-        """A scheduler raised: requests that it held are answered, and a new one starts."""
+        """Fail the requests of a scheduler that raised, and start a new scheduler."""
         failure = f"the scheduler of model '{self.name}' failed: {error}"
         for request in self.live.queued_requests():
             request.fail(InternalError(failure))

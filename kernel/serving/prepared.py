@@ -1,7 +1,7 @@
-"""A request without its id and its bytes, which was checked for a model once. Pure.
+"""Prepared requests: checked once, without id and tensor bytes, so that equal requests can be made from them. Pure.
 
-A front door recognises that a message has the same form as an earlier one. Then nothing has to be parsed and checked
-again, as long as the catalog of models stays the same.
+A front door recognises a message that differs from an earlier one only in id and tensor bytes. It makes the request
+from the prepared one, without parsing and checking, as long as the catalog of models is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _NoSink:
-    """The sink of a request that is never submitted. It keeps nothing of the first request of the form alive."""
+    """The sink of a prepared request, which is never submitted. It holds no reference to the first request's sink."""
 
     def send(self, response: Response) -> None:
         raise AssertionError("a prepared request was submitted itself, not a copy of it")
@@ -30,22 +30,22 @@ _NO_SINK = _NoSink()
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
-    """What requests of one form have in common."""
+    """The common part of equal requests."""
 
-    #: Never submitted; its inputs have no data and no leases.
+    #: The request that is copied. It is never submitted; its inputs have no data and no leases.
     request: Request
     #: The model that the request was checked for.
     model: Model
-    #: Whether anything is in shared memory, so that requested outputs get leases and are not shared by requests.
-    leases: bool
-    #: Whether all inputs travel in a message, and nothing is in shared memory.
+    #: Whether a tensor is in a client's region. Then each request needs requested outputs of its own, for leases.
+    uses_client_regions: bool
+    #: Whether all inputs are small enough for a message, and no tensor is in a client's region.
     small: bool
 
     def with_inputs(self, inputs: list[Tensor], id: str, sink: Sink) -> Request:
-        """Return a request of this form, to be submitted together with this object."""
-        request: Request = self.request.__copy__()  # type: ignore[attr-defined]  # `copy` without its frame
+        """Return a request with these inputs. Submit it together with this object."""
+        request: Request = self.request.__copy__()  # type: ignore[attr-defined]  # as `copy`, without its call
         request.id, request.inputs, request.sink = id, inputs, sink
-        if self.leases:
+        if self.uses_client_regions:
             request.outputs = [RequestedOutput(o.name, o.classification, None, o.client_span) for o in request.outputs]
         if request.parameters:
             request.parameters = dict(request.parameters)
@@ -53,15 +53,15 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
 
 def prepare(request: Request, model: Model) -> PreparedRequest:
-    """Return the form of a request that was checked for `model`, before its tensors are placed."""
-    # The kernel has leased what clients named by now, so the names come from the spans.
+    """Return a prepared request made from one that was checked for `model` and whose tensors are not placed yet."""
+    # The kernel has replaced client spans by leased spans, so their names come from the spans.
     inputs = [Tensor(t.name, t.datatype, t.shape, None, None, t.region_of_client) for t in request.inputs]
     outputs = [RequestedOutput(o.name, o.classification, None, o.region_of_client) for o in request.outputs]
-    leases = any(tensor.client_span is not None for tensor in inputs) or any(
+    uses_client_regions = any(tensor.client_span is not None for tensor in inputs) or any(
         output.client_span is not None for output in outputs
     )
     common = request.copy()
     common.sink, common.inputs, common.outputs = _NO_SINK, inputs, outputs
     common.parameters = dict(request.parameters)
-    small = not leases and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
-    return PreparedRequest(common, model, leases, small)
+    small = not uses_client_regions and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
+    return PreparedRequest(common, model, uses_client_regions, small)

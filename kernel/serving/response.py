@@ -1,4 +1,4 @@
-"""Responses, and the sinks that carry them back to the front door."""
+"""Responses, and the sinks that take them to the front door."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Response(msgspec.Struct, eq=False):
-    """One response of a request. Unary requests get one, with `final` set; decoupled ones any number.
+    """One response of a request. A unary request gets one, with `final` set; a decoupled request any number.
 
-    A response that is `empty` only says that no more will come. Who the sink hands a response to owns it, and calls
-    `release` once the outputs were sent, copied, or passed on with leases of their own.
+    An `empty` response only marks the end of the responses. The sink owns a response, and calls `release` when the
+    outputs were sent, copied, or passed on with new leases.
     """
 
     model_name: str
@@ -26,16 +26,16 @@ class Response(msgspec.Struct, eq=False):
     parameters: dict[str, ParameterValue] | None = None
     error: ServingError | None = None
     final: bool = True
-    #: Whether an output has a span, thus a lease. False again after `release`.
+    #: Whether an output has a span, and so a lease. False again after `release`.
     leased: bool = False
 
     @property
     def empty(self) -> bool:
-        """True where the response has neither outputs nor an error: only the final flag counts."""
+        """Whether the response has neither outputs nor an error."""
         return self.outputs is None and self.error is None
 
     def release(self) -> None:
-        """Release the leases of the outputs. More calls do nothing."""
+        """Release the leases of the outputs. A second call does nothing."""
         if self.leased:
             self.leased = False
             for output in self.outputs or ():
@@ -43,6 +43,6 @@ class Response(msgspec.Struct, eq=False):
 
 
 class Sink(Protocol):
-    """Where a request's responses go. Called from the kernel's loop, never blocks, never raises."""
+    """Receives the responses of a request. Called in the kernel's loop; never blocks, never raises."""
 
     def send(self, response: Response) -> None: ...

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
     """Schedule a model with `dynamic_batching`.
 
-    Batches start at the end of a turn of the loop, when all requests are known that came in it. The messages
-    of a turn leave together in any case, so none leaves later by that.
+    Batches are dispatched at the end of an event-loop iteration, when all requests that it received are queued. This
+    delays no batch: the messages of an iteration are sent together at its end anyway.
     """
     assert spec.dynamic_batching is not None
     batcher = DynamicBatcher(spec, spec.dynamic_batching)
@@ -32,7 +32,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
         match event:
             case Submitted(request=request):
                 if not batcher.add(request):
-                    _start(batcher, instances, clock)  # the queue may be full of what can start
+                    _start(batcher, instances, clock)  # requests in the full queue may be ready to start
                     if not batcher.add(request):
                         request.fail(errors.QueueFull(request.id))
             case DeadlineReached():
@@ -48,7 +48,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
 
 
 def _start(batcher: DynamicBatcher, instances: InstanceSet, clock: Clock) -> None:
-    """Start the batches that can start, without requests that have waited too long."""
+    """Fail requests whose timeout has expired, then dispatch the batches that are ready."""
     now_ns = clock.now_ns()
     if batcher.queue.next_expiry_ns is not None:
         for request in batcher.queue.expire(now_ns):
@@ -58,7 +58,7 @@ def _start(batcher: DynamicBatcher, instances: InstanceSet, clock: Clock) -> Non
 
 
 def _wake_ns(batcher: DynamicBatcher, instances: InstanceSet) -> int | None:
-    """When time alone can change something: where no instance is free it cannot start a batch."""
+    """Return when to act without another event, or None. Without a free instance only expiries count."""
     expiry_ns = batcher.queue.next_expiry_ns
     start_ns = batcher.wait_until_ns() if batcher.delay_ns and instances.soon_idle_instance() is not None else None
     if expiry_ns is None or start_ns is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.streaming import StreamingBackend
-from backends.worker.mailbox import KernelGone
+from backends.worker.message_reader import KernelGone
 from backends.worker.request import OutputValue
 from kernel.errors import InternalError, InvalidArgument
 

@@ -113,6 +113,6 @@ class PreparedBodies:
             self._prepared.clear()
         total = sum(size for size in sizes if size > 0)
         common = prepare(request, model)
-        binary_outputs = outputs.any_binary or common.leases
+        binary_outputs = outputs.any_binary or common.uses_client_regions
         template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
         self._prepared[head.prepared_key, rest] = PreparedBody(common, outputs, sizes, total, template)

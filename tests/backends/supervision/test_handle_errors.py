@@ -10,21 +10,14 @@ from kernel.testing import RecordingSink
 from tests.backends.supervision.played_worker import Bench, run, settle
 
 
-@pytest.mark.parametrize(
-    ("text", "before_queueing"),
-    [
-        (f"{request_prefix('')}expected 2 string elements, got 1", True),
-        (f"{request_prefix('other')}is not the id of this request", False),
-        ("the model does not like it", False),
-    ],
-)
-def test_an_error_that_names_its_request_is_one_from_before_the_queue(text: str, before_queueing: bool) -> None:
+@pytest.mark.parametrize("before_queueing", [True, False])
+@pytest.mark.parametrize("text", [f"{request_prefix('')}expected 2 string elements, got 1", "the model fails"])
+def test_the_worker_says_in_a_field_whether_an_error_comes_before_the_queue(text: str, before_queueing: bool) -> None:
     async def scenario(bench: Bench) -> None:
         request = bench.submit()
         await settle()
-        failure = wire.ResponseMessage(error_code="invalid_arg", error_text=text)
-        bench.worker.channel.send(wire.Executed(2, [failure]))
-        await settle()
+        failure = wire.ResponseMessage(error_code="invalid_arg", error_text=text, error_before_queueing=before_queueing)
+        await bench.say(wire.Executed(1, [failure]))
         assert isinstance(request.sink, RecordingSink)
         (error,) = request.sink.errors
         assert isinstance(error, InvalidArgument)

@@ -120,7 +120,7 @@ def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
         assert model.instances.count == 1
         request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink())
         model.submit(request)
-        leaving = asyncio.ensure_future(supervisor.leave())
+        leaving = asyncio.ensure_future(supervisor.retire())
         await asyncio.sleep(0)
         assert model.instances.count == 0
         assert not leaving.done()

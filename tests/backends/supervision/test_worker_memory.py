@@ -262,7 +262,7 @@ def test_the_blocks_of_a_worker_that_is_gone_stay_readable_and_no_message_says_t
 
 
 def test_an_output_in_an_arena_that_was_never_created_is_refused(bench: Bench) -> None:
-    with pytest.raises(ValueError, match="a place in an arena that was never created"):
+    with pytest.raises(ValueError, match="a span in an output arena that was not created"):
         taken(bench, request(), "A", named(wire.OUTPUT_ARENA, 0, 4))
 
 
@@ -343,13 +343,13 @@ def test_a_clients_region_is_not_held(bench: Bench) -> None:
 def test_what_is_held_is_held_once_and_freed_once(bench: Bench) -> None:
     asked = request(bench.input())
     bench.memory.hold(7, asked)
-    with pytest.raises(ValueError, match="inputs of request 7, which were held before"):
+    with pytest.raises(ValueError, match="held inputs of request 7, which are held already"):
         bench.memory.hold(7, asked)
     asked.release_leases()
-    with pytest.raises(ValueError, match="inputs freed of request 8, which were not held"):
+    with pytest.raises(ValueError, match="freed inputs of request 8, which were not held"):
         bench.memory.free_held([7, 8])
     assert bench.blocks_of_kernel == 0
-    with pytest.raises(ValueError, match="inputs freed of request 7, which were not held"):
+    with pytest.raises(ValueError, match="freed inputs of request 7, which were not held"):
         bench.memory.free_held([7])
 
 

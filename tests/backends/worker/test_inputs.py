@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
 from backends.worker.request import WorkerRequest, in_memory_of_client

@@ -167,7 +167,7 @@ def test_a_request_that_the_model_forgot_gets_an_error(bench: Bench) -> None:
     bench.load(lambda requests: echo(requests[1:]))
     bench.send(wire.Execute(1, [request(1), request(2)]))
     responses = bench.next(wire.Executed).responses
-    assert [response.error_text for response in responses] == ["the backend did not answer the request", ""]
+    assert [response.error_text for response in responses] == ["the backend did not respond to the request", ""]
     bench.stop()
 
 

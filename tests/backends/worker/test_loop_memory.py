@@ -178,7 +178,9 @@ def test_a_model_that_keeps_memory_of_a_client_gets_copies_from_then_on(bench: B
     with arena:
         bench.channel.send_with_fd(wire.Attach(7, 1 << 16, volatile=True), arena.region.fd)
         bench.send(wire.Execute(1, [request(1, span=span)]), wire.Execute(2, [request(2, span=span)]))
-        assert "the model keeps an input that lies in a client's shared memory" in bench.next(wire.Log).text
+        assert (
+            "the model still uses an input in a client's shared memory after its response" in bench.next(wire.Log).text
+        )
         bench.next(wire.Executed)
         bench.next(wire.Executed)
         os.pwrite(arena.region.fd, bytes(LARGE.nbytes), span.offset)

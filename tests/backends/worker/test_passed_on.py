@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
 from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
-from backends.worker.respond import BatchResponder
+from backends.worker.responder import BatchResponder
 from shm.lease import RegionNumber
 from shm.tensor import RequestedOutput, Span, Tensor
 from tests.backends.worker.regions import attached_region

@@ -147,7 +147,7 @@ def test_nothing_is_dispatched_to_an_instance_that_takes_no_batches() -> None:
     waiting = case.request("a")
     for take_out in (case.instances.set_apart, case.instances.forget):
         take_out(case.workers[0])
-        with pytest.raises(AssertionError, match="instance model_0 takes no batches"):
+        with pytest.raises(AssertionError, match="instance model_0 is not in service"):
             case.instances.dispatch(case.workers[0], Batch([waiting]))
     assert case.live.queued == 1
     assert not case.workers[0].batches

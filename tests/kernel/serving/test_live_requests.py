@@ -101,5 +101,5 @@ def test_a_request_in_a_batch_of_another_instance_is_found() -> None:
     live = LiveRequests()
     [request] = queued(live, 1)
     live.dispatched(Batch([request]), FIRST)
-    with pytest.raises(AssertionError, match="request '0' is in a batch of m_1, not its instance's"):
+    with pytest.raises(AssertionError, match="request '0' is in a batch of m_1, not of its instance"):
         live.check([(SECOND, Batch([request]))])

@@ -109,7 +109,7 @@ def encrypted(door: str, client: str = "plain") -> Callable[[Running], object]:
 
 
 def keepalive(name: str) -> Callable[[Running], object]:
-    return lambda running: getattr(running.grpc._terms.keepalive, name)
+    return lambda running: getattr(running.grpc._listener_options.keepalive, name)
 
 
 # ---- the table -------------------------------------------------------------------------------

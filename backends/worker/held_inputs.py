@@ -1,8 +1,9 @@
-"""Inputs that a model goes on using after its final response: a state, a last frame.
+"""Held inputs: a model still uses them after its final response, for example as a state or a last frame.
 
-Arrays of large inputs are views of memory that others write to as soon as the response is sent: the kernel to its
-arena, another worker to its outputs, a client to its region. So the kernel hears which inputs it must leave alone, and
-later that they are free. A client does not: a model that keeps inputs in a client's region gets copies from then on.
+The array of a large input is a view of memory that another process writes to after the response: the kernel in its
+arena, another worker in its outputs, a client in its region. So the worker reports held inputs to the kernel, which
+leaves their blocks unchanged, and later reports that they are free. A client gets no such report: after a model has
+held an input in a client's region, such inputs are copied.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Watched:
-    """An input in shared memory, and an array over all of it, which lives as long as any array over a part of it."""
+    """An input in shared memory, with a weak reference to the array from which all its other arrays are made."""
 
     __slots__ = ("array", "byte_size", "offset", "region")
 
@@ -39,43 +40,43 @@ class _Watched:
         return self.array() is not None
 
     def end(self) -> None:
-        """Nothing refers to the input any more."""
+        """No array refers to the input any more: release its memory."""
         self.region.ended(self.offset, self.byte_size)
 
 
 class HeldInputs:
-    """Knows of each input in shared memory whether anything still refers to it."""
+    """Knows for each input in shared memory whether an array still refers to it."""
 
     def __init__(self, send: Callable[[wire.ToKernel], None], on_volatile_held: Callable[[], None]) -> None:
-        """`on_volatile_held` is called when a model has kept an input that lies in a client's memory."""
+        """`on_volatile_held` is called when a model has held an input in a client's region."""
         self._send = send
         self._on_volatile_held = on_volatile_held
-        #: Inputs of requests without a final response, by request number. To look at only.
+        #: Inputs of requests without a final response, by request number. Read-only for other objects.
         self.watched: dict[int, list[_Watched]] = {}
-        #: Inputs that the kernel knows to be held, and requests of inputs that have gone meanwhile.
+        #: Held inputs that were reported to the kernel, and numbers of requests of which an input may be free now.
         self._held: dict[int, list[_Watched]] = {}
-        self._gone: deque[int] = deque()
+        self._maybe_free: deque[int] = deque()
         self._lock = threading.Lock()
 
     def watch(self, number: int, region: WorkerRegion, offset: int, byte_size: int) -> memoryview:
         """Return the bytes of an input of request `number`, which is watched from now on unless it is a copy.
 
-        Raises `InvalidArgument` where the owner of the region has shortened it.
+        Raises `InvalidArgument` if the owner of the region has shortened it.
         """
         view = region.input_view(offset, byte_size)
         if type(view.obj) is bytearray:
             return view
-        # Arrays refer to the object that exports their memory, and not to the memoryview that they are made from.
+        # An array refers to the exporter of its memory, not to the memoryview from which it was made.
         exporter = np.asarray(view)
         self.watched.setdefault(number, []).append(_Watched(region, offset, byte_size, exporter))
         return exporter.data
 
     def ended(self, numbers: Sequence[int], *, backend_returned: bool = True) -> list[int]:
-        """Tell the kernel, before the final responses of these requests are sent, which of their inputs are held.
+        """Report held inputs of these requests to the kernel, before their final responses are sent.
 
-        Returns the requests of whose inputs outside of client regions some are held. Without `backend_returned` the
-        caller is still within the model's code, which may have an input on its stack: that is not taken for a model
-        that keeps inputs of clients.
+        Returns the numbers of the requests with held inputs outside of client regions. Without `backend_returned` the
+        model's code still runs and may have an input on its stack. Then an input in a client's region does not count
+        as held.
         """
         held: list[int] = []
         volatile_held = False
@@ -99,27 +100,27 @@ class HeldInputs:
         return held
 
     def _hold(self, number: int, inputs: list[_Watched]) -> None:
-        """Notice when the last array over each of `inputs` is gone."""
+        """Notice when the arrays of each of `inputs` are freed."""
 
-        def gone(_: weakref.ref[Array]) -> None:
-            self._gone.append(number)  # nothing else: the collector calls it in the middle of anything
+        def on_array_freed(_: weakref.ref[Array]) -> None:
+            self._maybe_free.append(number)  # only this: the garbage collector can call it at any point
 
         self._held[number] = inputs
         for each in inputs:
             array = each.array()
             if array is None:
-                self._gone.append(number)
+                self._maybe_free.append(number)
             else:
-                each.array = weakref.ref(array, gone)
+                each.array = weakref.ref(array, on_array_freed)
 
-    def let_go(self) -> None:
-        """Tell the kernel which inputs are held no longer."""
-        if not self._gone:
+    def report_freed(self) -> None:
+        """Report to the kernel which inputs are no longer held."""
+        if not self._maybe_free:
             return
         with self._lock:
             freed: list[int] = []
-            while self._gone:
-                number = self._gone.popleft()
+            while self._maybe_free:
+                number = self._maybe_free.popleft()
                 if number in self._held and not any(each.alive for each in self._held[number]):
                     for each in self._held.pop(number):
                         each.end()

@@ -11,7 +11,7 @@ import pytest
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from backends.transport.framing import frame
-from backends.worker.mailbox import KernelGone, Mailbox
+from backends.worker.message_reader import KernelGone, KernelMessageReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Bench:
         self.kernel, worker = socket.socketpair()
         self.channel = BlockingChannel(worker)
         self.urgent: list[wire.ToWorker] = []
-        self.mailbox = Mailbox(self.channel, self.urgent.append)
+        self.mailbox = KernelMessageReader(self.channel, self.urgent.append)
 
     def send(self, *messages: wire.Message) -> None:
         self.kernel.sendall(b"".join(frame(wire.encoder.encode(message)) for message in messages))
@@ -119,9 +119,9 @@ _MESSAGE = wire.encoder.encode(wire.Detach(1))
 _HOUR_NS = 3_600 * 10**9
 
 
-def _mailbox(poll_ns: int, *received: list[bytes] | None) -> tuple[Mailbox, list[bool]]:
+def _mailbox(poll_ns: int, *received: list[bytes] | None) -> tuple[KernelMessageReader, list[bool]]:
     channel = ScriptedChannel(*received)
-    mailbox = Mailbox(channel, lambda _: None)  # type: ignore[arg-type]  # what it uses of a channel
+    mailbox = KernelMessageReader(channel, lambda _: None)  # type: ignore[arg-type]  # what it uses of a channel
     mailbox.poll_ns = poll_ns
     return mailbox, channel.waited
 

@@ -1,6 +1,6 @@
-"""Answers on their way to the kernel: exactly one final one per request, whoever sends it.
+"""Sends responses to the kernel: exactly one final response for each request, from any thread.
 
-The final answers of a batch are kept back until the backend is done and then leave in one message.
+The final responses of a batch are collected until the backend returns, and then sent in one message.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kernel.errors import InternalError, RequestCancelled, ServingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from backends.worker.held import HeldInputs
-    from backends.worker.mailbox import Mailbox
+    from backends.worker.held_inputs import HeldInputs
+    from backends.worker.message_reader import KernelMessageReader
     from backends.worker.outputs import OutputWriter
     from backends.worker.request import OutputValue
     from shm.arrays import Array
@@ -30,28 +30,28 @@ class BatchResponder:
         outputs: OutputWriter,
         held: HeldInputs,
         send: Callable[[wire.ToKernel], None],
-        mailbox: Callable[[], Mailbox],
+        reader: Callable[[], KernelMessageReader],
     ) -> None:
         self._outputs = outputs
         self._held = held
         self._send = send
-        self._mailbox = mailbox
+        self._reader = reader
         self._lock = threading.RLock()
-        #: Requests without a final answer, by their numbers. To look at only.
+        #: Requests without a final response, by their numbers. Read-only for other objects.
         self.live: dict[int, WorkerRequest] = {}
-        #: The highest number of a request whose batch was opened: numbers grow.
+        #: The highest request number of any opened batch. Numbers only increase.
         self._newest = 0
         self._cancelled: set[int] = set()
-        #: Responses that the kernel may still be sent, of requests with more than one.
+        #: How many more responses may be sent now, by request number; only for requests with several responses.
         self._credit: dict[int, int] = {}
-        #: Final answers of the batch that is being executed, by request number, in its order.
+        #: Final responses of the current batch, by request number, in the order of the batch.
         self._batch: dict[int, wire.ResponseMessage | None] = {}
 
     # ---- for the worker loop -----------------------------------------------------------------
 
     def open_batch(self, refs: Sequence[wire.RequestMessage]) -> list[WorkerRequest]:
-        """Return the requests that are to be executed now: those whose clients have gone are answered."""
-        # Without the lock: no other thread answers any of these before this returns.
+        """Return the requests to execute. Requests whose clients have gone are failed instead."""
+        # Without the lock: no other thread responds to these requests before this returns.
         requests: list[WorkerRequest] = []
         batch: dict[int, wire.ResponseMessage | None] = {}
         for ref in refs:
@@ -59,7 +59,7 @@ class BatchResponder:
             request = WorkerRequest(ref, [], self)
             requests.append(request)
             batch[number] = None
-            self.live[number] = request  # before it stops being newer: `cancel` asks for either
+            self.live[number] = request  # before `_newest` is set: `cancel` checks both
             if number > self._newest:
                 self._newest = number
         self._batch = batch
@@ -75,28 +75,28 @@ class BatchResponder:
         return wanted
 
     def close_batch(self) -> list[wire.ResponseMessage]:
-        """The backend is done, and nothing of ours leads to the inputs of the batch.
+        """End the batch: the backend has returned, and our code has no reference to the batch's inputs.
 
-        Returns the final answers in order if there is one for every request; otherwise those that there are
-        have been sent, and others come later.
+        Returns the final responses in order if each request has one. Otherwise sends the existing ones and returns an
+        empty list; the others are sent later.
         """
         finals = list(self._batch.values())
-        if None not in finals and not self._held.watched:  # the usual case: no thread has anything to add
+        if None not in finals and not self._held.watched:  # the usual case: no other thread will respond
             self._batch = {}
-            return finals  # type: ignore[return-value]  # as was just asked
-        with self._lock:  # what other threads answer from here on does not belong to the batch
-            self._note_held()
+            return finals  # type: ignore[return-value]  # as was just checked
+        with self._lock:  # responses of other threads after this are not part of the batch
+            self._report_held()
             batch, self._batch = self._batch, {}
             finals = list(batch.values())
             if None not in finals:
-                return finals  # type: ignore[return-value]  # as was just asked
+                return finals  # type: ignore[return-value]  # as was just checked
             for number, final in batch.items():
                 if final is not None:
                     self._send(wire.Responded(number, True, final))
             return []
 
-    def _note_held(self) -> None:
-        """Tell which inputs of the batch the model keeps. It may change them before the kernel has sent them."""
+    def _report_held(self) -> None:
+        """Report the batch's held inputs. Outputs in held inputs are copied: the model may still change them."""
         for number in self._held.ended([number for number in self._batch if number not in self.live]):
             final = self._batch[number]
             if final is not None:
@@ -106,7 +106,7 @@ class BatchResponder:
                     self._batch[number] = _failure(error)
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """The clients of these requests are gone, of which some may still wait for their batch."""
+        """Note that the clients of these requests have gone. The batches of some requests may not be opened yet."""
         self._cancelled.update(number for number in numbers if number in self.live or number > self._newest)
 
     def grant(self, number: int, count: int) -> None:
@@ -130,21 +130,21 @@ class BatchResponder:
         except ServingError as error:
             self.fail(request, error, final)
             return
-        self._answer(request, wire.ResponseMessage(refs, dict(parameters) if parameters else {}), final)
+        self._respond(request, wire.ResponseMessage(refs, dict(parameters) if parameters else {}), final)
 
     def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
-        self._answer(request, _failure(error), final)
+        self._respond(request, _failure(error), final)
 
     def finish(self, request: WorkerRequest) -> None:
-        self._answer(request, None, True)
+        self._respond(request, None, True)
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
-        self._mailbox().poll()
+        self._reader().poll()
         return request.ref.number in self._cancelled
 
     # ---- sending -----------------------------------------------------------------------------
 
-    def _answer(self, request: WorkerRequest, response: wire.ResponseMessage | None, final: bool) -> None:
+    def _respond(self, request: WorkerRequest, response: wire.ResponseMessage | None, final: bool) -> None:
         number = request.ref.number
         if not final:
             self._wait_for_credit(number)
@@ -162,8 +162,8 @@ class BatchResponder:
                     self._cancelled.discard(number)
                 if self._credit:
                     self._credit.pop(number, None)
-            keep = final and response is not None and request.response_count == 1 and number in self._batch
-            if keep:
+            collected = final and response is not None and request.response_count == 1 and number in self._batch
+            if collected:
                 self._batch[number] = response
             else:
                 if final and self._held.watched:
@@ -171,10 +171,10 @@ class BatchResponder:
                 self._send(wire.Responded(number, final, response))
 
     def _wait_for_credit(self, number: int) -> None:
-        """Wait while the client is too far behind; a request whose client has gone never waits."""
+        """Wait until the request has credit. A request whose client has gone does not wait."""
         credit = self._credit
         if credit.setdefault(number, wire.CREDIT_WINDOW) <= 0:
-            self._mailbox().wait_until(lambda: credit.get(number, 1) > 0 or number in self._cancelled)
+            self._reader().wait_until(lambda: credit.get(number, 1) > 0 or number in self._cancelled)
         with self._lock:
             if number in credit:
                 credit[number] -= 1

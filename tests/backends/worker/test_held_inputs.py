@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.memory import CopiedRegion
 from tests.backends.worker.regions import attached_region
 
@@ -63,7 +63,7 @@ def test_nothing_is_said_of_inputs_that_were_used_and_dropped() -> None:
     bench.array(1, volatile=True)
     assert bench.held.watched
     assert bench.held.ended([1]) == []
-    bench.held.let_go()
+    bench.held.report_freed()
     assert not bench.held.watched
     assert bench.sent == []
     assert bench.volatile_held == 0
@@ -79,14 +79,14 @@ def test_an_input_is_held_as_long_as_any_array_over_it_lives() -> None:
     assert bench.arena.ended_inputs == [(64, 64)]
     part = kept[2:].view(np.uint8)
     del kept
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1])]
     del part
     assert bench.arena.ended_inputs == [(64, 64)], "the collector may run in the middle of anything"
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1]), wire.InputsFreed([1])]
     assert bench.arena.ended_inputs == [(64, 64), (0, 64)]
-    bench.held.let_go()
+    bench.held.report_freed()
     assert len(bench.sent) == 2
 
 
@@ -95,11 +95,11 @@ def test_a_request_is_free_when_the_last_of_its_inputs_is() -> None:
     first, second = bench.array(1), bench.array(1)
     assert bench.held.ended([1]) == [1]
     del first
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1])]
     assert bench.arena.ended_inputs == []
     del second
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1]), wire.InputsFreed([1])]
     assert bench.arena.ended_inputs == [(0, 64), (64, 64)]
 
@@ -156,6 +156,6 @@ def test_an_input_ends_without_another_at_the_same_place() -> None:
     assert first[0] == 9, "its pages are still its own"
     assert bench.held.ended([1]) == [1]
     del first
-    bench.held.let_go()
+    bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1]), wire.InputsFreed([1])]
     region.close()

@@ -1,7 +1,7 @@
-"""Messages from the kernel, for a worker whose threads all may wait for one.
+"""Reads the messages from the kernel, for a worker in which each thread may wait for a message.
 
-There is no reader thread: whoever waits reads. Of several waiting threads one reads for all, so that
-a worker with one thread pays for no hand-over between threads.
+There is no reader thread: a thread that waits reads the socket itself. If several threads wait, one of them reads for
+all. So a worker with one thread never switches threads.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
     from backends.transport.channel import BlockingChannel
 
-#: Handled by whoever reads them; all others wait for the main thread, in order.
+#: Handled at once, by the thread that reads them. All other messages are for the main thread, in order.
 _URGENT = frozenset({wire.Cancel, wire.Credit, wire.FreeBlocks})
 
 
 class KernelGone(Exception):
-    """The kernel closed the connection: the worker has nothing left to live for."""
+    """The kernel closed the connection: the worker has to end."""
 
 
-class Mailbox:
-    """Receives messages; `urgent` is called with those that must not wait, from any thread."""
+class KernelMessageReader:
+    """Reads messages. Calls `urgent` with those that are handled at once, from any thread."""
 
     def __init__(self, channel: BlockingChannel, urgent: Callable[[wire.ToWorker], None]) -> None:
         self._channel = channel
         self._urgent = urgent
-        #: Messages for the main thread that have come; it takes them here, or from `next`.
+        #: Received messages for the main thread, which takes them from here, or by `next`.
         self.waiting: deque[wire.ToWorker] = deque()
         self._gone = False
         self._reading = False
-        #: Guards the two above. `_changed` is entered only by threads that wait for the one that reads: a
-        #: condition is Python code, a lock is not.
+        #: Guards the two above. Only threads that wait for the reading thread use `_changed`: a condition is Python
+        #: code, a lock is not.
         self._lock = threading.Lock()
-        #: For how many nanoseconds to poll before sleeping, and whether the last wait was as short.
+        #: How long to poll before sleeping, in nanoseconds, and whether the last wait was shorter than that.
         self.poll_ns = 0
         self._short = False
         self._poll_pause = PollPause()
@@ -61,7 +61,7 @@ class Mailbox:
         return waiting.popleft()
 
     def wait_until(self, done: Callable[[], bool]) -> None:
-        """Read until `done()`, which only messages make true. Raises `KernelGone`."""
+        """Read until `done()` is true. Only a message can make it true. Raises `KernelGone`."""
         while True:
             with self._changed:
                 self._waiter_count += 1
@@ -76,7 +76,7 @@ class Mailbox:
             self._read(wait=True)
 
     def _receive_soon(self) -> list[bytes] | None:
-        """Receive as the channel does; poll first where the last wait was short (`kernel.loop.busy_poll`)."""
+        """Receive from the channel; poll first if the last wait was short (`kernel.loop.busy_poll`)."""
         receive, poll_ns = self._channel.receive, self.poll_ns
         begun_ns = time.monotonic_ns()
         now_ns, goes_on = begun_ns, self._short and begun_ns >= self._poll_pause.until_ns
@@ -91,10 +91,10 @@ class Mailbox:
         return messages
 
     def poll(self) -> None:
-        """Handle what has come already, without waiting."""
+        """Handle the messages that were received already, without waiting."""
         with self._lock:
             if self._reading or self._gone:
-                return  # whoever reads handles it, or nothing comes any more
+                return  # another thread reads and handles them, or the connection has ended
             self._reading = True
         self._read(wait=False)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
 from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
-from backends.worker.respond import BatchResponder
+from backends.worker.responder import BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
 from shm.tensor import RequestedOutput
