@@ -29,7 +29,7 @@ cli = typer.Typer(
     ),
     epilog=(
         "Begin with [bold]python -m bench curve --quick[/bold] (2 minutes, pictures in build/bench/). The pictures of"
-        " the README are measured and drawn again by [bold]python -m bench curve && python -m bench growth[/bold]."
+        " README.md and docs/performance.md are made by [bold]python -m bench curve && python -m bench growth[/bold]."
     ),
 )
 

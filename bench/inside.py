@@ -190,7 +190,7 @@ def _json_header() -> bytes:
 
 
 class _GrpcDoor:
-    """One connection with eight calls, in the frames that clients of gRPC core send. A `CallAcceptor`."""
+    """One connection with all calls, in the frames that clients of gRPC core send. It is their `CallAcceptor`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._inference = Inference(kernel, OpenCalls())
@@ -235,16 +235,16 @@ class _GrpcDoor:
         assert self._transport.written > rounds * TOGETHER * len(_TENSOR) * 2
 
     def connection_opened(self, connection: Any) -> None:
-        """The only connection."""
+        """Do nothing: there is one connection."""
 
     def connection_closed(self, connection: Any) -> None:
-        """It is never closed."""
+        """Do nothing: the connection is never closed."""
 
     def accept_call(self, connection: Any, stream: Any) -> Any:
         return InferCall(self._inference, connection, stream)
 
     def connection_idle(self) -> None:
-        """Nobody waits for that."""
+        """Do nothing: nothing waits for the end of all calls."""
 
 
 def _receive(connection: asyncio.BufferedProtocol, octets: bytes) -> None:

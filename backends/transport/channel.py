@@ -162,7 +162,7 @@ class LoopChannel:
     def take_fd(self) -> int:
         """Return the descriptor of the message that is being handled; the caller owns it.
 
-        Raises ValueError where none came with it.
+        Raises ValueError for a message without one.
         """
         if not self._fds:
             raise ValueError("a message without its file descriptor")

@@ -1,4 +1,4 @@
-"""The pictures of the README, drawn only from stored numbers. Needs matplotlib (dependency group `bench`)."""
+"""The pictures of the documents, drawn only from stored numbers. Needs matplotlib (dependency group `bench`)."""
 
 from __future__ import annotations
 

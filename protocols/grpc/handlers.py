@@ -1,6 +1,6 @@
 """Calls that grpclib's handlers respond to, over our own HTTP/2: every RPC but the unary inference.
 
-`HandlerCall` is to grpclib's handlers what grpclib's own stream is (`grpclib_internals.CallStream`), so that services,
+`HandlerCall` takes the part of grpclib's own stream (`grpclib_internals.CallStream`), so that services,
 `GRPCError`, metadata and deadlines are grpclib's.
 """
 

@@ -160,6 +160,7 @@ def test_administration(client: Any) -> None:
     assert client.is_model_ready("versions", "3")
     names = {model.name for model in client.get_model_repository_index().models}
     assert {"add_sub", "repeat", "versions"} <= names
+    client.infer("add_sub", pair())
     statistics = client.get_inference_statistics("add_sub").model_stats[0]
     assert statistics.inference_count >= statistics.execution_count > 0
     assert client.update_trace_settings(settings={"trace_rate": "9"}).settings["trace_rate"].value[0] == "9"

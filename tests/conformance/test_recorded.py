@@ -22,11 +22,28 @@ pytestmark = pytest.mark.conformance
 EVERY_CASE = [(path.stem, case) for path in sorted(CASES.glob("*.py")) for case in load_cases(path)]
 
 
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Ours]:
+#: Cases that say something of all models of the server: they need one that no other case has used.
+ALONE = {"readiness"}
+
+
+def serve() -> Iterator[Ours]:
     with Ours(MODELS) as running:
         yield running
         assert "Traceback" not in running.process.log, running.process.log
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Ours]:
+    yield from serve()
+
+
+@pytest.fixture
+def ours(request: pytest.FixtureRequest) -> Iterator[Ours]:
+    """The server of all cases, or one of its own for a case in ALONE."""
+    if request.node.callspec.params["case"].name in ALONE:
+        yield from serve()
+    else:
+        yield request.getfixturevalue("shared")
 
 
 @pytest.mark.parametrize(("name", "case"), EVERY_CASE, ids=[f"{name}: {case.name}" for name, case in EVERY_CASE])
