@@ -22,6 +22,7 @@ from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.fast.written_responses import WrittenResponses
 from protocols.http.inference.response import http_error
+from protocols.listening import send_small_writes_at_once
 
 if TYPE_CHECKING:
     from protocols.http.fast.fast_path import FastPath
@@ -77,9 +78,9 @@ class FastConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
+        send_small_writes_at_once(transport)
         sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # Then writing is paused as long as anything is left to write, and what was written can be given back.
         # Transports with TLS pause when the limit is reached, others behind it.
