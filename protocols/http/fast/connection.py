@@ -13,6 +13,7 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
+from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.http.client_timeouts import UnreadResponse
 from protocols.http.fast.access_log import ConnectionAccessLog
 from protocols.http.fast.body_receiver import BodyReceiver, IncomingBody
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 #: Requests of one connection that may wait for their responses; then nothing more is read.
 MAX_OUTSTANDING = 32
-
-#: Bodies from this size on are received into memory of their model.
-_IN_PLACE_BYTE_SIZE = 64 << 10
 
 #: Messages that one connection may begin in an event-loop iteration, so that other connections are served, too.
 _MESSAGES_PER_ITERATION = 32
@@ -130,7 +128,7 @@ class FastConnection(asyncio.Protocol):
         ):
             body_byte_size = len(data) - len(known.text)
             whole = body_byte_size == infer.body_byte_size
-            if whole or (not body_byte_size and infer.body_byte_size < _IN_PLACE_BYTE_SIZE):
+            if whole or (not body_byte_size and infer.body_byte_size < RECEIVE_BUFFER_BYTE_SIZE):
                 call = FastCall(fast_path.inference, infer, self)
                 if self._access_log is not None:
                     call.begin_ns = monotonic_ns()
@@ -303,7 +301,7 @@ class FastConnection(asyncio.Protocol):
             call.start(body)
             return
         receive_buffer = None
-        if byte_size >= _IN_PLACE_BYTE_SIZE:
+        if byte_size >= RECEIVE_BUFFER_BYTE_SIZE:
             receive_buffer = self._fast_path.kernel.receive_buffer(infer.model, byte_size, infer.header_length)
         self._incoming = IncomingBody(call, byte_size, receive_buffer)
         self._incoming.add(body)
