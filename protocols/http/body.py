@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from protocols.http.call import HttpCall
 
-#: The most that any body may have, as for gRPC's messages; Triton's Content-Length is an int.
-MAX_BODY_BYTE_SIZE = 2**31 - 1
-
 
 class TooManyChunks(Exception):
     """The body is cut into too many chunks; the message is what the client reads."""

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from protocols.http.aiohttp_internals import AiohttpConnection, AiohttpServer
+from protocols.listening import listen, listening_address
 
 if TYPE_CHECKING:
     import socket
@@ -16,17 +17,11 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.abc import AbstractAccessLogger
 
-#: How long a client may take for the handshake of TLS.
-HANDSHAKE_S = 10.0
-
 #: How often connections are looked at while the server waits for them to become idle.
 _DRAIN_INTERVAL_S = 0.02
 
 #: How long connections get to close that were not idle when their time was over.
 _CLOSE_S = 1.0
-
-#: Connections that the system keeps for us until we accept them.
-BACKLOG = 1024
 
 
 class FirstServer(Protocol):
@@ -65,7 +60,7 @@ class HttpListener:
         self._tls = tls
         self._access_logger = access_logger
         self._draining = False
-        self.title = f"{service} at {_address_text(sock)}"
+        self.title = f"{service} at {listening_address(sock)}"
         self._connections: AiohttpServer | None = None
         self._server: asyncio.Server | None = None
 
@@ -74,13 +69,7 @@ class HttpListener:
         self._connections = AiohttpServer(self._handle, handler_cancellation=True)
         self._connections.access_logger = self._access_logger
         connect = self._connections if self._first is None else self._first.open(self._connections)
-        self._server = await asyncio.get_running_loop().create_server(
-            connect,
-            sock=self._sock,
-            backlog=BACKLOG,
-            ssl=self._tls,
-            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
-        )
+        self._server = await listen(self._sock, connect, self._tls)
 
     @property
     def connection_count(self) -> int:
@@ -129,12 +118,3 @@ class HttpListener:
             if connection.idle:
                 connection.close()
         return any(not connection.idle for connection in connections)
-
-
-def _address_text(sock: socket.socket) -> str:
-    """Return where `sock` listens: `0.0.0.0:8000`, `[::]:8000`, or the path of a Unix socket."""
-    name = sock.getsockname()
-    if not isinstance(name, tuple):
-        return str(name)
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,12 +14,12 @@ from protocols.http.body import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.call import HttpInference
-from protocols.http.internal_errors import log_internal_error
 from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import find_endpoint, request_path
+from protocols.internal_errors import report_internal_error
 from protocols.status import HTTP_STATUS
 from protocols.tls import server_context
 
@@ -110,8 +110,8 @@ class HttpServer:
             return _closing(error_response(400, str(error), plain=call.plain_errors))
         except ConnectionError:
             raise  # the client has gone, aiohttp cleans up
-        except Exception:
-            return _internal_error(http)
+        except Exception as error:
+            return _internal_error(http, error)
 
     def _preflight(self, http: web.BaseRequest) -> web.Response | None:
         """Return the response to a browser that asks whether it may send a request; None where it does not."""
@@ -128,9 +128,9 @@ class HttpServer:
         return web.Response(status=204, headers={**SERVER_HEADER, **headers})
 
 
-def _internal_error(http: web.BaseRequest) -> web.StreamResponse:
-    """Return the response for the exception that is being handled."""
-    text = log_internal_error(f"{http.method} {http.raw_path}")
+def _internal_error(http: web.BaseRequest, error: Exception) -> web.StreamResponse:
+    """Return the response for an exception that nobody expected."""
+    text = report_internal_error(f"{http.method} {http.raw_path}", error)
     check_not_begun(http)
     return error_response(500, text)
 

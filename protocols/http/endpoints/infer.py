@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kernel.errors import InvalidArgument
-from protocols.http.body import MAX_BODY_BYTE_SIZE, json_too_large, read_body
+from protocols.body_sizes import MAX_BODY_BYTE_SIZE
+from protocols.http.body import json_too_large, read_body
 from protocols.http.call import REQUEST_ID
 from protocols.http.inference.call import ENTRY_POINT, HEADER_LENGTH, THREAD_BYTE_SIZE, HttpInferCall
 from protocols.http.inference.compression import (

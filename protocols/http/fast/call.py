@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocols.body_sizes import COPIED_RESPONSE_BYTE_SIZE
 from protocols.http.fast.response_bytes import ResponseBytes, response_head
 from protocols.http.inference.call import HttpInferCall
 
 if TYPE_CHECKING:
     from kernel.serving.response import Response
     from protocols.http.inference.response import HttpResponse
-
-#: Outputs of more bytes are written as they are, where they are; below, one copy is cheaper than pieces.
-_LARGE_BYTE_SIZE = 64 << 10
 
 
 class FastCall(HttpInferCall):
@@ -40,7 +38,7 @@ class FastCall(HttpInferCall):
         byte_size = sum(map(len, response.body))
         head = response_head(response, byte_size, self.head.response_headers)
         source = response.source
-        if source is not None and byte_size >= _LARGE_BYTE_SIZE:
+        if source is not None and byte_size >= COPIED_RESPONSE_BYTE_SIZE:
             self.response = ResponseBytes(head, response.body, source.release, response.status)
         else:
             self.response = ResponseBytes(b"".join((head, *response.body)), [], None, response.status)

@@ -13,6 +13,7 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
+from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.http.client_timeouts import UnreadResponse
 from protocols.http.fast.access_log import ConnectionAccessLog
 from protocols.http.fast.body_receiver import BodyReceiver, IncomingBody
@@ -20,8 +21,9 @@ from protocols.http.fast.call import FastCall
 from protocols.http.fast.request_head import END, HttpRequestHead, can_become_head
 from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
-from protocols.http.fast.written_responses import WrittenResponses
 from protocols.http.inference.response import http_error
+from protocols.listening import send_small_writes_at_once
+from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
     from protocols.http.fast.fast_path import FastPath
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
 
 #: Requests of one connection that may wait for their responses; then nothing more is read.
 MAX_OUTSTANDING = 32
-
-#: Bodies from this size on are received into memory of their model.
-_IN_PLACE_BYTE_SIZE = 64 << 10
 
 #: Messages that one connection may begin in an event-loop iteration, so that other connections are served, too.
 _MESSAGES_PER_ITERATION = 32
@@ -46,6 +45,8 @@ class FastConnection(asyncio.Protocol):
         self._fast_path = fast_path
         self._transport: asyncio.Transport
         self._aiohttp: SharedAiohttp
+        #: Memory of workers in responses that the transport keeps.
+        self._releases: WrittenReleases
         #: None where requests are not logged.
         self._access_log: ConnectionAccessLog | None = None
         #: Bytes that have come and belong to no message that was begun.
@@ -70,21 +71,17 @@ class FastConnection(asyncio.Protocol):
         #: Times of the fast path's clock: of the last bytes either way, and of the begin of a head or a body.
         self._active_s = self._begin_s = 0.0
         self._unread = UnreadResponse()
-        self._written = WrittenResponses()
 
     # ---- called by the transport -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
+        send_small_writes_at_once(transport)
         sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Then writing is paused as long as anything is left to write, and what was written can be given back.
-        # Transports with TLS pause when the limit is reached, others behind it.
-        encrypted = transport.get_extra_info("sslcontext") is not None
-        self._transport.set_write_buffer_limits(1 if encrypted else 0)
+        self._releases = WrittenReleases(self._transport)
         if self._fast_path.log_access:
             self._access_log = ConnectionAccessLog(transport)
         self._fast_path.add(self)
@@ -100,7 +97,7 @@ class FastConnection(asyncio.Protocol):
         if incoming is not None:
             incoming.release()
             calls.append(incoming.call)
-        self._written.release()
+        self._releases.run()
         self._aiohttp.connection_lost(exc)
         if self._access_log is not None:
             for call in calls:
@@ -129,7 +126,7 @@ class FastConnection(asyncio.Protocol):
         ):
             body_byte_size = len(data) - len(known.text)
             whole = body_byte_size == infer.body_byte_size
-            if whole or (not body_byte_size and infer.body_byte_size < _IN_PLACE_BYTE_SIZE):
+            if whole or (not body_byte_size and infer.body_byte_size < RECEIVE_BUFFER_BYTE_SIZE):
                 call = FastCall(fast_path.inference, infer, self)
                 if self._access_log is not None:
                     call.begin_ns = monotonic_ns()
@@ -152,7 +149,7 @@ class FastConnection(asyncio.Protocol):
         self._write_paused = False
         self._active_s = self._fast_path.now_s
         self._unread.waited_s(self._active_s, 0)
-        self._written.release()
+        self._releases.run()
         self._aiohttp.resume_writing()
         self._take_messages()
 
@@ -302,7 +299,7 @@ class FastConnection(asyncio.Protocol):
             call.start(body)
             return
         receive_buffer = None
-        if byte_size >= _IN_PLACE_BYTE_SIZE:
+        if byte_size >= RECEIVE_BUFFER_BYTE_SIZE:
             receive_buffer = self._fast_path.kernel.receive_buffer(infer.model, byte_size, infer.header_length)
         self._incoming = IncomingBody(call, byte_size, receive_buffer)
         self._incoming.add(body)
@@ -361,7 +358,11 @@ class FastConnection(asyncio.Protocol):
         self._active_s = self._fast_path.now_s
         if self._draining and not self.busy:
             responses[-1] = responses[-1].last()
-        self._written.write(self._transport, responses)
+        if len(responses) == 1 and not responses[0].parts:
+            self._transport.write(responses[0].head)
+        else:
+            self._transport.writelines([piece for each in responses for piece in (each.head, *each.parts)])
+            self._releases.add([each.release for each in responses if each.release is not None])
         if self._access_log is not None:
             for call, response in zip(done, responses, strict=True):
                 self._access_log.responded(call, response)

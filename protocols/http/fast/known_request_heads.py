@@ -17,6 +17,7 @@ from protocols.http.inference.call import ENTRY_POINT
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.responses import RESTRICTED
+from protocols.prepared_cache import PreparedCache
 from protocols.restricted import Category
 from protocols.status import HTTP_STATUS
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from protocols.http.request_rules import RequestRules
 
 #: How many heads are remembered, and how long they may be.
-_CAPACITY = 256
+_MAX_HEADS = 256
 _MAX_BYTE_SIZE = 1024
 
 
@@ -56,20 +57,19 @@ class KnownRequestHeads:
     def __init__(self, inference: HttpInference, rules: RequestRules) -> None:
         self._inference = inference
         self._rules = rules
-        self._known: dict[bytes, KnownRequestHead] = {}
-        self._generation = -1
+        self._cache: PreparedCache[bytes, KnownRequestHead] = PreparedCache(_MAX_HEADS)
 
     def find(self, text: bytes) -> KnownRequestHead:
         """Return what is known of the head `text`, up to and with its empty line."""
         generation = self._inference.kernel.catalog.generation
-        if generation != self._generation or len(self._known) >= _CAPACITY:
-            self._known.clear()
-            self._generation = generation
-        known = self._known.get(text)
+        cache = self._cache
+        if generation != cache.generation:
+            cache.start_generation(generation)
+        known = cache.entries.get(text)
         if known is None:
             known = self._look_at(text, generation)
             if len(text) <= _MAX_BYTE_SIZE:
-                self._known[text] = known
+                cache.add(text, known)
         return known
 
     def _look_at(self, text: bytes, generation: int) -> KnownRequestHead:

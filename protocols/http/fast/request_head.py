@@ -11,7 +11,7 @@ import re
 import httptools
 import msgspec
 
-from protocols.http.body import MAX_BODY_BYTE_SIZE
+from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.http.endpoints.infer import infer
 from protocols.http.inference.call import HEADER_LENGTH
 from protocols.http.inference.compression import IDENTITY, choose_encoding

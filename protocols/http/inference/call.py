@@ -19,8 +19,8 @@ from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.prepared import PreparedBodies
 from protocols.http.inference.raw_input import decode_raw
 from protocols.http.inference.response import HttpResponse, http_error
-from protocols.http.internal_errors import log_internal_error
 from protocols.http.responses import JSON
+from protocols.internal_errors import report_internal_error
 from protocols.response_sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
 
@@ -101,8 +101,8 @@ class HttpInferCall(msgspec.Struct, eq=False):
                 self._submit_new(body, received_in)
         except ServingError as error:
             self.finish(_error(error, plain=False))
-        except Exception:
-            self.finish(self._internal_error())
+        except Exception as error:
+            self.finish(self._internal_error(error))
 
     def _submit_new(self, body: RequestBody, received_in: ReceiveBuffer | None) -> None:
         """Submit the request in `body`, for which nothing is prepared. Raises `ServingError`."""
@@ -166,8 +166,8 @@ class HttpInferCall(msgspec.Struct, eq=False):
                 http_response = self._encode(response)
             except ServingError as error:
                 http_response = _error(error, plain=True)
-            except Exception:
-                http_response = self._internal_error()
+            except Exception as error:
+                http_response = self._internal_error(error)
         if http_response is None:  # it comes later
             response.release()
             return
@@ -194,9 +194,9 @@ class HttpInferCall(msgspec.Struct, eq=False):
         packing.add_done_callback(lambda done: self.finish(HttpResponse(200, content_type, [done.result()], headers)))
         return None
 
-    def _internal_error(self) -> HttpResponse:
-        """Return the response for the exception that is being handled."""
-        return http_error(500, log_internal_error(f"POST {self.head.target}"), plain=False)
+    def _internal_error(self, error: Exception) -> HttpResponse:
+        """Return the response for an exception that nobody expected."""
+        return http_error(500, report_internal_error(f"POST {self.head.target}", error), plain=False)
 
 
 def decode_body(

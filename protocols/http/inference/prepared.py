@@ -14,6 +14,7 @@ import msgspec
 from kernel.serving.prepared import PreparedRequest, prepare
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response_template import ResponseTemplate
+from protocols.prepared_cache import PreparedCache
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)(?=")')
 
 #: How many prepared bodies are remembered, and how long their JSON may be.
-_CAPACITY = 1024
+_MAX_BODIES = 1024
 _MAX_JSON_BYTE_SIZE = 2048
 
 #: Bodies up to this size are cut into copies; of larger ones inputs keep views.
@@ -54,8 +55,7 @@ class PreparedBodies:
     """The prepared bodies of one HTTP server, by what request heads share (`prepared_key`) and JSON without its id."""
 
     def __init__(self) -> None:
-        self._prepared: dict[tuple[str, bytes], PreparedBody] = {}
-        self._generation = -1
+        self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(_MAX_BODIES)
 
     def find(
         self, head: InferRequestHead, body: RequestBody, generation: int, sink: Sink
@@ -64,9 +64,9 @@ class PreparedBodies:
 
         `generation` is that of the catalog. The request needs no checks but of its shared memory.
         """
-        if generation != self._generation:
-            self._prepared.clear()
-            self._generation = generation
+        cache = self._cache
+        if generation != cache.generation:
+            cache.start_generation(generation)
             return None
         start = head.header_length
         if start > _MAX_JSON_BYTE_SIZE:
@@ -74,7 +74,7 @@ class PreparedBodies:
         # As in `remember`; a function for both would be a call for every request.
         id = _ID.match(body, 0, start)
         begin = 0 if id is None else id.end()
-        prepared = self._prepared.get((head.prepared_key, bytes(body[begin:start])))
+        prepared = cache.entries.get((head.prepared_key, bytes(body[begin:start])))
         byte_size = len(body)
         if prepared is None or byte_size - start != prepared.byte_size:
             return None
@@ -109,10 +109,9 @@ class PreparedBodies:
         if id is not None and (b'"id"' in rest or b"\\" in rest):
             return  # a second id, which would count, may hide behind an escape
         sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
-        if len(self._prepared) >= _CAPACITY:
-            self._prepared.clear()
         total = sum(size for size in sizes if size > 0)
         common = prepare(request, model)
         binary_outputs = outputs.any_binary or common.uses_client_regions
         template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
-        self._prepared[head.prepared_key, rest] = PreparedBody(common, outputs, sizes, total, template)
+        prepared = PreparedBody(common, outputs, sizes, total, template)
+        self._cache.add((head.prepared_key, rest), prepared)

@@ -184,7 +184,7 @@ def test_a_limited_number_of_heads_of_limited_length_is_remembered(
     with_kernel: WithKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(kernel: Kernel) -> None:
-        monkeypatch.setattr(known_request_heads, "_CAPACITY", 2)
+        monkeypatch.setattr(known_request_heads, "_MAX_HEADS", 2)
         heads = known_heads(kernel)
         long = head("/v2/models/echo/infer", "Content-Length: 7", "X: " + "y" * 2000)
         assert heads.find(long) is not heads.find(long)
@@ -195,6 +195,6 @@ def test_a_limited_number_of_heads_of_limited_length_is_remembered(
                 infer = heads.find(text).infer
                 assert infer is not None
                 assert infer.body_byte_size == number
-            assert len(heads._known) <= 2
+            assert len(heads._cache.entries) <= 2
 
     with_kernel(test)

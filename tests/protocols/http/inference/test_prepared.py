@@ -161,7 +161,7 @@ def test_responses_that_are_all_json_have_no_template(more: dict[str, Any], has_
 
 
 def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.http.inference.prepared._CAPACITY", 2)
+    monkeypatch.setattr("protocols.http.inference.prepared._MAX_BODIES", 2)
     bodies = PreparedBodies()
     for priority in range(5):
         head, octets = body(parameters={"priority": priority})
@@ -169,4 +169,4 @@ def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatc
         request, outputs = parsed(head, octets)
         bodies.remember(head, octets, outputs, request, MODEL)
         assert bodies.find(head, octets, 1, SINK) is not None
-        assert len(bodies._prepared) <= 2
+        assert len(bodies._cache.entries) <= 2
