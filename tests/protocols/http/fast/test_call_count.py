@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,13 @@ def python_calls(function: Callable[[], object]) -> list[tuple[str, str]]:
             calls.append((frame.f_code.co_filename, frame.f_code.co_qualname))
 
     before = sys.getprofile()
+    gc.disable()  # finalizers are calls, too, and belong to something else
     sys.setprofile(note)
     try:
         function()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return calls
 
 
