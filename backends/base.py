@@ -130,7 +130,7 @@ class Backend(abc.ABC):
 
         The inputs of a request are `request.inputs`. The kernel has checked names, datatypes and shapes. If the model
         batches, shapes begin with the batch dimension, and all requests together have at most `max_batch_size` rows.
-        An input of a client's region (`Tensor.foreign`) is read-only, and the client may change it after the final
+        An input of a client's region (`in_memory_of_client`) is read-only, and the client may change it after the final
         response. The memory of other inputs is not reused while an array of it exists. Responses are sent with
         `WorkerRequest.respond`, `fail` or `finish`, from any thread; after `execute` has returned only if
         `responds_later`.

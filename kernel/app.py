@@ -227,7 +227,7 @@ class Server:
         return ""
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
-        """Return the front doors, before any model is loaded: what is wrong with their options is told at once."""
+        """Return the front doors, before any model is loaded, so that wrong options end the start at once."""
         doors: list[FrontDoor] = []
         log_access = self._options.log.access
         if "grpc" in sockets:
