@@ -1,7 +1,7 @@
-"""What a backend implements: `complete`, `load`, `execute`, `finalize`, all in a worker process.
+"""`Backend`: the interface between a worker process and the code that executes a kind of model.
 
-A worker has one backend object for its one model instance, and calls it from one thread, in this
-order: `complete` (first worker of a model only), `load`, any number of `execute`, `finalize`.
+A worker has one backend object for its one model instance. It calls the methods from its main thread, in this order:
+`complete` (only in the first worker of a model), `load`, any number of `execute`, `finalize`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ Config = dict[str, Any]
 
 
 class ModelArguments(msgspec.Struct, frozen=True):
-    """What a backend is told about its model. `config` is in the JSON form of `/config`."""
+    """The model instance of a backend."""
 
+    #: The model's configuration, as the JSON of `/config`.
     config: Config
-    #: The model's folder in the repository, with one folder per version.
+    #: The model's folder in the repository. It has one folder per version.
     model_dir: Path
     version: int
-    #: Name, kind (`CPU`, `GPU`, `MODEL`) and device of the instance; empty for `complete`.
+    #: Empty in `complete`, which runs before the instances are known; kind and device have their defaults then.
     instance_name: str = ""
+    #: CPU, GPU or MODEL.
     kind: str = "CPU"
+    #: Number of the GPU.
     device_id: int = 0
-    #: What the command line says of the backend (--backend-config), by setting.
+    #: Settings of the backend from the command line (--backend-config): name → value.
     backend_config: dict[str, str] = {}
 
     @property
@@ -46,37 +49,39 @@ class ModelArguments(msgspec.Struct, frozen=True):
 
     @property
     def max_batch_size(self) -> int:
+        """The most rows of a batch; 0 if the model does not batch."""
         return int(self.config.get("max_batch_size", 0))
 
     @property
     def decoupled(self) -> bool:
+        """Whether a request may have any number of responses."""
         return bool(self.config.get("model_transaction_policy", {}).get("decoupled", False))
 
     def parameter(self, key: str) -> str | None:
-        """Return the model's configuration parameter `key`, or None."""
+        """Return the value of `parameters[key]` in the model's configuration, or None."""
         found = self.config.get("parameters", {}).get(key)
         return None if found is None else str(found.get("string_value", ""))
 
     def model_file(self, default: str) -> Path:
-        """Return the path of the model file: `default_model_filename` or `default` in the version's folder."""
+        """Return the path of the model file in the version's folder: `default_model_filename`, or `default`."""
         return self.version_dir / (self.config.get("default_model_filename") or default)
 
 
 class Host(Protocol):
-    """What the worker offers its backend."""
+    """The services of the worker for its backend. Any thread may use them."""
 
     def log(self, level: str, text: str) -> None:
-        """Write one line to the server's log; level is INFO, WARNING, ERROR or VERBOSE."""
+        """Write one line to the server's log; `level` is INFO, WARNING, ERROR or VERBOSE."""
 
     @property
     def metrics(self) -> MetricRegistry:
-        """Where the model defines metrics of its own."""
+        """The metrics that the model defines."""
 
 
 class Timings(msgspec.Struct):
-    """Where the time of one `execute` went: `inputs_ready` and `inferred` end the first two of three parts.
+    """The three stages of one `execute`: input, inference, output. The statistics show their durations.
 
-    Times are monotonic nanoseconds, all those of the start at first: without a mark a part has no length.
+    Times are monotonic nanoseconds. All are the start time at first, so a stage that is not marked has duration 0.
     """
 
     start_ns: int
@@ -85,43 +90,54 @@ class Timings(msgspec.Struct):
     clock: Callable[[], int] = time.monotonic_ns
 
     def inputs_ready(self) -> None:
-        """The model itself starts now."""
+        """End the input stage: the model begins to compute now."""
         self.inputs_ready_ns = self.inferred_ns = self.clock()
 
     def inferred(self) -> None:
-        """The model itself is done; what follows is writing its outputs."""
+        """End the inference stage: the model has computed its outputs."""
         self.inferred_ns = self.clock()
 
 
 class Backend(abc.ABC):
-    """One model instance in its worker process."""
+    """One model instance in its worker process. `backends.builtin.identity` is an example."""
 
-    #: Whether requests may be answered after `execute` has returned. If not, the worker fails those
-    #: that were forgotten.
-    answers_later: ClassVar[bool] = False
+    #: Whether the backend may respond after `execute` has returned. Otherwise the worker fails each request that has
+    #: no final response then.
+    responds_later: ClassVar[bool] = False
 
     def __init__(self, host: Host) -> None:
         self.host = host
 
     def complete(self, arguments: ModelArguments) -> Config:
-        """Return the configuration with what the model file knows filled in; a new dict.
+        """Return a new configuration with missing fields filled in from the model file. Must not change `arguments`.
 
-        Raises `ServingError` where configuration and file contradict each other.
+        The server adopts max_batch_size, input, output, model_transaction_policy, and dynamic_batching if the model
+        has no scheduler; it ignores other changes. Raises `ServingError` if configuration and file contradict each
+        other.
         """
         return dict(arguments.config)
 
     @abc.abstractmethod
     def load(self, arguments: ModelArguments) -> None:
-        """Load the model. What is raised is the reason why the model is UNAVAILABLE."""
+        """Load the model. An exception fails the load, and is the reason why the model is UNAVAILABLE.
+
+        A `ServingError` keeps its code and text; any other exception has the code INTERNAL.
+        """
 
     @abc.abstractmethod
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """Run the requests as one batch and answer each of them (see `WorkerRequest.respond`).
+        """Execute the requests as one batch, and send each one exactly one final response.
 
-        What is raised fails every request that has no final response yet: a `ServingError` with its
-        own code and text, anything else as INTERNAL. Requests of a decoupled model may be answered
-        after `execute` has returned, from any thread.
+        The inputs of a request are `request.inputs`. The kernel has checked names, datatypes and shapes. If the model
+        batches, shapes begin with the batch dimension, and all requests together have at most `max_batch_size` rows.
+        An input of a client's region (`in_memory_of_client`) is read-only, and the client may change it after the final
+        response. The memory of other inputs is not reused while an array of it exists. Responses are sent with
+        `WorkerRequest.respond`, `fail` or `finish`, from any thread; after `execute` has returned only if
+        `responds_later`.
+
+        An exception fails every request without a final response: a `ServingError` with its code and text, any other
+        exception with the code INTERNAL.
         """
 
-    def finalize(self) -> None:  # noqa: B027 - most backends have nothing to end
-        """The worker stops. Not called when it is killed."""
+    def finalize(self) -> None:  # noqa: B027 - most backends have nothing to free
+        """Free the model before the worker ends. Not called if the worker is killed."""

@@ -1,6 +1,6 @@
-"""The inputs that a configuration's `batch_input` asks for: how the rows of a ragged batch are divided. Pure.
+"""Computes the inputs of a configuration's `batch_input`, which describe the parts of a ragged batch. Pure.
 
-They are made from the shapes of the requests of a batch, not from what clients send.
+Clients do not send these inputs. They are computed from the shapes of the requests of a batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = (
 
 
 class BatchInput(msgspec.Struct, frozen=True):
-    """One entry of `batch_input`: the model's inputs `target_names` say this about `source_input`."""
+    """One entry of `batch_input`: the model's inputs `target_names` describe the shapes of `source_input`."""
 
     kind: str
     target_names: tuple[str, ...]
@@ -41,7 +41,7 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 def batch_inputs_of(config: Mapping[str, Any]) -> list[BatchInput]:
-    """Return the batch inputs of a model's configuration. Raises `BadConfig` for a kind that is unknown."""
+    """Return the batch inputs of a model's configuration. Raises `BadConfig` for an unknown kind."""
     found = []
     for entry in config.get("batch_input", []):
         kind = str(entry.get("kind", KINDS[0]))
@@ -53,7 +53,7 @@ def batch_inputs_of(config: Mapping[str, Any]) -> list[BatchInput]:
 
 
 def batch_input_arrays(batch_inputs: Sequence[BatchInput], requests: Sequence[WorkerRequest]) -> dict[str, Array]:
-    """Return the arrays of the batch inputs, by name of the model's input."""
+    """Return model input → array. Raises `InternalError` if a request does not have the source input."""
     arrays = {}
     for batch_input in batch_inputs:
         shapes = [_source_shape(request, batch_input.source_input) for request in requests]
@@ -63,7 +63,7 @@ def batch_input_arrays(batch_inputs: Sequence[BatchInput], requests: Sequence[Wo
 
 
 def _values(kind: str, shapes: Sequence[Sequence[int]]) -> Array:
-    """Return what `kind` says of requests whose source input has these `shapes`."""
+    """Return the values of a batch input for requests whose source inputs have these `shapes`."""
     counts = [element_count(shape) for shape in shapes]
     match kind:
         case "BATCH_ELEMENT_COUNT":
@@ -73,7 +73,7 @@ def _values(kind: str, shapes: Sequence[Sequence[int]]) -> Array:
         case "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
             return np.array(list(itertools.accumulate(counts, initial=0)))
         case "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
-            return np.zeros(max(counts))  # the shape is the message, the elements mean nothing
+            return np.zeros(max(counts))  # the model uses the shape; the elements have no meaning
         case _:
             rows = np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
             return rows if kind == "BATCH_ITEM_SHAPE" else rows.reshape(-1)
@@ -82,5 +82,5 @@ def _values(kind: str, shapes: Sequence[Sequence[int]]) -> Array:
 def _source_shape(request: WorkerRequest, name: str) -> list[int]:
     view = request.input(name)
     if view is None:
-        raise InternalError(f"input '{name}', that a batch input is made of, is missing")
+        raise InternalError(f"input '{name}' is missing; a batch input is computed from its shape")
     return view.shape

@@ -1,4 +1,4 @@
-"""What a backend for one kind of model demands of its configuration: which tensors, in which order. Pure.
+"""Checks that a model has exactly the tensors that its backend requires, in the required order. Pure.
 
 Texts are those of Triton's repeat and square backends.
 """
@@ -23,9 +23,9 @@ class ExpectedTensor(msgspec.Struct, frozen=True):
     """An input or output that a model must have."""
 
     name: str
-    #: As in `TYPE_INT32`, without the beginning.
+    #: As in `TYPE_INT32`, without `TYPE_`.
     datatype: str
-    #: None for any shape of one dimension.
+    #: None for one dimension of any size.
     dims: tuple[int, ...] | None = (1,)
 
 
@@ -50,7 +50,7 @@ def check_tensors(
 
 
 def dims_of(tensor: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the dimensions of a configured tensor; protobuf's JSON writes them as strings."""
+    """Return the dimensions of a tensor in a configuration; protobuf's JSON writes them as strings."""
     return tuple(int(dim) for dim in tensor.get("dims", ()))
 
 

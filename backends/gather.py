@@ -1,6 +1,7 @@
-"""A batch's inputs as one array per model input, with the least copying.
+"""Joins the inputs of a batch into one array per model input.
 
-A lone request's inputs are used in place; those of several are copied once, into one contiguous array.
+A batch of one request uses its inputs in place. The inputs of several requests are copied once, into one contiguous
+array.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.reshape import TensorShapes
-    from backends.worker.request import InputView, WorkerRequest
+    from backends.worker.request import WorkerRequest
     from shm.arrays import Array
+    from shm.tensor import Tensor
 
 
 def batch_sizes(requests: Sequence[WorkerRequest], max_batch_size: int) -> list[int]:
-    """Return each request's rows: the first dimension of its inputs, or 1 where the model has no batches.
+    """Return the rows of each request: the first dimension of its inputs, or 1 if the model does not batch.
 
-    Raises `InternalError` where they are more than the model takes: the scheduler's mistake, not a client's.
+    Raises `InternalError` if the sum exceeds `max_batch_size`; this is an error of the scheduler, not of a client.
     """
     sizes = [request.inputs[0].shape[0] if max_batch_size and request.inputs else 1 for request in requests]
     total = sum(sizes)
@@ -33,11 +35,11 @@ def batch_sizes(requests: Sequence[WorkerRequest], max_batch_size: int) -> list[
 
 
 def gather(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes]) -> dict[str, Array]:
-    """Return the inputs that the requests have, by name, with the rows of all requests in order.
+    """Return name → array of the requests' inputs, in the model's shapes, with the rows of all requests in order.
 
-    Arrays of a lone request are views of its memory and read-only where a client owns that. An optional
-    input that no request has is left out. The requests must have the same inputs with the same shapes,
-    batch dimension and ragged inputs aside.
+    All requests must have the same inputs, with the same shapes except for the batch dimension and ragged inputs. An
+    optional input that no request has is not in the result. Arrays of a batch of one request are views of the
+    request's memory, and read-only if the memory belongs to a client. Raises `InternalError` or `InvalidArgument`.
     """
     if len(requests) == 1:
         arrays: dict[str, Array] = {}
@@ -48,10 +50,10 @@ def gather(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes])
     for request in requests:
         if len(request.inputs) != len(names):
             raise InternalError("requests of one batch must have the same inputs")
-    return {name: _joined(requests, name, specs) for name in names}
+    return {name: _concatenated(requests, name, specs) for name in names}
 
 
-def _joined(requests: Sequence[WorkerRequest], name: str, specs: Mapping[str, TensorShapes]) -> Array:
+def _concatenated(requests: Sequence[WorkerRequest], name: str, specs: Mapping[str, TensorShapes]) -> Array:
     spec = specs.get(name)
     parts: list[Array] = []
     for request in requests:
@@ -65,6 +67,6 @@ def _joined(requests: Sequence[WorkerRequest], name: str, specs: Mapping[str, Te
     return np.concatenate(parts)
 
 
-def _model_input(view: InputView, spec: TensorShapes | None) -> Array:
+def _model_input(view: Tensor, spec: TensorShapes | None) -> Array:
     array = input_array(view, spec)
     return array.reshape(-1) if spec is not None and spec.ragged else array

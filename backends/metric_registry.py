@@ -1,7 +1,7 @@
-"""Metrics of the model in this worker: values are counted here, and taken in portions by whoever reports them.
+"""The metrics that the model of this worker defines. The metric reporter sends their changes to the kernel.
 
-Counting costs less than a microsecond and sends nothing. Everything may be called from any thread; finalizers, which
-can interrupt anything, may call `release`.
+Changing a value takes less than a microsecond and sends nothing. All methods are thread-safe. Finalizers of objects,
+which can interrupt any code, may call `release`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 class ModelSeries(abc.ABC):
-    """One series. What its kind does not know is refused with Triton's text."""
+    """One series: a metric with its labels. An operation that its kind does not have raises Triton's error."""
 
     kind: ClassVar[MetricKind]
 
     def __init__(self, number: int, registry: MetricRegistry) -> None:
         self.number = number
-        #: How often the model has it.
+        #: The number of the model's metric objects for this series.
         self.holders = 0
-        #: Whether the kernel knows it.
+        #: The kernel knows the series.
         self.announced = False
         self._changed = False
         self._lock = registry.lock
-        self._note = registry.note
+        self._note_change = registry.note_change
 
     def increment(self, amount: float) -> None:
-        """Add `amount`. Raises `Unsupported`, or `InvalidArgument` where a counter would go down."""
+        """Add `amount`. Raises `Unsupported`, or `InvalidArgument` if a counter would decrease."""
         raise self._unsupported("Increment")
 
     def set(self, value: float) -> None:
-        """Replace a gauge's value. Raises `Unsupported`."""
+        """Replace the value of a gauge. Raises `Unsupported`."""
         raise self._unsupported("Set")
 
     def observe(self, value: float) -> None:
@@ -50,16 +50,16 @@ class ModelSeries(abc.ABC):
         raise self._unsupported("Observe")
 
     def value(self) -> float:
-        """Return what this worker has counted. Raises `Unsupported` for histograms."""
+        """Return the value in this worker. Raises `Unsupported` for histograms."""
         raise self._unsupported("Value")
 
     @abc.abstractmethod
     def take(self) -> wire.MetricChange:
-        """Return what came since the last call. Under the registry's lock."""
+        """Return the change since the last call. The caller holds the registry's lock."""
 
     def _first_change(self) -> None:
         self._changed = True
-        self._note(self)
+        self._note_change(self)
 
     def _unsupported(self, operation: str) -> Unsupported:
         return Unsupported(f"TRITONSERVER_METRIC_KIND_{self.kind.name} does not support {operation}")
@@ -146,7 +146,7 @@ class ModelHistogram(ModelSeries):
 
 
 class ModelFamily(msgspec.Struct, frozen=True):
-    """A family that the model has defined. It stays, as in Triton, also when its last series is gone."""
+    """A family that the model has defined. As in Triton, it stays when its last series is removed."""
 
     name: str
     description: str
@@ -154,12 +154,12 @@ class ModelFamily(msgspec.Struct, frozen=True):
 
 
 class MetricRegistry:
-    """All metrics of the worker's model, and what the kernel has not been told of them."""
+    """All metrics of the worker's model, and their changes that the kernel does not know yet."""
 
     def __init__(self, announce: Callable[[], None], wake: Callable[[], None]) -> None:
-        """`announce` is called when there is a new family or series, outside of the lock; `wake` when a value has
-        changed, within it or in a finalizer."""
-        # A model's own finalizers may count, and can interrupt what holds the lock.
+        """`announce` is called for a new family or series, without the lock. `wake` is called for a changed value,
+        with the lock or in a finalizer."""
+        # Reentrant: a finalizer of the model may change a metric while its thread holds the lock.
         self.lock = threading.RLock()
         self._announce = announce
         self._wake = wake
@@ -170,11 +170,11 @@ class MetricRegistry:
         self._created: list[tuple[ModelSeries, wire.MetricSeriesRef]] = []
         self._changed: list[ModelSeries] = []
         self._removed: list[ModelSeries] = []
-        #: What finalizers have given back, as (family's name, labels).
+        #: Series that finalizers have released, as (family name, labels).
         self._released: deque[tuple[str, Labels]] = deque()
 
     def define(self, name: str, description: str, kind: MetricKind) -> ModelFamily:
-        """Return the family called `name`; a new one unless there is one. Raises `InvalidArgument`."""
+        """Return the family called `name`; create it if it does not exist. Raises `InvalidArgument`."""
         check_family_name(name)
         with self.lock:
             family = self._families.get(name)
@@ -191,15 +191,15 @@ class MetricRegistry:
     def hold(
         self, family: ModelFamily, labels: Mapping[str, str], bounds: Sequence[float] = ()
     ) -> tuple[ModelSeries, Labels]:
-        """Return the series of `family` with `labels`, and its labels, by which it is to be released once.
+        """Return the series of `family` with `labels`, and its sorted labels; the caller releases it with these, once.
 
-        `bounds` are those of a new histogram. Raises `InvalidArgument`.
+        `bounds` are the buckets of a new histogram. Raises `InvalidArgument`.
         """
         checked = checked_labels(labels, family.kind)
         check_buckets(bounds)
         key = (family.name, checked)
         with self.lock:
-            self._settle()
+            self._remove_released()
             series = self._series.get(key)
             if series is not None:
                 series.holders += 1
@@ -214,20 +214,20 @@ class MetricRegistry:
         return series, checked
 
     def release(self, family_name: str, labels: Labels) -> None:
-        """Give a held series back; it goes with the last that was held. Takes no lock."""
+        """Release a held series; the last holder removes it. Uses no lock, so finalizers may call it."""
         self._released.append((family_name, labels))
         self._wake()
 
-    def note(self, series: ModelSeries) -> None:
-        """`series` has changed, for the first time since it was taken. Under the lock."""
+    def note_change(self, series: ModelSeries) -> None:
+        """Note the first change of `series` since `take`. The caller holds the lock."""
         self._changed.append(series)
         if len(self._changed) == 1:
             self._wake()
 
     def take(self) -> list[wire.MetricsChanged]:
-        """Return what has changed since the last call; what the kernel does not know yet is in the last message."""
+        """Return the changes since the last call. New families and series, with their changes, are the last message."""
         with self.lock:
-            self._settle()
+            self._remove_released()
             families, created, changed, removed = self._new_families, self._created, self._changed, self._removed
             self._new_families, self._created, self._changed, self._removed = [], [], [], []
             known = wire.MetricsChanged(
@@ -255,8 +255,8 @@ class MetricRegistry:
         if len(self._families) + len(self._series) >= MAX_SERIES:
             raise InvalidArgument(f"A model instance has at most {MAX_SERIES} metrics")
 
-    def _settle(self) -> None:
-        """Remove series that were released as often as they were held."""
+    def _remove_released(self) -> None:
+        """Remove the series that no metric object holds any more."""
         while self._released:
             key = self._released.popleft()
             series = self._series[key]

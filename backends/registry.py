@@ -1,7 +1,7 @@
-"""Backend name of a model configuration → class. Others come from installed packages.
+"""Finds the class of a backend by its name in model configurations.
 
-A package adds a backend by an entry point of the group `naiad.backends`, whose name is the one that
-model configurations use. Classes are imported in the worker, when a model asks for them.
+An installed package adds a backend with an entry point of the group `naiad.backends`; the entry point has the name
+of the backend. A worker imports only the class of its own model's backend.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ BUILT_IN = {
 
 
 def known_backends() -> dict[str, str]:
-    """Return the names of all backends and the classes that they stand for, `module:Class`; imports none."""
+    """Return name → `module:Class` of all backends, without importing them."""
     found = {entry_point.name: entry_point.value for entry_point in entry_points(group=ENTRY_POINT_GROUP)}
     return {**found, **BUILT_IN}
 
 
 def backend_class(name: str) -> type[Backend]:
-    """Return the class of the backend called `name`.
+    """Import and return the class of the backend called `name`.
 
-    Raises `InvalidArgument` for unknown names, with Triton's text; what would help here is in the log.
+    Raises `InvalidArgument` with Triton's text for an unknown name; the log has a more helpful text.
     """
     target = BUILT_IN.get(name)
     if target is not None:
@@ -49,7 +49,7 @@ def backend_class(name: str) -> type[Backend]:
         loaded: type[Backend] = entry_point.load()
         return loaded
     logger.error(
-        "there is no backend '%s'. Built in are %s; packages add others by entry points of the group '%s'",
+        "there is no backend '%s'. Built-in backends are %s; packages add others with entry points of the group '%s'",
         name, ", ".join(sorted(BUILT_IN)), ENTRY_POINT_GROUP,
     )  # fmt: skip
     raise InvalidArgument(

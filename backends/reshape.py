@@ -1,7 +1,7 @@
-"""What a configuration says about each tensor, and the two shapes that it may have.
+"""`TensorShapes`: the configuration of a tensor, and the conversion between the client's and the model's shape.
 
-With `reshape` the client sees `dims` and the model sees `reshape.shape`. The kernel leaves tensors as
-the client shaped them, so each backend asks here, with a `TensorShapes` that it made once when it loaded.
+With `reshape` in the configuration, clients see `dims` and the model sees `reshape.shape`. The kernel passes tensors on
+in the client's shape. Backends create the `TensorShapes` when they load, and convert the shapes with them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from shm.datatypes import BY_CONFIG_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from backends.worker.request import InputView
     from shm.arrays import Array
+    from shm.tensor import Tensor
 
 
 class TensorShapes(msgspec.Struct, frozen=True):
-    """One input or output of a model's configuration. Dimensions are without the batch's, -1 is variable."""
+    """One input or output of a model's configuration. Dimensions are without the batch dimension; -1 is any size."""
 
     name: str
+    #: Protocol name, such as `FP32`.
     datatype: str
-    #: What clients see.
+    #: The dimensions that clients see.
     dims: tuple[int, ...]
-    #: What the model sees, where that differs.
+    #: The dimensions that the model sees; None if they are `dims`.
     reshape: tuple[int, ...] | None = None
-    #: Whether a batch dimension stands in front of both.
+    #: Whether the client's and the model's shape begin with a batch dimension.
     batched: bool = False
     optional: bool = False
-    #: Requests of one batch may differ in shape; the model gets all elements in a row.
+    #: Requests of a batch may have different shapes. The model gets the elements of all requests in one dimension.
     ragged: bool = False
-    #: An output that the model gives as all elements in a row: to each request as many, in the shape of
-    #: this input of its own (`BATCH_SCATTER_WITH_INPUT_SHAPE`).
+    #: For an output that the model returns in one dimension: the name of the input that has the shape of each request's
+    #: part (`BATCH_SCATTER_WITH_INPUT_SHAPE`).
     shaped_like: str | None = None
 
     @property
@@ -45,30 +46,33 @@ class TensorShapes(msgspec.Struct, frozen=True):
         return self.dims if self.reshape is None else self.reshape
 
     def model_shape(self, shape: Sequence[int]) -> list[int]:
-        """Return the shape, batch dimension included, that the model sees for the client's `shape`."""
-        if self.reshape is None:
-            return list(shape)
-        return _carry_over(shape, self.dims, self.reshape, self.batched)
+        """Return the model's shape for the client's `shape`. Both include the batch dimension.
 
-    def client_shape(self, shape: Sequence[int]) -> list[int]:
-        """Return the shape, batch dimension included, that clients see for the model's `shape`.
-
-        Raises ValueError where `shape` has another number of dimensions than the configuration says.
+        Raises `ValueError` if `shape` does not have the configured number of dimensions.
         """
         if self.reshape is None:
             return list(shape)
-        return _carry_over(shape, self.reshape, self.dims, self.batched)
+        return _converted(shape, self.dims, self.reshape, self.batched)
+
+    def client_shape(self, shape: Sequence[int]) -> list[int]:
+        """Return the client's shape for the model's `shape`. Both include the batch dimension.
+
+        Raises `ValueError` if `shape` does not have the configured number of dimensions.
+        """
+        if self.reshape is None:
+            return list(shape)
+        return _converted(shape, self.reshape, self.dims, self.batched)
 
 
-def _carry_over(shape: Sequence[int], source: Sequence[int], target: Sequence[int], batched: bool) -> list[int]:
-    """Return `target` with its variable dimensions taken, in order, from those of `shape` under `source`."""
+def _converted(shape: Sequence[int], source: Sequence[int], target: Sequence[int], batched: bool) -> list[int]:
+    """Return `target` after the batch dimension; each -1 is replaced by the size of the next -1 of `source`."""
     batch = list(shape[:1]) if batched else []
     variable = iter([size for size, dim in zip(shape[len(batch) :], source, strict=True) if dim == -1])
     return [*batch, *(next(variable) if dim == -1 else dim for dim in target)]
 
 
 def tensor_specs(config: Mapping[str, Any], key: str) -> dict[str, TensorShapes]:
-    """Return the tensors under `key` of a model's configuration, `input` or `output`, in their order."""
+    """Return name → tensor under `key` (`input` or `output`) of a model's configuration, in its order."""
     batched = int(config.get("max_batch_size", 0)) > 0
     sources = {
         target: str(batch_output["source_input"][0])
@@ -96,28 +100,28 @@ def _spec_of(entry: Mapping[str, Any], batched: bool, shaped_like: str | None) -
 
 
 def _integers(values: Iterable[int | str]) -> tuple[int, ...]:
-    """Protobuf's JSON writes 64-bit integers as strings."""
+    # Protobuf's JSON writes 64-bit integers as strings.
     return tuple(int(value) for value in values)
 
 
-def input_array(view: InputView, spec: TensorShapes | None) -> Array:
-    """Return an input as the model sees it: a view in place, except for BYTES and misaligned memory.
+def input_array(view: Tensor, spec: TensorShapes | None) -> Array:
+    """Return an input in the model's shape: a view of its memory, but a copy for BYTES and misaligned memory.
 
-    BF16, that numpy lacks, becomes uint16. Inputs that the configuration does not list among its inputs,
-    such as the controls of a sequence, have no `spec` and keep their shape.
+    BF16, which NumPy lacks, becomes uint16. `spec` is None for inputs that are not under `input` in the configuration,
+    such as control tensors; they keep their shape. Raises `InvalidArgument` if the data does not fit the shape.
     """
     datatype = "UINT16" if view.datatype == "BF16" else view.datatype
     try:
         shape = view.shape if spec is None or spec.reshape is None else spec.model_shape(view.shape)
-        array = to_array(datatype, shape, view.data)
+        array = to_array(datatype, shape, view.raw())
     except ValueError as error:
         raise InvalidArgument(f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}") from error
-    # Vector instructions of a model may fault on an element that straddles its natural boundary.
+    # A model's vector instructions may crash on misaligned elements.
     return array if array.flags.aligned else array.copy()
 
 
 def output_array(array: Array, spec: TensorShapes) -> Array:
-    """Return an output as clients see it, a view of the model's `array`."""
+    """Return an output in the client's shape, a view of the model's `array`. Raises `InternalError`."""
     if spec.reshape is None:
         return array
     try:
@@ -125,5 +129,5 @@ def output_array(array: Array, spec: TensorShapes) -> Array:
     except ValueError as error:
         raise InternalError(
             f"output '{spec.name}' of shape {list(array.shape)} cannot be reshaped to "
-            f"{list(spec.dims)} as the model configuration asks for"
+            f"{list(spec.dims)} as the model configuration requires"
         ) from error

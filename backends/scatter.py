@@ -1,4 +1,4 @@
-"""A batch's outputs back to its requests: to each its own rows of the outputs that it asked for."""
+"""Divides the outputs of a batch among its requests: each gets its own rows of the outputs that it requested."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-def wanted_outputs(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes]) -> list[str]:
-    """Return the names of the outputs that at least one of the requests asked for."""
+def requested_outputs(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes]) -> list[str]:
+    """Return the names of the outputs that at least one request asks for."""
     for request in requests:
-        if not request.ref.outputs:  # most clients want all: so without a call for each output
+        if not request.ref.outputs:  # all outputs, the usual case: saves a call for each output
             return list(specs)
     return [name for name in specs if any(request.wants(name) for request in requests)]
 
@@ -31,19 +31,20 @@ def scatter(
     arrays: Mapping[str, Array],
     specs: Mapping[str, TensorShapes],
 ) -> None:
-    """Answer each request with its rows of `arrays`, shaped as its client sees them.
+    """Respond to each request with its rows of `arrays`, in the shapes that clients see.
 
-    `sizes` are the requests' rows in order. Rows are views, copied when the request is answered. A request
-    whose rows the model did not give fails with Triton's text; the others are answered.
+    `arrays` maps the names of outputs to arrays in the model's shapes; `sizes` are the rows of the requests. If an
+    output has too few rows, the requests that miss rows fail with Triton's text. `arrays` may be changed after the
+    call, because responding copies the rows.
     """
-    # Where the next request's part of each output begins: a row, or an element of flat outputs.
+    # The begin of the next request's part of each output: a row, or an element of a flat output.
     starts = dict.fromkeys(arrays, 0)
     for request, size in zip(requests, sizes, strict=True):
         outputs: list[OutputValue] = []
         failure: ServingError | None = None
         for name, array in arrays.items():
             spec = specs[name]
-            # How many rows of the output, or elements of a flat one, are the request's.
+            # The length of the request's part: rows, or elements of a flat output.
             length = size if spec.shaped_like is None else element_count(_source_shape(request, spec))
             start = starts[name]
             starts[name] = start + length
@@ -60,7 +61,7 @@ def scatter(
 
 
 def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: TensorShapes) -> Array:
-    """Return the request's part of an output, as its client sees it."""
+    """Return the request's part of an output, in the shape that clients see."""
     if not spec.batched and spec.shaped_like is None:
         return output_array(array, spec)
     end = start + length
@@ -70,7 +71,7 @@ def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: T
             f"{request_prefix(request.id)}failed to split the output tensor '{spec.name}' in responses: "
             f"expected batch size of atleast {end} in model output, got {given}"
         )
-    # A whole array keeps its identity, by which an output that is in its place already is known.
+    # A whole array is passed on as the same object: so the worker knows that it is already at its destination.
     rows = array if length == given else array[start:end]
     if spec.shaped_like is not None:
         return rows.reshape(_source_shape(request, spec))
@@ -81,5 +82,5 @@ def _source_shape(request: WorkerRequest, spec: TensorShapes) -> list[int]:
     assert spec.shaped_like is not None
     source = request.input(spec.shaped_like)
     if source is None:
-        raise InternalError(f"input '{spec.shaped_like}', that shapes output '{spec.name}', is missing")
+        raise InternalError(f"input '{spec.shaped_like}' is missing; it has the shape of output '{spec.name}'")
     return source.shape

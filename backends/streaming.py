@@ -1,6 +1,7 @@
-"""The base of backends that answer a request with any number of responses, each request in a thread of its own.
+"""`StreamingBackend`: base class of backends that send any number of responses, each request in its own thread.
 
-A backend says in `responses` what a request gets; this sends it, at the pace of the client, and sees to the end.
+A subclass yields the responses of a request in `responses`. The base class sends them with backpressure (a slow client
+slows the generator down), stops when the client cancels, and sends the final response.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.base import Backend
-from backends.worker.mailbox import KernelGone
+from backends.worker.message_reader import KernelGone
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often a pause looks whether somebody still waits for its end.
-_LOOK_S = 0.1
+#: Seconds between two checks of a pause whether the client has cancelled the request.
+_CANCEL_CHECK_S = 0.1
 
 
 class StreamingBackend(Backend):
-    """One instance, which takes the next request while it is still answering others."""
+    """An instance that accepts the next request while it still responds to others. `execute` starts the threads."""
 
-    answers_later = True
+    responds_later = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -39,48 +40,52 @@ class StreamingBackend(Backend):
 
     @abc.abstractmethod
     def responses(self, request: WorkerRequest) -> Iterator[Sequence[OutputValue] | ServingError]:
-        """Give each response as it comes: its outputs, or an error after which others may follow.
+        """Yield the responses of `request`: the outputs of a response, or an error, after which more may follow.
 
-        Runs in a thread of its own, and may `pause`. What is raised is the last response. Of a request whose
-        client has gone no more than one response is asked for.
+        Runs in the request's own thread, and may call `pause`. Shapes of outputs include the batch dimension. The
+        arrays of a response may be reused when the generator is resumed. The base class sends the final response. An
+        exception is sent as the last response: a `ServingError` with its code and text, any other one with the code
+        INTERNAL. After the client has cancelled, the generator is asked for at most one more response.
         """
 
-    def answer(self, request: WorkerRequest) -> threading.Event:
-        """Begin to answer `request`; returns at once. For `execute`.
+    def respond_in_thread(self, request: WorkerRequest) -> threading.Event:
+        """Start a thread that sends the responses of `request`, and return immediately. Call it in `execute`.
 
-        The event is set if the client goes before it has all responses.
+        The returned event is set if the client cancels before the last response.
         """
-        gone = threading.Event()
-        thread = threading.Thread(target=self._answer, args=(request, gone), name=f"request {request.id}", daemon=True)
+        cancelled = threading.Event()
+        thread = threading.Thread(
+            target=self._respond, args=(request, cancelled), name=f"request {request.id}", daemon=True
+        )
         self._threads.add(thread)
         thread.start()
-        return gone
+        return cancelled
 
     def pause(self, request: WorkerRequest, duration_s: float) -> None:
-        """Wait, but not for nothing: it is over when the client of `request` goes, or the worker ends.
+        """Wait for `duration_s` seconds, but less if the client cancels `request` or the worker ends.
 
-        For `responses`: of a request that has its last response nobody knows whether its client has gone.
+        Call it only in `responses`: after the final response the worker does not know whether a client cancels.
         """
         deadline = time.monotonic() + duration_s
         while (remaining := deadline - time.monotonic()) > 0 and not request.is_cancelled():
-            if self._ending.wait(min(remaining, _LOOK_S)):
+            if self._ending.wait(min(remaining, _CANCEL_CHECK_S)):
                 return
 
     def finalize(self) -> None:
-        """End every pause, and wait for the threads: no request is open any more."""
+        """End all pauses and wait for the threads."""
         self._ending.set()
         for thread in list(self._threads):
             thread.join()
 
-    def _answer(self, request: WorkerRequest, gone: threading.Event) -> None:
+    def _respond(self, request: WorkerRequest, cancelled: threading.Event) -> None:
         try:
-            self._send(request, gone)
+            self._send(request, cancelled)
         except (KernelGone, ConnectionError):
-            pass  # nobody is left to be answered
+            pass  # the kernel has closed the connection: there is no receiver
         finally:
             self._threads.discard(threading.current_thread())
 
-    def _send(self, request: WorkerRequest, gone: threading.Event) -> None:
+    def _send(self, request: WorkerRequest, cancelled: threading.Event) -> None:
         try:
             for response in self.responses(request):
                 if request.is_cancelled() or self._ending.is_set():
@@ -98,5 +103,5 @@ class StreamingBackend(Backend):
             request.fail(InternalError(f"{type(error).__name__}: {error}"))
         else:
             if request.is_cancelled():
-                gone.set()
+                cancelled.set()
             request.finish()

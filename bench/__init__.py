@@ -1,1 +1,1 @@
-"""Measuring: servers as processes, loads, reports. Not installed with the server."""
+"""Measurements: servers as processes, loads, reports. Not installed with the server."""

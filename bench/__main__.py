@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from bench import against as against_commit
 from bench import compare, curve, growth, machine, start, store
+from bench.checkout import UnknownCommit
+from bench.server import ServerFailed
 from bench.triton import NotAvailable
 
 cli = typer.Typer(
@@ -18,43 +22,60 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help=(
-        "Measure the server, and where it can be had a real Triton beside it. Without a command: [bold]rows[/bold].\n\n"
+        "Measure the server, and if available a real Triton beside it. Without a command: [bold]rows[/bold].\n\n"
         "Triton and NVIDIA's perf_analyzer are fetched once into ~/.cache/naiad-bench (Debian or Ubuntu). Use a machine"
-        " that does nothing else: every figure is a median of rounds in turn, but noise is noise. An interrupted run"
-        " stops its servers and writes nothing."
+        " that does nothing else: figures are medians of rounds that alternate between the servers, but other programs"
+        " still disturb them. An interrupted run stops its servers and writes nothing."
     ),
     epilog=(
-        "Begin with [bold]python -m bench curve --quick[/bold] (2 minutes, pictures in build/bench/). Everything that"
-        " the README shows is measured and drawn again by [bold]python -m bench curve && python -m bench growth[/bold]."
+        "Begin with [bold]python -m bench curve --quick[/bold] (2 minutes, pictures in build/bench/). The pictures of"
+        " README.md and docs/performance.md are made by [bold]python -m bench curve && python -m bench growth[/bold]."
     ),
 )
 
 Only = Annotated[str, typer.Option(help="only rows whose name contains this: 'small', 'grpc', 'c=8'")]
-Rounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; figures are medians")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="length of a window; a round has three")]
+Rounds = Annotated[
+    int | None,
+    typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
+]
+Seconds = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="length of a window; a round has three", show_default="1.0, with --against 0.5"),
+]
+Against = Annotated[
+    str, typer.Option(metavar="COMMIT", help="compare this tree with a commit of ours instead of with Triton")
+]
 Output = Annotated[Path | None, typer.Option(help="write figures and settings to this JSON file", dir_okay=False)]
-WithoutTriton = Annotated[bool, typer.Option("--without-triton", help="measure our server alone")]
+WithoutTriton = Annotated[bool, typer.Option("--without-triton", help="measure only our server")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="for a first look: one cold round, fewer points; written to build/bench/")
+    bool, typer.Option("--quick", help="a first look: one cold round, fewer points, files in build/bench/")
 ]
 
 
 @cli.command()
 def rows(
     only: Only = "",
-    rounds: Rounds = 3,
-    seconds: Seconds = 1.0,
+    rounds: Rounds = None,
+    seconds: Seconds = None,
     output: Output = None,
     without_triton: WithoutTriton = False,
+    against: Against = "",
 ) -> None:
-    """32 rows of load: requests/s, p99, CPU seconds per 1,000 requests, and the ratios. 13 minutes."""
+    """32 rows of load: requests/s, p99, CPU time of a request, and the ratios. 13 minutes, with --against 25.
+
+    With --against both commits are measured in paired rounds, and each ratio has an interval. The exit code is 1
+    where a row is worse than before by more than 7 % with confidence, or all rows together by more than 2 %.
+    """
     _warn_if_busy()
-    raise typer.Exit(compare.run(only, rounds, seconds, output, with_triton=not without_triton))
+    if against:
+        generator = random.Random(0)  # equal orders in every run
+        raise typer.Exit(against_commit.run(against, only, rounds or 9, seconds or 0.5, output, generator))
+    raise typer.Exit(compare.run(only, rounds or 3, seconds or 1.0, output, with_triton=not without_triton))
 
 
 @cli.command("curve")
 def curve_command(quick: Quick = False, without_triton: WithoutTriton = False) -> None:
-    """Latency and throughput against tensor size, 1 KiB to 64 MiB, by transport; a picture. 8 minutes."""
+    """Latency and throughput by tensor size, 1 KiB to 64 MiB, and by transport, with a picture. 8 minutes."""
     _warn_if_busy()
     measured = curve.measure(quick=quick, with_triton=not without_triton)
     curve.print_table(measured)
@@ -63,7 +84,7 @@ def curve_command(quick: Quick = False, without_triton: WithoutTriton = False) -
 
 @cli.command("growth")
 def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) -> None:
-    """What a request costs with 1 to 256 connections, 1 to 64 models, 1 to 4 instances; a picture. 9 minutes."""
+    """Cost of a request with 1 to 256 connections, 1 to 64 models, 1 to 4 instances, with a picture. 9 minutes."""
     _warn_if_busy()
     measured = growth.measure(quick=quick, with_triton=not without_triton)
     growth.print_table(measured)
@@ -72,21 +93,21 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
 
 @cli.command("start")
 def start_command() -> None:
-    """Time from the command until every port listens, and resident memory. 10 seconds."""
+    """Time from the command until every port listens, and memory in use. 10 seconds."""
     start.run()
 
 
 @cli.command("micro")
 def micro_command() -> None:
     """The parts of a request, one by one, in one process: messages, framing, blocks, checks. 20 seconds."""
-    from bench import micro  # imports the server into this process, which no other measurement wants
+    from bench import micro  # imports the server into this process, which would disturb every other measurement
 
     micro.run()
 
 
 @cli.command()
 def draw(quick: Quick = False) -> None:
-    """Draw the pictures again from the JSON files of the last runs, without measuring."""
+    """Draw the pictures again from the JSON files of the last runs, without a measurement."""
     for name, kind in (("curve", curve.Curve), ("growth", growth.Growth)):
         path = store.stem(name, quick=quick).with_suffix(".json")
         if path.exists():
@@ -101,7 +122,7 @@ def _publish(name: str, measured: Any, *, quick: bool) -> None:
 
 
 def _draw(name: str, measured: Any, *, quick: bool) -> None:
-    # matplotlib takes half a second to import, and only pictures need it
+    # matplotlib takes half a second to import, and only the pictures need it
     from bench.pictures import draw_curve, draw_growth, save
 
     figure = draw_curve(measured) if name == "curve" else draw_growth(measured)
@@ -112,23 +133,23 @@ def _draw(name: str, measured: Any, *, quick: bool) -> None:
 def _warn_if_busy() -> None:
     load = machine.this_machine().load
     if load > machine.BUSY:
-        print(f"this machine is busy ({load} processors in use): figures will be worse than they are", file=sys.stderr)
+        print(f"this machine is busy ({load} processors in use), so figures will be too bad", file=sys.stderr)
 
 
 def _terminated(number: int, _: object) -> None:
-    """Let `with` blocks stop the servers, as after an interrupt."""
+    """End the program by an exception, so that `with` blocks stop the servers."""
     sys.exit(128 + number)
 
 
 def main() -> None:
-    """Run a command; `rows` where none is named."""
+    """Run a command, or `rows` if there is none."""
     signal.signal(signal.SIGTERM, _terminated)
     arguments = sys.argv[1:]
     if not arguments or (arguments[0].startswith("-") and arguments[0] != "--help"):
         arguments = ["rows", *arguments]
     try:
         cli(args=arguments, prog_name="python -m bench")
-    except NotAvailable as error:
+    except (NotAvailable, UnknownCommit, ServerFailed) as error:
         sys.exit(f"cannot measure: {error}")
 
 

@@ -1,9 +1,9 @@
-"""`python -m bench rows`: our server and, where it can be had, a real Triton under the same loads, in turn.
+"""`python -m bench rows`: our server and, if available, a real Triton under the same loads.
 
-Every row is measured in rounds, ours and Triton's in turn, so that a drift of the machine hits both;
-figures are medians of the rounds. Beside rate and latency stands the CPU time of a request: of the servers with
-their workers, and of perf_analyzer, which shares the processors with them. What perf_analyzer and the system take
-limits the ratio that a row can have.
+Every row is measured in rounds that alternate between the two servers, so that a drift of the machine affects both.
+Figures are medians of the rounds: rate, latency, and the CPU time of a request. CPU time is that of the servers with
+their workers, and that of perf_analyzer, which shares the processors with them. What perf_analyzer and the system use
+limits the ratio that a row can reach.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from bench.contenders import Contender, contenders
-from bench.machine import PERF_ANALYZER, TRITON, ProcessTimes, cpu_times, this_machine
+from bench.contenders import Contender, Measurement, contenders, measure
+from bench.machine import PERF_ANALYZER, TRITON, this_machine
 from bench.models import write_onnx_model, write_python_models
 from bench.progress import progress
-from bench.rows import Analyzer, Figures, Row, all_rows
+from bench.rows import Analyzer, Row, all_rows
 from bench.store import write_json
 from bench.triton import perf_analyzer
 
@@ -29,37 +29,35 @@ from bench.triton import perf_analyzer
 class Measured(msgspec.Struct):
     """The rounds of one row on one server."""
 
-    figures: list[Figures] = []
-    #: Of the server and its workers, for all requests of a round.
-    cpu: list[ProcessTimes] = []
+    rounds: list[Measurement] = []
     failure: str = ""
 
     @property
     def rate(self) -> float:
-        return statistics.median(f.rate for f in self.figures)
+        return statistics.median(each.figures.rate for each in self.rounds)
 
     @property
     def p99_us(self) -> float:
-        return statistics.median(f.p99_us for f in self.figures)
+        return statistics.median(each.figures.p99_us for each in self.rounds)
 
     @property
     def client_us(self) -> float:
-        """CPU time of perf_analyzer for a request."""
-        return statistics.median(f.client_cpu_s / f.requests for f in self.figures) * 1e6
+        """CPU time of perf_analyzer per request."""
+        return statistics.median(each.figures.client_cpu_s / each.figures.requests for each in self.rounds) * 1e6
 
     @property
     def user_us(self) -> float:
-        """CPU time of the server and its workers for a request, without the system's."""
-        return statistics.median(c.user_s / f.requests for c, f in zip(self.cpu, self.figures, strict=True)) * 1e6
+        """CPU time of the server and its workers per request in user mode."""
+        return statistics.median(each.cpu.user_s / each.figures.requests for each in self.rounds) * 1e6
 
     @property
     def system_us(self) -> float:
-        """CPU time of the system for the server and its workers, for a request."""
-        return statistics.median(c.system_s / f.requests for c, f in zip(self.cpu, self.figures, strict=True)) * 1e6
+        """CPU time that the system uses for the server and its workers per request."""
+        return statistics.median(each.cpu.system_s / each.figures.requests for each in self.rounds) * 1e6
 
 
 def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_triton: bool) -> int:
-    """Measure, print a table, write JSON; returns the number of rows that failed on our server."""
+    """Measure, print a table, write JSON. Returns the number of rows that failed on our server."""
     binary, environment = perf_analyzer()
     analyzer = Analyzer(binary, environment, window_s)
     rows = [row for row in all_rows() if only in row.name]
@@ -92,39 +90,31 @@ def _measure_all(
             for _ in range(rounds):
                 for server in servers:
                     shown.update(bar, description=f"{row.name}, {server.name}")
-                    _measure(analyzer, row, server, measured[server.name])
+                    each = measure(analyzer, row, server)
+                    if isinstance(each, str):
+                        measured[server.name].failure = each
+                    else:
+                        measured[server.name].rounds.append(each)
                     shown.advance(bar)
     return found
 
 
-def _measure(analyzer: Analyzer, row: Row, server: Contender, measured: Measured) -> None:
-    model = row.triton_model if server.name == "triton" and row.triton_model else row.model
-    before = cpu_times(server.pid)
-    figures = analyzer.measure(row, model, server.ports[row.protocol])
-    if isinstance(figures, str):
-        measured.failure = figures
-        return
-    measured.figures.append(figures)
-    # perf_analyzer's windows follow one another from its start to its end: it has counted all but a few.
-    measured.cpu.append(cpu_times(server.pid) - before)
-
-
 def report_line(row: Row, measured: dict[str, Measured], processor_count: int) -> dict[str, Any]:
-    """Return what is said of a row: figures by server, and their ratios where both have some."""
+    """Return the report on a row: figures by server, and ratios if both servers have figures."""
     line: dict[str, Any] = {"row": row.name}
     for name, each in measured.items():
-        if each.failure or not each.figures:
+        if each.failure or not each.rounds:
             line[name] = {"failed": each.failure or "no figures"}
             continue
         line[name] = {
-            "rate": each.rate, "p99_us": each.p99_us, "rates": [f.rate for f in each.figures],
+            "rate": each.rate, "p99_us": each.p99_us, "rates": [r.figures.rate for r in each.rounds],
             "cpu_us": {"user": each.user_us, "system": each.system_us, "client": each.client_us},
         }  # fmt: skip
     ours, theirs = line["ours"], line.get("triton", {"failed": ""})
     if "failed" not in ours and "failed" not in theirs:
         line["rate_ratio"] = ours["rate"] / theirs["rate"]
         line["p99_ratio"] = ours["p99_us"] / theirs["p99_us"]
-        # The rate with which client and system alone would take all processors, if our own code took no time.
+        # The rate at which client and system would use all processors, if our own code took no time.
         most = processor_count * 1e6 / (ours["cpu_us"]["client"] + ours["cpu_us"]["system"])
         line["ratio_limit"] = most / theirs["rate"]
     return line

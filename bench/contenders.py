@@ -1,4 +1,7 @@
-"""The servers that are compared: ours, and a real Triton where it can be had, both running while the block lasts."""
+"""The servers that are compared, which run while a `with` block lasts, and one measurement of one of them.
+
+They are our server and, if available, a real Triton; or our servers of two source trees.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from bench.machine import ProcessTimes, cpu_times, cpu_times_of
 from bench.server import ServerProcess, free_ports
 from bench.triton import NotAvailable, triton
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from bench.rows import Analyzer, Figures, Row
 
 OURS, TRITON = "ours", "triton"
 
@@ -26,22 +32,70 @@ class Contender(msgspec.Struct, frozen=True):
     pid: int
 
 
+class Measurement(msgspec.Struct, frozen=True):
+    """The result of a row on one server, with the CPU time that the server has used for it."""
+
+    figures: Figures
+    #: Of the server's main process, our kernel.
+    main: ProcessTimes
+    #: Of its workers, for all requests.
+    workers: ProcessTimes
+
+    @property
+    def cpu(self) -> ProcessTimes:
+        return self.main + self.workers
+
+    @property
+    def main_us(self) -> float:
+        """CPU time of the main process per request."""
+        return self.main.total_s / self.figures.requests * 1e6
+
+
+def measure(analyzer: Analyzer, row: Row, server: Contender) -> Measurement | str:
+    """Measure a row on a server once. Returns the reason if there are no figures."""
+    model = row.triton_model if server.name == TRITON and row.triton_model else row.model
+    main, everything = cpu_times_of(server.pid), cpu_times(server.pid)
+    figures = analyzer.measure(row, model, server.ports[row.protocol])
+    if isinstance(figures, str):
+        return figures
+    # perf_analyzer's windows follow one another from its start to its end, so it counts all but a few requests.
+    main, everything = cpu_times_of(server.pid) - main, cpu_times(server.pid) - everything
+    return Measurement(figures, main, everything - main)
+
+
 @contextlib.contextmanager
 def contenders(
     ours: Path, theirs: Path | None, *flags: str, our_flags: Sequence[str] = ()
 ) -> Iterator[list[Contender]]:
-    """Start our server over the repository `ours` and a Triton over `theirs`, with the same flags and some for ours.
+    """Start our server over the repository `ours` and a Triton over `theirs`. `our_flags` are for ours only.
 
-    Gives ours first, and ours alone where `theirs` is None or Triton cannot be had (standard error says why).
+    Yields ours first. Yields only ours if `theirs` is None, or if Triton is not available, with the reason on
+    standard error.
     """
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ServerProcess(ours, *flags, *our_flags))
-        found = [Contender(OURS, {"http": server.http_port, "grpc": server.grpc_port}, server.pid)]
+        found = [_contender(OURS, server)]
         if theirs is not None:
             http_port, grpc_port, metrics_port = free_ports(3)
             try:
                 pid = stack.enter_context(triton(theirs, http_port, grpc_port, metrics_port, *flags))
                 found.append(Contender(TRITON, {"http": http_port, "grpc": grpc_port}, pid))
             except NotAvailable as error:
-                print(f"no Triton to compare with: {error}", file=sys.stderr)
+                print(f"not compared with Triton: {error}", file=sys.stderr)
         yield found
+
+
+@contextlib.contextmanager
+def trees_of_ours(trees: Mapping[str, Path], repository: Path) -> Iterator[list[Contender]]:
+    """Start the server of each source tree over the same repository, in the order of `trees`, named by its keys.
+
+    They get only flags for addresses and ports, which every commit knows. Raises `ServerFailed`.
+    """
+    with contextlib.ExitStack() as stack:
+        yield [
+            _contender(name, stack.enter_context(ServerProcess(repository, tree=tree))) for name, tree in trees.items()
+        ]
+
+
+def _contender(name: str, server: ServerProcess) -> Contender:
+    return Contender(name, {"http": server.http_port, "grpc": server.grpc_port}, server.pid)

@@ -1,7 +1,8 @@
-"""`python -m bench curve`: latency and throughput against the size of a tensor, for each way that a tensor can travel.
+"""`python -m bench curve`: latency and throughput by the size of a tensor, for each way to transport it.
 
-One identity model, the same Python file on both servers; NVIDIA's perf_analyzer is the client, so that nobody's own
-client decides. Rounds are outermost: a machine that drifts moves whole curves, and makes no kinks in them.
+The model is an identity, the same Python file on both servers. The client is NVIDIA's perf_analyzer, because a client
+of our own could favour our server. Each round measures every point, so a drift of the machine moves whole curves and
+makes no kinks in them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 KIB, MIB = 1 << 10, 1 << 20
 MODEL = "identity"
 
-#: One client for the latency, and as many as two cores can use for the throughput.
+#: One client for the latency, and for the throughput as many as two cores can serve.
 LATENCY_CLIENTS, THROUGHPUT_CLIENTS = 1, 4
 
 SIZES = [KIB * 4**step for step in range(9)]  # 1 KiB to 64 MiB
@@ -39,7 +40,7 @@ ROUNDS = 3
 
 
 class Transport(msgspec.Struct, frozen=True):
-    """A way for a tensor to the server and back: its name in pictures, its protocol, and its largest size."""
+    """A way to transport a tensor to the server and back: its name in pictures, its protocol, and its largest size."""
 
     name: str
     protocol: str
@@ -48,7 +49,7 @@ class Transport(msgspec.Struct, frozen=True):
 
 JSON, SHARED_MEMORY = "JSON", "shared memory"
 TRANSPORTS = [
-    # A number of 4 bytes takes 20 as text: beyond 1 MiB requests take seconds, and windows would have to be minutes.
+    # A number of 4 bytes takes 20 bytes as text. Above 1 MiB a request takes seconds, and windows would take minutes.
     Transport(JSON, "http", MIB),
     Transport("HTTP, binary", "http", SIZES[-1]),
     Transport("gRPC", "grpc", SIZES[-1]),
@@ -56,25 +57,25 @@ TRANSPORTS = [
 ]
 
 
-#: Windows by the bytes that are under way at once, so that each sees several requests: a window without one is an error
-#: to perf_analyzer. A round has three, and takes 1.2 times as long as it is told.
+#: Length of a window by the bytes that are in flight at once: each window must see several requests, because a window
+#: without a completed request is an error for perf_analyzer. A round has three windows, and takes 1.2 times their sum.
 _WINDOWS_S = ((4 * MIB, 0.15), (16 * MIB, 0.4), (64 * MIB, 0.6))
 _LONGEST_WINDOW_S = 1.0
 _SLOWNESS = {JSON: 12, SHARED_MEMORY: 1 / 16}
 
 
 class CurveLoad(msgspec.Struct, frozen=True):
-    """One point of the picture before it is measured."""
+    """One point of the picture before the measurement."""
 
     transport: Transport
     byte_size: int
     clients: int
 
     def row(self, folder: Path) -> Row:
-        """Return the load as perf_analyzer takes it; `folder` holds the input of JSON requests."""
+        """Return the load for perf_analyzer. The input of JSON requests is written to `folder`."""
         extra: tuple[str, ...] = ("--shape", f"INPUT0:{self.byte_size // 4}")
         if self.transport.name == JSON:
-            # Random bytes, its default, are not random numbers: one in 256 would be infinite or not a number.
+            # By default it sends random bytes, of which one number in 256 is infinite or not a number.
             data = _numbers(folder, self.byte_size // 4)
             extra += ("--input-data", str(data), "--input-tensor-format", "json", "--output-tensor-format", "json")
         elif self.transport.name == SHARED_MEMORY:
@@ -87,13 +88,13 @@ class CurveLoad(msgspec.Struct, frozen=True):
 
     @property
     def window_s(self) -> float:
-        """Length of a window."""
+        """Length of a window in seconds."""
         work = self.byte_size * self.clients * _SLOWNESS.get(self.transport.name, 1)
         return next((window_s for most, window_s in _WINDOWS_S if work <= most), _LONGEST_WINDOW_S)
 
 
 def _numbers(folder: Path, count: int) -> Path:
-    """Return a file of so many numbers between -1 and 1, always the same ones, in perf_analyzer's form."""
+    """Return a file with `count` numbers between -1 and 1 in perf_analyzer's format. The numbers never change."""
     path = folder / f"numbers-{count}.json"
     if not path.exists():
         random_numbers = random.Random(count)
@@ -103,7 +104,7 @@ def _numbers(folder: Path, count: int) -> Path:
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
-    """One measured point: medians of the rounds, and every round. Rates are in requests a second."""
+    """One measured point: medians of the rounds, and every round. Rates are requests per second."""
 
     transport: str
     server: str
@@ -116,12 +117,12 @@ class CurvePoint(msgspec.Struct, frozen=True):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes of the tensor in one direction; as many come back."""
+        """Bytes of tensors in one direction; the same number comes back."""
         return self.rate * self.byte_size
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A whole measurement, as it is stored. `triton` is empty where ours was measured alone."""
+    """A whole measurement, as it is stored. `triton` is empty if only our server was measured."""
 
     machine: Machine
     client: str
@@ -132,7 +133,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 def loads(sizes: Sequence[int]) -> list[CurveLoad]:
-    """Return every load of one round, in the order of measuring."""
+    """Return every load of a round, in the order in which they are measured."""
     return [
         CurveLoad(transport, size, clients)
         for clients in (LATENCY_CLIENTS, THROUGHPUT_CLIENTS)
@@ -143,7 +144,7 @@ def loads(sizes: Sequence[int]) -> list[CurveLoad]:
 
 
 def measure(*, quick: bool, with_triton: bool) -> Curve:
-    """Measure everything: about 7 minutes, or 1.5 if `quick` (every other size, one round)."""
+    """Measure everything in about 7 minutes, or in 1.5 minutes if `quick` (every other size, one round)."""
     analyzer = Analyzer(*perf_analyzer())
     machine = this_machine()
     rounds = 1 if quick else ROUNDS
@@ -186,7 +187,7 @@ def _measure_all(
 
 
 def _figures(analyzer: Analyzer, load: CurveLoad, row: Row, server: Contender) -> Figures | str:
-    """Measure once, and where no request ended within a window once more with longer ones."""
+    """Measure once, and again with longer windows if a window had no completed request."""
     figures: Figures | str = ""
     for window_s in (load.window_s, load.window_s * 3):
         measuring = msgspec.structs.replace(analyzer, window_s=window_s)
@@ -210,12 +211,12 @@ def _point(load: CurveLoad, server: str, rounds: list[Figures]) -> CurvePoint:
 
 
 def size_name(byte_size: int) -> str:
-    """Return a size as people write it."""
+    """Return a size as text, such as `4 KiB`."""
     return f"{byte_size // KIB} KiB" if byte_size < MIB else f"{byte_size // MIB} MiB"
 
 
 def print_table(curve: Curve) -> None:
-    """Print latency and throughput by transport and size, ours beside Triton's."""
+    """Print latency and throughput by transport and size, ours next to Triton's."""
     points = {(p.transport, p.byte_size, p.clients, p.server): p for p in curve.points}
     table = Table(title="median latency with one client, MB/s with four; ratio: ours to Triton's")
     for name in ("transport", "size", "ours us", "triton us", "ratio", "ours MB/s", "triton MB/s", "ratio"):

@@ -1,7 +1,8 @@
-"""`python -m bench growth`: what a request costs while connections, models and instances become more.
+"""`python -m bench growth`: the cost of a request as the number of connections, models or instances grows.
 
-Ours and Triton's in turn under the load of `bench/load.py`; what is told apart is the server's main process (our
-kernel, Triton's `tritonserver`) and its children (workers, Triton's stubs). `verdicts` judges ours alone.
+Rounds alternate between our server and Triton, under the load of `bench/load.py`. CPU time is counted separately for
+the server's main process (our kernel, Triton's `tritonserver`) and its children (our workers, Triton's stubs).
+`verdicts` judges only our server.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ if TYPE_CHECKING:
 PROTOCOLS = ("http", "grpc")
 ROUNDS, SECONDS = 3, 1.5
 
-#: Connections where something else grows: enough to keep two cores busy.
+#: Connections where models or instances grow: enough to keep two cores busy.
 CONNECTIONS = 16
 
-#: Kernel time per request that has grown by less than this is flat: two rounds differ by as much.
+#: Kernel CPU time per request is flat if it has grown by less than this factor: two equal rounds may differ as much.
 FLAT = 1.25
-#: A rate under this part of the best one has collapsed.
+#: A rate has collapsed if it is below this part of the best one.
 COLLAPSED = 0.5
 
 LOAD_TIMEOUT_S = 300
 
-#: Time that a processor would have been idle is not what a request costs.
+#: Without busy polling, because time in which a processor would be idle is not a cost of requests.
 NOT_POLLING = "--busy-poll-us=0"
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """What grows, in which steps, and what is loaded and asked at each."""
+    """What grows, in which steps, and the connections and models of each step."""
 
     name: str
     counts: tuple[int, ...]
@@ -78,10 +79,11 @@ class GrowthPoint(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How our server grew along one axis: its last step against the first (kernel time) and against the best (rate).
+    """How our server grows along one axis: its last step relative to the first (CPU time) and to the best (rate).
 
-    What counts as the first step is the dearer of it and of a lone client's request: requests that come together to
-    one model share wake-ups, and lose that as they spread over many, but none may cost more than one that is alone.
+    If a request of a single client costs more CPU time than one of the first step, it counts instead of that one.
+    Requests that arrive together at one model share wake-ups, and cannot share them when they are spread over many
+    models. But no request may cost more than a single one.
     """
 
     axis: str
@@ -93,7 +95,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """A whole measurement, as it is stored. `triton` is empty where ours was measured alone."""
+    """A whole measurement, as it is stored. `triton` is empty if only our server was measured."""
 
     machine: Machine
     client: str
@@ -106,7 +108,7 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 def verdicts(points: Sequence[GrowthPoint]) -> list[Verdict]:
-    """Judge the growth of our server along each axis and protocol."""
+    """Judge the growth of our server for each axis and protocol."""
     lines: dict[tuple[str, str], list[GrowthPoint]] = {}
     for point in points:
         if point.server == OURS:
@@ -123,13 +125,13 @@ def verdicts(points: Sequence[GrowthPoint]) -> list[Verdict]:
 
 
 def shortened(axis: Axis) -> Axis:
-    """Return an axis of three steps or fewer, for a quick look; 64 models take too long to load for that."""
+    """Return an axis with at most three steps, for a quick look. 64 models would take too long to load."""
     counts = tuple(count for count in axis.counts[::2] if axis.name != "models" or count <= CONNECTIONS)
     return msgspec.structs.replace(axis, counts=counts)
 
 
 def measure(*, quick: bool, with_triton: bool) -> Growth:
-    """Measure everything: about 9 minutes, or 2 if `quick` (fewer steps, one round)."""
+    """Measure everything in about 9 minutes, or in 2 minutes if `quick` (fewer steps, one round)."""
     machine = this_machine()
     axes = [shortened(axis) for axis in AXES] if quick else AXES
     rounds, seconds = (1, 1.0) if quick else (ROUNDS, SECONDS)
@@ -164,7 +166,7 @@ def _measure_all(
         for axis, count in steps:
             for server in servers:
                 shown.update(bar, description=f"{axis.name} {count}, {server.name}: loading")
-                _have_loaded(server, loaded[server.name], axis.models(count))
+                _load_only(server, loaded[server.name], axis.models(count))
             for protocol in PROTOCOLS:
                 samples: dict[str, list[Sample]] = {server.name: [] for server in servers}
                 for server in servers * rounds:
@@ -193,8 +195,8 @@ def _point(key: tuple[str, int, str, str], samples: list[Sample]) -> GrowthPoint
     return GrowthPoint(axis=axis, count=count, protocol=protocol, server=server, rounds=samples, **medians)
 
 
-def _have_loaded(server: Contender, loaded: set[str], wanted: list[str]) -> None:
-    """Load what is wanted and unload the rest, so that nothing else is in the way."""
+def _load_only(server: Contender, loaded: set[str], wanted: list[str]) -> None:
+    """Load the models of `wanted` and unload all others, which would use memory and caches."""
     for model in sorted(loaded.difference(wanted)):
         _repository(server, model, "unload")
     for model in wanted:
@@ -208,14 +210,14 @@ def _repository(server: Contender, model: str, verb: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.ports["http"], timeout=LOAD_TIMEOUT_S)
     with contextlib.closing(connection):
         connection.request("POST", f"/v2/repository/models/{model}/{verb}", body="{}")
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
-    if answer.status != 200:
-        raise RuntimeError(f"{server.name} does not {verb} {model}: {text}")
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+    if response.status != 200:
+        raise RuntimeError(f"{server.name} did not {verb} {model}: {text}")
 
 
 def print_table(growth: Growth) -> None:
-    """Print every point, ours beside Triton's, and the verdicts."""
+    """Print every point, ours next to Triton's, and the verdicts."""
     table = Table(title="CPU: microseconds per request of the server's main process, and of its workers")
     for name in ("", "protocol", "requests/s", "Triton", "p50 us", "Triton", "p99 us", "Triton", "main CPU", "Triton",
                  "workers CPU", "Triton"):  # fmt: skip
@@ -234,7 +236,7 @@ def print_table(growth: Growth) -> None:
         rate = "COLLAPSES" if verdict.collapsed else "holds"
         print(
             f"{verdict.axis}, {verdict.protocol}: kernel CPU per request {cpu} "
-            f"(last step {verdict.kernel_cpu_ratio:.2f} of the first or of a lone request), "
+            f"(last step {verdict.kernel_cpu_ratio:.2f} of the first or of a single client's), "
             f"rate {rate} (last step {verdict.rate_ratio:.2f} of the best)"
         )
     for failure in growth.failures:

@@ -1,7 +1,7 @@
-"""A whole request through the kernel process, from received bytes to written ones, with no socket and no worker.
+"""A whole request through the kernel process, from received bytes to written bytes, without sockets and workers.
 
-What remains is the Python that every request costs: connection, codec, checks, scheduling, messages to and from
-the worker, statistics and the answer. The worker's answers are made here, outside of what is timed as far as possible.
+This is the Python code that runs for every request: connection, codec, checks, scheduling, messages to and from the
+worker, statistics and the response. The responses of the worker are made here, mostly outside of the timed part.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hpack import Encoder
 from backends.supervision.handle import WorkerHandle
 from backends.transport import wire
 from backends.transport.framing import FrameReader, frame
+from bench.inside_apart import PATHS
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -36,11 +37,12 @@ from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.call import HttpInference
 from schedulers.direct import direct
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Requests that come together, as from so many clients, and rounds of them: to warm up, and measured.
+#: Requests that arrive together, as from as many clients. The number of such rounds, of the warm-up and measured.
 TOGETHER = 8
 WARM_UP, ROUNDS = 200, 1500
 
@@ -49,11 +51,9 @@ _TENSOR = struct.pack("<16f", *range(16))
 
 
 def measure() -> dict[str, float]:
-    """Return microseconds per request by front door: the best of three runs."""
-    return {
-        f"whole request in the kernel: {name}": min(asyncio.run(_run(door)) for _ in range(3))
-        for name, door in (("HTTP", _HttpDoor), ("gRPC", _GrpcDoor))
-    }
+    """Return microseconds of CPU time per request by path, the best of three runs."""
+    doors: tuple[type[_HttpDoor | _GrpcDoor], ...] = (_HttpDoor, _GrpcDoor)
+    return {path: min(asyncio.run(_run(door)) for _ in range(3)) for path, door in zip(PATHS, doors, strict=True)}
 
 
 async def _run(door_type: type[_HttpDoor | _GrpcDoor]) -> float:
@@ -62,15 +62,15 @@ async def _run(door_type: type[_HttpDoor | _GrpcDoor]) -> float:
     spent_ns = 0
     for number in range(WARM_UP + ROUNDS):
         receive = door.prepared()
-        begun_ns = time.process_time_ns()
+        begin_ns = time.process_time_ns()
         receive()
-        asked_ns = time.process_time_ns()
-        answers = worker.answers()
-        answered_ns = time.process_time_ns()
-        worker.deliver(answers)
-        await asyncio.sleep(0)  # connections write at the end of a turn
+        sent_ns = time.process_time_ns()
+        executed = worker.execute()
+        executed_ns = time.process_time_ns()
+        worker.deliver(executed)
+        await asyncio.sleep(0)  # connections write at the end of an event-loop iteration
         if number >= WARM_UP:
-            spent_ns += asked_ns - begun_ns + time.process_time_ns() - answered_ns
+            spent_ns += sent_ns - begin_ns + time.process_time_ns() - executed_ns
     door.check(WARM_UP + ROUNDS)
     return spent_ns / ROUNDS / TOGETHER / 1000
 
@@ -85,43 +85,48 @@ def _kernel() -> tuple[Kernel, _Worker]:
     model.start()
     catalog.set_state("add_sub", 1, ModelState.READY, "", model)
     worker = _Worker()
-    handle = WorkerHandle("add_sub_0", worker, model, LoopPoller(BusyPolling(0, 1)))  # type: ignore[arg-type]  # what it uses of a session
+    handle = WorkerHandle("add_sub_0", worker, model, LoopPoller(BusyPolling(0, 1)), None)  # type: ignore[arg-type]  # what it uses of a session
     model.instances.add(handle)
     return kernel, worker
 
 
 class _Worker:
-    """A session whose worker has answered as soon as it is asked."""
+    """A session of a worker that executes a batch as soon as it gets it."""
+
+    local = True
+    concurrency = 1
+    clock_offset_ns = 0
 
     def __init__(self) -> None:
         self.on_message: Callable[[wire.ToKernel], None]
-        self._asked: list[wire.Execute] = []
+        self._batches: list[wire.Execute] = []
         self._reader = FrameReader()
-        outputs = [wire.TensorRef(name, "FP32", [16], _TENSOR) for name in ("OUTPUT0", "OUTPUT1")]
-        self._response = wire.ResponseRef(outputs)
+        outputs = [Tensor(name, "FP32", [16], _TENSOR) for name in ("OUTPUT0", "OUTPUT1")]
+        self._response = wire.ResponseMessage(outputs)
 
     def send(self, message: wire.Execute) -> None:
         wire.encoder.encode(message)
-        self._asked.append(message)
+        self._batches.append(message)
 
     def take_unsent(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: this worker holds no messages back."""
 
-    def answers(self) -> bytes:
-        asked, self._asked = self._asked, []
-        executed = [wire.Executed(each.batch, [self._response], 1_000, 2_000, 3_000) for each in asked]
+    def execute(self) -> bytes:
+        """Return the framed responses to the batches that have been sent since the last call."""
+        batches, self._batches = self._batches, []
+        executed = [wire.Executed(each.batch, [self._response], 0, 1_000, 3_000, 6_000) for each in batches]
         return b"".join(frame(wire.encoder.encode(message)) for message in executed)
 
-    def deliver(self, answers: bytes) -> None:
-        """Hand on `answers`, and those to what is asked when they have come."""
-        while answers:
-            for raw in self._reader.feed(answers):
+    def deliver(self, executed: bytes) -> None:
+        """Deliver framed responses, and then those to the batches that are sent meanwhile."""
+        while executed:
+            for raw in self._reader.feed(executed):
                 self.on_message(wire.to_kernel_decoder.decode(raw))
-            answers = self.answers()
+            executed = self.execute()
 
 
 class _Transport:
-    """Takes everything and keeps how much it was."""
+    """Counts the bytes that are written."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -136,7 +141,7 @@ class _Transport:
         self.written += sum(map(len, pieces))
 
     def set_write_buffer_limits(self, high: int = 0) -> None:
-        """There is no buffer."""
+        """Do nothing: there is no buffer."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -149,7 +154,7 @@ class _Transport:
 
 
 class _HttpDoor:
-    """Eight connections, one request on each."""
+    """A connection for each of the requests that arrive together."""
 
     def __init__(self, kernel: Kernel) -> None:
         fast_path = FastPath(HttpInference(kernel, 1 << 26))
@@ -185,7 +190,7 @@ def _json_header() -> bytes:
 
 
 class _GrpcDoor:
-    """One connection with eight calls, in the frames that clients of gRPC core send. A `CallAcceptor`."""
+    """One connection with all calls, in the frames that clients of gRPC core send. It is their `CallAcceptor`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._inference = Inference(kernel, OpenCalls())
@@ -230,16 +235,16 @@ class _GrpcDoor:
         assert self._transport.written > rounds * TOGETHER * len(_TENSOR) * 2
 
     def connection_opened(self, connection: Any) -> None:
-        """The only connection."""
+        """Do nothing: there is one connection."""
 
     def connection_closed(self, connection: Any) -> None:
-        """It is never closed."""
+        """Do nothing: the connection is never closed."""
 
     def accept_call(self, connection: Any, stream: Any) -> Any:
         return InferCall(self._inference, connection, stream)
 
     def connection_idle(self) -> None:
-        """Nobody waits for that."""
+        """Do nothing: nothing waits for the end of all calls."""
 
 
 def _receive(connection: asyncio.BufferedProtocol, octets: bytes) -> None:

@@ -1,7 +1,8 @@
-"""A load of many connections and models from one thread: each connection always has one request under way.
+"""A load of many connections and models from one thread. Each connection always has one request in flight.
 
-perf_analyzer asks one model and takes a thread per connection; where connections and models are what grows, the client
-must stay the same. Runs as a process of its own: `python -m bench.load SPEC` prints `Sample` as JSON.
+perf_analyzer sends requests to one model and uses a thread per connection. Where the number of connections or models
+grows, the client itself must not grow. It runs in its own process: `python -m bench.load SPEC` prints a `Sample` as
+JSON.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ from array import array
 
 import msgspec
 
+from bench.load_clients import LOAD_CLIENTS, BadResponse, LoadClient
 from bench.machine import children_of, cpu_times_of
-from bench.peers import PEERS, BadAnswer, Peer
 
-#: What a request may take before the load is given up.
-PATIENCE_S = 10.0
-#: From the first request to the first that counts: at least so long, and at least so many requests to each model.
-#: Models of Triton that were just loaded answered their first twenty requests at a tenth of the later rate (64 models:
-#: 485 a second, 5,400 ten seconds later), so time alone would flatter whoever warms up faster.
+#: The load ends with an error when a response takes longer.
+RESPONSE_TIMEOUT_S = 10.0
+#: The warm-up, which is not counted: its shortest time, and the smallest number of requests to each model. Time alone
+#: is not enough: models that Triton had just loaded served their first twenty requests at a tenth of the later rate
+#: (64 models: 485 requests/s, and 5,400 ten seconds later).
 WARM_UP_S, WARM_UP_REQUESTS = 0.3, 100
-#: How long that may take.
+#: The longest time of the warm-up.
 WARM_UP_LIMIT_S = 60.0
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """A load: connections to a port on loopback, models asked in turn, for so many seconds."""
+    """A load: connections to a port on loopback, which send requests to the models in turn for `seconds`."""
 
     protocol: str
     port: int
     connections: int
     models: list[str]
     seconds: float
-    #: Whose CPU time is counted: this process, and apart from it its descendants.
+    #: The server's main process. Its CPU time and that of its descendants are counted separately.
     server_pid: int
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What one load showed. CPU microseconds per request of the server's main process, and of its descendants."""
+    """The result of a load. CPU times are microseconds per request, of the main process and of its descendants."""
 
     rate: float
     p50_us: float
@@ -53,44 +54,44 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class LoadNotRun(Exception):
-    """The load could not be carried out; the message says why."""
+    """The load could not be run; the message says why."""
 
 
 class LoadConnection:
-    """A socket, its protocol state, and when its request left."""
+    """A socket, its protocol state, and when its last request was sent."""
 
     def __init__(self, spec: Spec, number: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", spec.port), timeout=PATIENCE_S)
+        self.socket = socket.create_connection(("127.0.0.1", spec.port), timeout=RESPONSE_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer: Peer = PEERS[spec.protocol]()
+        self.client: LoadClient = LOAD_CLIENTS[spec.protocol]()
         self._models = spec.models
         self._next = number
         self.sent_at = 0.0
 
     def send(self) -> None:
-        """Send the next request; small as it is, it fits into the socket's buffer."""
+        """Send the next request. It is small enough for the socket's buffer."""
         model = self._models[self._next % len(self._models)]
         self._next += 1
-        self.peer.pending += self.peer.request(model)
+        self.client.pending += self.client.request(model)
         self.flush()
         self.sent_at = time.perf_counter()
 
     def flush(self) -> None:
-        if self.peer.pending:
-            self.socket.sendall(self.peer.pending)
-            self.peer.pending.clear()
+        if self.client.pending:
+            self.socket.sendall(self.client.pending)
+            self.client.pending.clear()
 
     def receive(self) -> bool:
-        """Read what is there; returns whether the answer is complete."""
+        """Read once. Returns whether the response is complete."""
         received = self.socket.recv(1 << 16)
         if not received:
-            raise BadAnswer("the server closed the connection")
-        return self.peer.feed(received)
+            raise BadResponse("the server closed the connection")
+        return self.client.feed(received)
 
 
 def run(spec: Spec) -> Sample:
-    """Carry a load out, in this thread. Raises `BadAnswer`, `OSError`."""
-    gc.disable()  # a collection in the client would look like a slow server
+    """Run a load in this thread. Raises `BadResponse`, `OSError`."""
+    gc.disable()  # a garbage collection in the client would look like a slow server
     poll = select.epoll()
     connections: dict[int, LoadConnection] = {}
     try:
@@ -111,7 +112,7 @@ def run(spec: Spec) -> Sample:
     used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
     count = len(latencies)
     if not count:
-        raise BadAnswer("no request was answered")
+        raise BadResponse("no request was completed")
     ordered = sorted(latencies)
     return Sample(
         rate=count / elapsed_s,
@@ -126,18 +127,18 @@ def run(spec: Spec) -> Sample:
 def _drive(
     poll: select.epoll, connections: dict[int, LoadConnection], seconds: float, requests: int = 0
 ) -> tuple[array[float], float]:
-    """Keep every connection busy for so long, and until so many requests have ended.
+    """Keep every connection busy for at least `seconds`, and until `requests` have completed.
 
-    Returns their latencies and the time that passed, in seconds.
+    Returns their latencies and the elapsed time, in seconds.
     """
     latencies = array("d")
     began = now = time.perf_counter()
     while now - began < seconds or len(latencies) < requests:
         if now - began > seconds + WARM_UP_LIMIT_S:
-            raise BadAnswer(f"only {len(latencies)} of {requests} requests of the warm-up were answered")
-        ready = poll.poll(PATIENCE_S)
+            raise BadResponse(f"only {len(latencies)} of {requests} requests of the warm-up were completed")
+        ready = poll.poll(RESPONSE_TIMEOUT_S)
         if not ready:
-            raise BadAnswer(f"no answer for {PATIENCE_S:.0f} s")
+            raise BadResponse(f"no response for {RESPONSE_TIMEOUT_S:.0f} s")
         for descriptor, _ in ready:
             connection = connections[descriptor]
             if connection.receive():
@@ -150,14 +151,14 @@ def _drive(
 
 
 def _cpu(pid: int) -> dict[int, float]:
-    """Return CPU seconds by process, so that one that ends in between, an unloaded model's, takes nothing away."""
+    """Return CPU seconds by process. So a worker that ends during the load (its model is unloaded) changes nothing."""
     return {each: cpu_times_of(each).total_s for each in (pid, *children_of(pid))}
 
 
 def run_apart(spec: Spec) -> Sample:
-    """Carry a load out in a process of its own, away from progress bars. Raises `LoadNotRun`."""
+    """Run a load in its own process, apart from progress bars. Raises `LoadNotRun`."""
     command = [sys.executable, "-m", "bench.load", msgspec.json.encode(spec).decode()]
-    timeout_s = spec.seconds + WARM_UP_S + WARM_UP_LIMIT_S + 2 * PATIENCE_S + 10
+    timeout_s = spec.seconds + WARM_UP_S + WARM_UP_LIMIT_S + 2 * RESPONSE_TIMEOUT_S + 10
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
@@ -168,10 +169,10 @@ def run_apart(spec: Spec) -> Sample:
 
 
 def main() -> int:
-    """Carry out the load in the first argument."""
+    """Run the load that the first argument describes."""
     try:
         sample = run(msgspec.json.decode(sys.argv[1], type=Spec))
-    except (BadAnswer, OSError) as error:
+    except (BadResponse, OSError) as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
         return 1
     sys.stdout.buffer.write(msgspec.json.encode(sample))

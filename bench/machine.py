@@ -1,4 +1,4 @@
-"""What somebody needs to repeat a measurement: the machine, the versions and the commit; and CPU time of processes.
+"""The settings of a measurement (machine, versions, commit), and the CPU time of processes.
 
 Every result file begins with `Machine`, and every picture shows it in one line.
 """
@@ -20,15 +20,15 @@ PACKAGES = ("aiohttp", "grpclib", "hpack", "msgspec", "numpy", "onnxruntime", "p
 TRITON = "2.51.0"
 PERF_ANALYZER = "2.41"
 
-#: A machine with more processors in use before the start has something else to do.
+#: A machine with more processors in use before the start is busy with other things.
 BUSY = 1.0
 
-#: For how long that is looked at. A load average would tell of a measurement that has just ended.
-_LOOK_S = 1.0
+#: How long the load of the machine is measured. The system's load average would still contain the last measurement.
+_LOAD_INTERVAL_S = 1.0
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where and with what a measurement was made. `load` is how many processors were in use before it."""
+    """The machine and the versions of a measurement. `load` is how many processors were in use before it."""
 
     date: str
     commit: str
@@ -42,7 +42,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """The machine in a few words, for the line under a picture."""
+        """A short description for the line under a picture."""
         commit = [f"commit {self.commit}"] if self.commit else []
         busy = [f"busy with other things ({self.load} processors in use)"] if self.load > BUSY else []
         cores = f"{self.cores} cores ({self.processor})"
@@ -50,7 +50,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def this_machine() -> Machine:
-    """Describe the machine as it is now; call it before the load begins."""
+    """Describe the machine as it is now. Call this before the load begins."""
     return Machine(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         commit=_commit(),
@@ -66,18 +66,18 @@ def this_machine() -> Machine:
 
 def _processors_in_use() -> float:
     before = _idle_seconds()
-    time.sleep(_LOOK_S)
-    idle = (_idle_seconds() - before) / _LOOK_S
+    time.sleep(_LOAD_INTERVAL_S)
+    idle = (_idle_seconds() - before) / _LOAD_INTERVAL_S
     return round(max(0.0, (os.cpu_count() or 1) - idle), 2)
 
 
 def _idle_seconds() -> float:
-    """Return for how long the machine's processors have been idle since it was started, all together."""
+    """Return the idle time of all processors since the machine was started, added up."""
     return float(Path("/proc/uptime").read_text().split()[1])
 
 
 def _commit() -> str:
-    """Return the commit that is measured, with a plus sign where files were changed since."""
+    """Return the commit that is measured, with a plus sign if files were changed since."""
     command = ["git", "describe", "--always", "--dirty=+"]
     with contextlib.suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -112,7 +112,7 @@ def children_of(pid: int) -> list[int]:
 
 
 class ProcessTimes(msgspec.Struct, frozen=True):
-    """CPU seconds that processes have used so far, in steps of 10 ms: their own, and the system's for them."""
+    """CPU seconds that processes have used so far, in steps of 10 ms: in user mode and in the system."""
 
     user_s: float = 0.0
     system_s: float = 0.0
@@ -129,7 +129,7 @@ class ProcessTimes(msgspec.Struct, frozen=True):
 
 
 def cpu_times_of(pid: int) -> ProcessTimes:
-    """Return what one process has used; nothing for one that is gone."""
+    """Return what one process has used; zero for a process that has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks_per_s = os.sysconf("SC_CLK_TCK")

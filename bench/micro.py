@@ -15,13 +15,14 @@ from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.serving.validation import validate
 from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from shm.blocks import BlockAllocator
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ REPEATS = 5
 
 
 def run() -> None:
-    """Print microseconds per operation: the best of several repeats, as `timeit` advises."""
+    """Print microseconds per operation: the best of several repeats, as the documentation of `timeit` advises."""
     for name, operation in operations().items():
         timer = timeit.Timer(operation)
         count, _ = timer.autorange()
@@ -41,38 +42,38 @@ def run() -> None:
 
 
 def operations() -> dict[str, Callable[[], object]]:
-    """Return what is measured, by name."""
-    execute = wire.Execute(2, [wire.RequestRef(1, [wire.TensorRef("IN", "FP32", [16], bytes(64))] * 2)])
-    executed = wire.Executed(2, [wire.ResponseRef([wire.TensorRef("OUT", "FP32", [16], bytes(64))] * 2)])
-    encoded, answered = wire.encoder.encode(execute), wire.encoder.encode(executed)
+    """Return the operations that are measured, by name."""
+    execute = wire.Execute(2, [wire.RequestMessage(1, [Tensor("IN", "FP32", [16], bytes(64))] * 2)])
+    executed = wire.Executed(2, [wire.ResponseMessage([Tensor("OUT", "FP32", [16], bytes(64))] * 2)])
+    encoded, encoded_executed = wire.encoder.encode(execute), wire.encoder.encode(executed)
     reader, framed = FrameReader(), frame(encoded)
     allocator = BlockAllocator(1 << 34)
     return {
         "worker message: encode Execute": lambda: wire.encoder.encode(execute),
         "worker message: decode Execute": lambda: wire.to_worker_decoder.decode(encoded),
-        "worker message: decode Executed": lambda: wire.to_kernel_decoder.decode(answered),
+        "worker message: decode Executed": lambda: wire.to_kernel_decoder.decode(encoded_executed),
         "framing: one frame": lambda: reader.feed(framed),
-        "arena: take and give 1 MiB": lambda: allocator.give(allocator.take(1 << 20) or 0),
+        "arena: allocate and free 1 MiB": lambda: allocator.free(allocator.take(1 << 20) or 0),
         "request: check against the configuration": _validation(),
         "statistics: record an execution": _recording(MetricsConfig()),
         "statistics: record it with summaries": _recording(MetricsConfig(True, True, True)),
         "metrics: a page with 100 models": _scrape(100),
-        "scheduler: direct, submit to answer": _scheduling(direct, 0),
-        "scheduler: dynamic, submit to answer": _scheduling(dynamic, 8),
+        "scheduler: direct, submit to response": _scheduling(direct, 0),
+        "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
     }
 
 
 def _validation() -> Callable[[], object]:
     spec = model_spec(dims=(16,))
-    request = Request("model", [InputTensor("IN", "FP32", [16], bytes(64))], RecordingSink())
+    request = Request("model", [Tensor("IN", "FP32", [16], bytes(64))], RecordingSink())
     return lambda: validate(request, spec)
 
 
 def _recording(metrics: MetricsConfig) -> Callable[[], object]:
     statistics = ModelStatistics()
-    statistics.measure(metrics, ModelConfig())
+    statistics.configure(metrics, ModelConfig())
     batch = Batch([Request("model", [], RecordingSink())])
-    times = ExecutionTimes(1_000, 100_000, 1_000)
+    times = ExecutionTimes(0, 1_000, 100_000, 1_000)
     return lambda: statistics.record_execution(batch, times, 250_000, 1)
 
 

@@ -1,4 +1,4 @@
-"""The models that are measured: Python models that a real Triton runs as well, and an ONNX one of ours."""
+"""The models that are measured: Python models, which a real Triton runs too, and an ONNX model for our server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADD_SUB = """class TritonPythonModel:
         return responses
 """
 
-#: The same sums, 2 ms later: the processor is free meanwhile, as while an accelerator computes.
+#: The same sums after 2 ms of sleep. The processor is free meanwhile, as it is while a GPU computes.
 WAITING = ADD_SUB.replace("        responses = []", "        time.sleep(0.002 * len(requests))\n        responses = []")
 
 IDENTITY = """class TritonPythonModel:
@@ -30,7 +30,7 @@ IDENTITY = """class TritonPythonModel:
             pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(r, "INPUT0").as_numpy())]) for r in requests]
 """
 
-# perf_analyzer sends what it likes: the number of responses cannot come from the input.
+# perf_analyzer chooses the input values, so the number of responses is fixed here.
 REPEAT = """ROWS = [np.array([i], np.int32) for i in range(16)]
 
 
@@ -79,7 +79,7 @@ def write_python_models(root: Path) -> None:
 
 
 def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> None:
-    """Write what `bench growth` loads: many copies of one model, and models with more and more instances."""
+    """Write what `bench growth` loads: copies of one model, and models with each number of instances."""
     config, source = PYTHON_MODELS["add_sub"]
     for number in range(models):
         _write_python_model(root / copy_name(number), config, source)
@@ -89,12 +89,12 @@ def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> N
 
 
 def copy_name(number: int) -> str:
-    """Return the name of one of the copies."""
+    """Return the name of a copy."""
     return f"add_sub_{number:02}"
 
 
 def instances_name(model: str, count: int) -> str:
-    """Return the name of a model with `count` instances: `add_sub`, or `waiting`, which waits as if for a device."""
+    """Return the name of a model with `count` instances: of `add_sub`, or of `waiting`, which sleeps."""
     return f"{model}_x{count}"
 
 

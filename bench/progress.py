@@ -1,4 +1,4 @@
-"""How a long run shows that it lives: what is measured now, how far it is, how long it still takes."""
+"""The progress bar of a long run: what is measured now, how much is done, and how long the rest takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress() -> Progress:
-    """Return a progress display for one bar; drawn seldom, because drawing takes CPU time from what is measured."""
+    """Return a display for one bar. It is drawn once a second, because drawing takes CPU time from the measurement."""
     return Progress(
         TextColumn("{task.description:38}"),
         BarColumn(),

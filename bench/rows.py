@@ -1,4 +1,4 @@
-"""What is measured: rows of load, and the run of one row with perf_analyzer."""
+"""The rows of load, and the run of one row with perf_analyzer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MIB = 1 << 20
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A load of `concurrency` requests that are always under way. The models may differ by server."""
+    """A load with `concurrency` requests always in flight. The model may differ between the servers."""
 
     name: str
     model: str
     protocol: str
     concurrency: int
     extra: tuple[str, ...] = ()
-    #: What Triton runs in this row, where it is not the same model.
+    #: The model that Triton runs in this row; empty for the same one.
     triton_model: str = ""
 
 
@@ -45,8 +45,10 @@ def all_rows() -> list[Row]:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One measurement: requests per second, latencies, how many requests they come from, and what CPU time these cost
-    perf_analyzer, from its start to its end."""
+    """Requests per second and latencies, the number of requests behind them, and the CPU time of perf_analyzer.
+
+    The CPU time is that from perf_analyzer's start to its end.
+    """
 
     rate: float
     p50_us: float
@@ -64,27 +66,27 @@ _REPORT = {
 
 
 def parse_report(text: str) -> Figures | str:
-    """Return the figures in perf_analyzer's report on one load, or its last line where there are none.
+    """Return the figures in perf_analyzer's report on one load, or its last line if it has none.
 
-    With `-r 3 -s 999` they cover all three windows.
+    With `-r 3 -s 999` the figures cover all three windows.
     """
     found = {name: pattern.search(text) for name, pattern in _REPORT.items()}
     numbers = {name: float(match[1]) for name, match in found.items() if match}
     if len(numbers) < len(found):
-        said = [line.strip() for line in text.splitlines() if line.strip()]
-        return said[-1] if said else "perf_analyzer said nothing"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else "perf_analyzer printed nothing"
     return Figures(numbers["rate"], numbers["p50_us"], numbers["p99_us"], int(numbers["requests"]))
 
 
 class Analyzer(msgspec.Struct, frozen=True):
-    """perf_analyzer and how long it measures: three windows of `window_s` seconds."""
+    """perf_analyzer, which measures three windows of `window_s` seconds."""
 
     binary: Path
     environment: dict[str, str]
     window_s: float = 1.0
 
     def measure(self, row: Row, model: str, port: int) -> Figures | str:
-        """Return the figures of a row against the server at `port`, or why there are none."""
+        """Return the figures of a row on the server at `port`, or the reason why there are none."""
         command = [
             str(self.binary), "-m", model, "-i", row.protocol, "-u", f"127.0.0.1:{port}",
             "--concurrency-range", str(row.concurrency), "-p", str(int(self.window_s * 1000)), "-s", "999", "-r", "3",

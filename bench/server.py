@@ -1,4 +1,4 @@
-"""A server in a process of its own on free loopback ports, for measurements and for tests that need a real one."""
+"""A server in its own process on free loopback ports, for measurements and for tests that need a real server."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from bench.checkout import ROOT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
 _STARTED = re.compile(r"Started (HTTPService|GRPCInferenceService|Metrics Service) at 127\.0\.0\.1:(\d+)")
 
-#: Loading a model can take long; a server that says nothing for this long hangs.
+#: A server whose ports do not listen after this time hangs.
 START_TIMEOUT_S = 60
 
 
 class ServerFailed(Exception):
-    """The server ended instead of starting; the message is its log."""
+    """The server did not start; the message is its log."""
 
 
 class ServerProcess:
-    """`python -m kernel run` over a repository, ready when the `with` block begins, stopped at its end."""
+    """`python -m kernel run` over a repository. It is ready when the `with` block begins and stopped at its end."""
 
-    def __init__(self, repository: Path | None, *flags: str) -> None:
+    def __init__(self, repository: Path | None, *flags: str, tree: Path | None = None) -> None:
+        """`tree` is the source tree whose server is started; by default the one that this process imports."""
+        self._tree = tree
         self._flags = [f"--model-repository={repository}"] if repository is not None else []
         self._flags += flags
         self.http_port = self.grpc_port = self.metrics_port = 0
@@ -63,24 +67,31 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """Everything that the server has printed."""
+        """What the server has printed so far."""
         if self._log is None:
             return ""
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> None:
-        """Start and wait until every port listens. Raises `ServerFailed`."""
+        """Start the server and wait until every port listens. Raises `ServerFailed`."""
         self._log = tempfile.NamedTemporaryFile(prefix="naiad-", suffix=".log")  # noqa: SIM115 - closed in stop
         command = [sys.executable, "-m", "kernel", "run", "--http-port=0", "--grpc-port=0", "--metrics-port=0",
                    "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *self._flags]  # fmt: skip
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True)
+        self._process = subprocess.Popen(
+            command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            cwd=self._tree,
+            env=environment(self._tree),
+            start_new_session=True,
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             while not self._ports_found():
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise ServerFailed(self.log)
                 time.sleep(0.02)
-        except BaseException:  # also an interrupt: nobody else would stop the process
+        except BaseException:  # also an interrupt: nothing else would stop the process
             self.stop()
             raise
 
@@ -92,7 +103,7 @@ class ServerProcess:
         return len(found) == 3
 
     def stop(self, timeout_s: float = 40) -> int:
-        """Send SIGTERM, wait, return the exit code; a server that does not end is killed."""
+        """Send SIGTERM and wait. Returns the exit code. A server that does not end in time is killed."""
         process = self._process
         assert process is not None
         if process.poll() is None:
@@ -115,12 +126,12 @@ class ServerProcess:
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float = 40) -> int:
-        """Wait for the end; returns the exit code."""
+        """Wait until the server has ended. Returns the exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
     def workers(self, model: str = "") -> dict[int, str]:
-        """Return the process ids of living workers with what they run."""
+        """Return the process ids of the workers that run, with the names of their instances."""
         found: dict[int, str] = {}
         for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -131,14 +142,23 @@ class ServerProcess:
         return found
 
     def get(self, path: str, port: int | None = None) -> tuple[int, str]:
-        """GET a path; returns status and body."""
+        """Send a GET request. Returns the status and the body."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=10)
         try:
             connection.request("GET", path)
-            reply = connection.getresponse()
-            return reply.status, reply.read().decode()
+            response = connection.getresponse()
+            return response.status, response.read().decode()
         finally:
             connection.close()
+
+
+def environment(tree: Path | None) -> dict[str, str]:
+    """Return the environment of a Python process that imports the packages of `tree`, and none of the working tree."""
+    if tree is None:
+        return dict(os.environ)
+    others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    paths = [str(tree), *(each for each in others if Path(each).resolve() != ROOT.resolve())]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def rss_bytes(pid: int) -> int:
@@ -148,7 +168,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody listens at, for servers that cannot choose their own."""
+    """Return loopback ports that are not in use, for servers that cannot choose a free port themselves."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -157,7 +177,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    """Wait until `condition()`; raises `TimeoutError`."""
+    """Wait until `condition()` is true. Raises `TimeoutError`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""`python -m bench start`: what a server costs before its first request."""
+"""`python -m bench start`: how long a server takes to start, and how much memory it uses before its first request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def run() -> None:
-    """Start the demo server several times, and print medians with their spread."""
+    """Start the demo server several times, and print medians with the smallest and largest values."""
     seconds: list[float] = []
     kernel: list[float] = []
     workers: dict[str, list[float]] = {}
@@ -36,5 +36,5 @@ def run() -> None:
 
 
 def show(values: list[float]) -> str:
-    """Return the median, and the smallest and largest value."""
+    """Return the median with the smallest and largest value, as text."""
     return f"{statistics.median(values):8.2f}  ({min(values):.2f} to {max(values):.2f})"

@@ -1,6 +1,6 @@
-"""Where results lie and how they are written: whole or not at all, numbers beside pictures.
+"""The files of results. A file is written completely or not at all; numbers are next to their pictures.
 
-A full run writes what the repository shows (`bench/results/`); a quick one is for looking at (`build/bench/`).
+A full run writes the files that the repository shows (`bench/results/`), a quick run writes to `build/bench/`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Result = TypeVar("Result", bound=msgspec.Struct)
 
 
 def stem(name: str, *, quick: bool) -> Path:
-    """Return where the result `name` goes, without an ending."""
+    """Return the path of the result `name` without its suffix."""
     return (QUICK if quick else PUBLISHED) / name
 
 
 def write(path: Path, text: bytes) -> None:
-    """Write a file so that a reader, or an interrupted run, never sees half of it."""
+    """Write a file. A reader never sees half of it, also when the run is interrupted."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -34,10 +34,10 @@ def write(path: Path, text: bytes) -> None:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a result as JSON that people can read and compare."""
+    """Write a result as indented JSON."""
     write(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
 def read_json(path: Path, kind: type[Result]) -> Result:
-    """Read a result again. Raises `OSError`, or `msgspec.DecodeError` for a file of another kind."""
+    """Read a result. Raises `OSError`, or `msgspec.DecodeError` for a file of another kind."""
     return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -1,8 +1,8 @@
-"""A real Triton to compare with, and NVIDIA's perf_analyzer: fetched once by pip, kept in a cache folder.
+"""A real Triton to compare with, and NVIDIA's perf_analyzer. Pip fetches both once into a cache folder.
 
-Triton's own `tritonserver` (2.51, CPU) and Python backend come with the `nvidia-pytriton` wheel, and
-perf_analyzer with an older `tritonclient`. Needs pip, dpkg and apt-get (Debian or Ubuntu), and a
-CPython 3.8 to 3.12 with a shared libpython. Nothing is installed outside of the cache folder.
+Triton's own `tritonserver` (2.51, CPU) and its Python backend come with the `nvidia-pytriton` wheel, and perf_analyzer
+with an older `tritonclient` wheel. This needs pip, dpkg and apt-get (Debian or Ubuntu), and a CPython 3.8 to 3.12 with
+a shared libpython. Nothing is installed outside of the cache folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_TIMEOUT_S = 60
 
 
 class NotAvailable(Exception):
-    """Triton or perf_analyzer cannot be had on this machine; the message says why."""
+    """Triton or perf_analyzer is not available on this machine; the message says why."""
 
 
 def _pip(*arguments: str) -> None:
@@ -42,7 +42,7 @@ def _pip(*arguments: str) -> None:
 
 
 def server_root() -> Path:
-    """Return the folder of the unpacked server wheel, fetching it if need be (about 200 MB)."""
+    """Return the folder of the unpacked server wheel. It is fetched if it is not there (about 200 MB)."""
     root = CACHE / SERVER_WHEEL.replace("==", "-")
     if not root.exists():
         staging = root.with_suffix(".part")
@@ -62,7 +62,7 @@ def server_root() -> Path:
 
 
 def _install_stub(root: Path) -> None:
-    """Put the Python backend's stub for this interpreter where the server looks for it."""
+    """Copy the Python backend's stub for this interpreter to where the server looks for it."""
     server = root / "pytriton/tritonserver"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = server / "python_backend_stubs" / version / "triton_python_backend_stub"
@@ -86,7 +86,7 @@ def _numpy() -> Path:
 
 @contextlib.contextmanager
 def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *flags: str) -> Iterator[int]:
-    """Serve `models` with Triton on loopback while the block runs; gives its process id."""
+    """Serve `models` with Triton on loopback while the block runs. Yields the process id."""
     root = server_root()
     server = root / "pytriton/tritonserver"
     command = [
@@ -113,7 +113,7 @@ def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *fla
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        # Its Python workers outlive a Triton that has crashed.
+        # The Python workers of a Triton that has crashed do not end with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -134,12 +134,12 @@ def _wait_ready(process: subprocess.Popen[bytes], http_port: int) -> None:
 
 
 def perf_analyzer() -> tuple[Path, dict[str, str]]:
-    """Return perf_analyzer's path and the environment that it needs, fetching it if need be."""
+    """Return perf_analyzer's path and the environment that it needs. It is fetched if it is not there."""
     folder = CACHE / "perf_analyzer-2.41.0"
     binary = folder / "perf_analyzer"
     if not binary.exists():
         if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-            raise NotAvailable("perf_analyzer needs a library of Debian's, and here is no apt-get")
+            raise NotAvailable("perf_analyzer needs a library of Debian, and there is no apt-get on this machine")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         _pip("download", "-q", "--no-deps", "--only-binary=:all:", "--platform=manylinux1_x86_64", "-d", str(folder),

@@ -1,6 +1,6 @@
-"""The model of the world: models, requests, instances and the events between them.
+"""The server's kernel: models, requests, instances and the events between them.
 
-Imports nothing, so that a worker process can import `kernel.errors` without the server.
+This module imports nothing, so that a worker process can import `kernel.errors` without the server.
 """
 
 __version__ = "0.1.0"

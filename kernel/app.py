@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from backends.registry import known_backends
+from backends.supervision.helper_process import Helper
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.supervisor import InstanceSupervisor
 from kernel.command.terminal import Terminal
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Coroutine, Sequence
 
-    from kernel.command.terminal import ServerOperator
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
+    from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
     from kernel.serving.events import Event
     from kernel.serving.inbox import Inbox
@@ -142,7 +143,8 @@ class Server:
             allow_client_shm=options.allow_client_shm,
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size), clock, settings)
-        launcher = LocalLauncher()
+        launcher = LocalLauncher(shared_memory=options.worker_shared_memory)
+        self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size)
         poller = LoopPoller(polling)
         self._lifecycle = Lifecycle(
             catalog,
@@ -151,6 +153,7 @@ class Server:
             lambda: InstanceSupervisor(
                 launcher,
                 poller,
+                helper,
                 arena_byte_size=options.arena_byte_size,
                 verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
                 load_timeout_s=repository.load_timeout_s,
@@ -187,6 +190,7 @@ class Server:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
+                    await self._helper.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:
@@ -223,7 +227,7 @@ class Server:
         return ""
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
-        """Return the front doors, before any model is loaded: what is wrong with their options is told at once."""
+        """Return the front doors, before any model is loaded, so that wrong options end the start at once."""
         doors: list[FrontDoor] = []
         log_access = self._options.log.access
         if "grpc" in sockets:

@@ -1,8 +1,8 @@
-"""Every error that a client or an operator can be told about, under one root.
+"""All errors that a client or an operator can see; their base class is `ServingError`.
 
-A `ServingError` is an expected outcome with a code of Triton's; anything else that is raised is a
-bug and is answered as INTERNAL. Errors never mention HTTP or gRPC: `protocols/status.py` maps codes.
-The texts are Triton's wherever Triton has one.
+A `ServingError` is an expected failure with one of Triton's codes. Any other exception is a bug, and its response
+has the code INTERNAL. Errors never mention HTTP or gRPC: `protocols/status.py` maps the codes. The texts are
+Triton's if Triton has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ErrorCode(enum.Enum):
 
     @property
     def title(self) -> str:
-        """The word that Triton prints before a load failure's reason, such as `Invalid argument`."""
+        """The words that Triton prints before the reason of a failed load, such as `Invalid argument`."""
         return _TITLES[self]
 
 
@@ -37,12 +37,12 @@ _TITLES = {
     ErrorCode.UNAVAILABLE: "Unavailable",
     ErrorCode.UNSUPPORTED: "Unsupported",
     ErrorCode.ALREADY_EXISTS: "Already exists",
-    ErrorCode.CANCELLED: "<invalid code>",  # Triton has no word for it
+    ErrorCode.CANCELLED: "<invalid code>",  # as Triton prints it
 }
 
 
 class ServingError(Exception):
-    """An expected failure: `code` says of which kind, `message` is what the client reads."""
+    """An expected failure. `code` is its kind, `message` is the text for the client."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
 
@@ -106,7 +106,7 @@ _BY_CODE: dict[ErrorCode, type[ServingError]] = {
 
 
 def error_of(code: ErrorCode, message: str) -> ServingError:
-    """Return the plain error of `code`, for errors that come from a worker as a code and a text."""
+    """Return an error with `code` and `message`, for an error that a worker sent as code and text."""
     return _BY_CODE[code](message)
 
 
@@ -114,7 +114,7 @@ def error_of(code: ErrorCode, message: str) -> ServingError:
 
 
 class ModelNotFound(NotFound):
-    """No such model, or no such version of it."""
+    """The model, or this version of it, does not exist."""
 
     def __init__(self, name: str, version: str = "") -> None:
         shown = f"'{name}' version {version}" if version else f"'{name}'"
@@ -122,21 +122,21 @@ class ModelNotFound(NotFound):
 
 
 class NoAvailableVersion(NotFound):
-    """The model is known, but none of its versions is ready."""
+    """The model exists, but no version of it is ready."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"Request for unknown model: '{name}' has no available versions")
 
 
 class ModelNotReady(Unavailable):
-    """The version asked for is loading, unloaded or failed."""
+    """The requested version is loading, was unloaded, or failed to load."""
 
     def __init__(self, name: str, version: int) -> None:
         super().__init__(f"Request for unknown model: '{name}' version {version} is not at ready state")
 
 
 class ModelLoadFailed(InvalidArgument):
-    """A load call failed; the reason is that of the version or the repository."""
+    """A load request failed. The message contains the reasons of all failed versions."""
 
 
 class BadConfig(InvalidArgument):
@@ -147,7 +147,7 @@ class BadConfig(InvalidArgument):
 
 
 def request_prefix(request_id: str) -> str:
-    """Return what Triton puts before the text of an error about one request."""
+    """Return Triton's prefix of an error about one request."""
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
@@ -180,7 +180,7 @@ class QueueTimeout(Unavailable):
 
 
 class WorkerLost(Unavailable):
-    """The worker that was executing the request died; the request is not tried again."""
+    """The worker died while it executed the request. The request is not retried."""
 
     def __init__(self, instance: str, cause: str) -> None:
         super().__init__(
@@ -192,7 +192,7 @@ class WorkerLost(Unavailable):
 
 
 class DecoupledOverUnary(Unsupported):
-    """A call that can carry one response only, the `entry_point`, asked a decoupled model."""
+    """A decoupled model was called through `entry_point`, a call that can have only one response."""
 
     def __init__(self, entry_point: str) -> None:
         super().__init__(f"{entry_point} doesn't support models with decoupled transaction policy")
@@ -217,7 +217,7 @@ class ClientSharedMemoryDisabled(Unsupported):
 
 
 class ArenaFull(Unavailable):
-    """No block of that size is left; the request is refused instead of waiting."""
+    """The arena has no free block of this size. The request fails; it does not wait."""
 
     def __init__(self, byte_size: int) -> None:
         super().__init__(f"no memory left for a tensor of {byte_size} bytes; try again later")

@@ -1,8 +1,7 @@
-"""What the server can be told at start, with defaults. `kernel/command/flags/known.py` gives every field its flag."""
+"""The options of the server at start, with defaults. `kernel/command/flags/known.py` has the flag for each field."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -12,58 +11,61 @@ from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
 from kernel.settings import TraceValues
 
-#: The models that the package carries, served where no repository is given.
+#: The demo models of the package. The server uses them if no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
 
 
 class BadOption(Exception):
-    """The server cannot start as it was told to; the message is one line for the person who started it."""
+    """The server cannot start with these options. The message is one line for the operator."""
 
 
 class ListenAddress(msgspec.Struct, frozen=True):
-    """One front door: whether it is there, and where it listens."""
+    """Address and port of a front door."""
 
+    #: Whether the front door is open at all.
     allow: bool
     address: str
+    #: 0 for any free port.
     port: int
-    #: Whether other processes may listen at the same port (SO_REUSEPORT).
+    #: Whether other processes may listen on the same port (SO_REUSEPORT).
     reuse_port: bool = False
 
 
 class TlsOptions(msgspec.Struct, frozen=True):
-    """How a front door encrypts. Paths are of PEM files."""
+    """TLS of a front door. The paths are of PEM files."""
 
     certificate: Path
     key: Path
-    #: Certificate authorities of clients; only read where `mutual` is set.
+    #: Certificate authorities of the clients; used only with `mutual`.
     client_ca: Path | None = None
-    #: Whether clients must show a certificate that `client_ca` has signed.
+    #: Whether clients must have a certificate that `client_ca` has signed.
     mutual: bool = False
 
 
 class HttpOptions(msgspec.Struct, frozen=True):
-    """What the HTTP front door is told."""
+    """Options of the HTTP front door."""
 
-    #: Largest JSON, raw or inflated request body in bytes.
+    #: The largest request body in bytes: JSON, raw, or after decompression.
     max_input_size: int = 64 << 20
-    #: Headers in whose name this expression is found become parameters of inference requests; "" for none.
+    #: A regular expression. Headers whose names contain a match become parameters of inference requests; "" for none.
     header_forward_pattern: str = ""
-    #: Values of --http-restricted-api as given: "category,category:key=value".
+    #: Values of --http-restricted-api, not parsed: "category,category:key=value".
     restricted_api: tuple[str, ...] = ()
-    #: Origins that browsers may call from, or "*"; none for no CORS headers.
+    #: Origins of web pages that may call the server, or "*"; empty for no CORS headers.
     cors_origins: tuple[str, ...] = ()
     tls: TlsOptions | None = None
 
 
 class GrpcOptions(msgspec.Struct, frozen=True):
-    """What the gRPC front door is told. Names and defaults are gRPC's and tritonserver's."""
+    """Options of the gRPC front door. Names and defaults are gRPC's and tritonserver's."""
 
+    #: A regular expression. Metadata whose names contain a match become parameters of inference requests; "" for none.
     header_forward_pattern: str = ""
-    #: Values of --grpc-restricted-protocol as given: "category,category:key=value".
+    #: Values of --grpc-restricted-protocol, not parsed: "category,category:key=value".
     restricted_protocol: tuple[str, ...] = ()
-    #: none, low, medium or high: how inference responses are compressed.
+    #: Compression of inference responses: none, low, medium or high.
     infer_response_compression_level: str = "none"
-    #: Responses of a stream that may wait for a slow reader before its requests wait, too.
+    #: The number of responses of a stream that may wait for a slow client. Then the model waits (backpressure).
     max_response_pool_size: int = (1 << 31) - 1
     keepalive_time_ms: int = 7_200_000
     keepalive_timeout_ms: int = 20_000
@@ -71,43 +73,46 @@ class GrpcOptions(msgspec.Struct, frozen=True):
     http2_max_pings_without_data: int = 2
     http2_min_recv_ping_interval_without_data_ms: int = 300_000
     http2_max_ping_strikes: int = 2
-    #: Milliseconds; 0 for no end.
+    #: 0 for no limit.
     max_connection_age_ms: int = 0
+    #: 0 for no limit.
     max_connection_age_grace_ms: int = 0
     tls: TlsOptions | None = None
 
 
 class MetricsOptions(msgspec.Struct, frozen=True):
-    """What the metrics port shows."""
+    """Options of the metrics front door."""
 
-    #: Values of --metrics-config as given: "name=value".
+    #: Values of --metrics-config, not parsed: "name=value".
     config: tuple[str, ...] = ()
     allow_cpu_metrics: bool = True
+    #: Time between two measurements of the CPU and memory metrics.
     interval_ms: int = 2000
 
 
 class LogOptions(msgspec.Struct, frozen=True):
-    """What is logged, where, in which form."""
+    """Options of the log."""
 
+    #: Verbose level; 0 for no verbose lines.
     verbose: int = 0
     info: bool = True
     warning: bool = True
     error: bool = True
     #: default, ISO8601 or json.
     format: str = "default"
-    #: Empty for standard output and standard error.
+    #: Path of the log file; empty for standard output and standard error.
     file: str = ""
-    #: Whether every request gets a line.
+    #: Whether the log has a line for every HTTP request and gRPC call.
     access: bool = False
 
 
 class RepositoryOptions(msgspec.Struct, frozen=True):
-    """How models are found and loaded."""
+    """Options of the model repositories."""
 
     paths: tuple[Path, ...]
     #: none, explicit or poll.
     control_mode: str = "none"
-    #: Seconds between two looks at the repositories, in mode poll.
+    #: Seconds between two polls of the repositories, in mode poll.
     poll_s: int = 15
     load_models: tuple[str, ...] = ()
     exit_on_error: bool = True
@@ -118,16 +123,16 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     load_thread_count: int = 4
     load_retry_count: int = 0
     #: Seconds that each step of loading an instance may take: completing the configuration, loading the model
-    #: (`initialize`), one run of its warm-up. 0 for no limit.
+    #: (`initialize`), the warm-up. 0 for no limit.
     load_timeout_s: int = 1800
-    #: Values of --backend-config as given: "backend,key=value" or "key=value".
+    #: Values of --backend-config, not parsed: "backend,key=value" or "key=value".
     backend_config: tuple[str, ...] = ()
-    #: Values of --host-policy as given: "name,key=value".
+    #: Values of --host-policy, not parsed: "name,key=value".
     host_policy: tuple[str, ...] = ()
 
 
 class ServerOptions(msgspec.Struct, frozen=True):
-    """Everything that the command line decides. Names and defaults are tritonserver's."""
+    """All options of the command line. Names and defaults are tritonserver's."""
 
     repository: RepositoryOptions
     http_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8000)
@@ -137,30 +142,36 @@ class ServerOptions(msgspec.Struct, frozen=True):
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()
     log: LogOptions = LogOptions()
-    #: Trace settings of the start; clients may change most of them.
+    #: Trace settings at start; clients may change most of them.
     trace: TraceValues = TraceValues()
     server_id: str = "triton"
     strict_readiness: bool = True
+    #: Seconds in which requests in flight may end when the server stops.
     exit_timeout_s: int = 30
+    #: local, true or false.
     allow_client_shm: str = "local"
+    #: uvloop or asyncio.
     event_loop: str = "uvloop"
-    #: The longest wait that is polled through, in microseconds; 0 for none.
+    #: The longest wait during which the server polls, see `kernel.loop.busy_poll`; 0 for no polling.
     busy_poll_us: int = 500
+    #: The size of each arena. An arena is a sparse file: unused bytes take no memory.
     arena_byte_size: int = 1 << 34
+    #: Whether the kernel shares memory with workers; otherwise it sends tensors over connections.
+    worker_shared_memory: bool = True
 
     @property
     def demo(self) -> bool:
-        """Whether the package's own models are served."""
+        """Whether the server serves the demo models."""
         return self.repository.paths == (DEMO_REPOSITORY,)
 
 
 def check_options(options: ServerOptions) -> None:
-    """Raise `BadOption` where options contradict each other or the machine."""
+    """Raise `BadOption` if options contradict each other, or if a repository is not a folder."""
     for folder in options.repository.paths:
         if not folder.is_dir():
             raise BadOption(
-                f"model repository '{folder}' is not a folder. Give an existing one with --model-repository, or none "
-                "at all to try the demo models"
+                f"model repository '{folder}' is not a folder. Give an existing folder with --model-repository, or "
+                "omit the flag to try the demo models"
             )
     try:
         parse_backend_configs(options.repository.backend_config)
@@ -182,19 +193,10 @@ def check_options(options: ServerOptions) -> None:
     ):
         if not listener.allow:
             continue
-        place = (listener.address, listener.port)
-        if listener.port and place in taken:
+        address = (listener.address, listener.port)
+        if listener.port and address in taken:
             raise BadOption(
-                f"The server cannot listen to {taken[place]} requests and {title} requests at the same address "
+                f"The server cannot listen to {taken[address]} requests and {title} requests at the same address "
                 f"and port {listener.address}:{listener.port}"
             )
-        taken[place] = title
-
-
-def default_arena_byte_size() -> int:
-    """Return the largest power of two that is at most half of the machine's memory.
-
-    An arena is a sparse file: this bounds what one model's tensors can take, and costs nothing.
-    """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return 1 << max(24, (memory // 2).bit_length() - 1)
+        taken[address] = title

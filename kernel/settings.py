@@ -1,7 +1,7 @@
-"""Trace and log settings as clients read and change them while the server runs.
+"""Trace and log settings, which clients read and change while the server runs.
 
-Rules, texts and leniencies are Triton's (trace and logging extensions), but that a change that is refused
-changes nothing at all. What a trace records is not decided here.
+Rules and texts are Triton's (trace and logging extensions), with one difference: a change with an error changes
+nothing at all. This module only stores the settings.
 """
 
 from __future__ import annotations
@@ -16,44 +16,47 @@ from kernel.errors import InvalidArgument, Unavailable, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: In the order in which settings show them.
+#: In the order of responses.
 TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 _OFF = ("OFF",)
 
-#: What is said wherever traces are asked for.
-NOT_RECORDED = "traces are not recorded yet; the settings are kept and shown to clients (/v2/trace/setting)"
+#: The text for all settings and flags that enable traces.
+NOT_RECORDED = (
+    "traces are not recorded yet; the server only stores the settings and shows them to clients (/v2/trace/setting)"
+)
 
-#: What Triton calls the range of a number that is out of it.
+#: Number setting → its range in Triton's errors.
 _RANGES = {
     "trace_rate": "[ 0, 4294967295 ]",
     "trace_count": "[ -1, 2147483647 ]",
     "log_frequency": "[ 0, 4294967295 ]",
 }
 
-#: Triton reads numbers with C++'s `stoi`: white space before and text behind do not matter.
+#: Triton reads numbers with C++'s `stoi`, which ignores white space before a number and any text after it.
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)([0-9]+)", re.ASCII)
 
 LOG_FORMATS = ("default", "ISO8601", "json")
 
 
 class TraceValues(msgspec.Struct, frozen=True):
-    """One complete set of trace settings."""
+    """A complete set of trace settings."""
 
-    #: OFF, or some of the other levels.
+    #: ("OFF",), or some of the other levels.
     trace_level: tuple[str, ...] = _OFF
-    #: One of so many requests is traced.
+    #: One of this many requests is traced.
     trace_rate: int = 1000
-    #: How many are traced at most; -1 for no end.
+    #: The most requests that are traced; -1 for no limit.
     trace_count: int = -1
+    #: The number of traces after which a new trace file begins; 0 for a single file.
     log_frequency: int = 0
     trace_file: str = ""
     #: triton or opentelemetry.
     trace_mode: str = "triton"
-    #: Settings of OpenTelemetry's exporter as they were given at start: names, each with its values.
+    #: Settings of OpenTelemetry's exporter from the command line: (name, values).
     exporter: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def as_dict(self) -> dict[str, list[str]]:
-        """Return the settings that belong to the mode, in Triton's order; every value is a list of texts."""
+        """Return the settings of the current mode, in Triton's order. Every value is a list of texts."""
         shown = {
             "trace_level": list(self.trace_level),
             "trace_rate": [str(self.trace_rate)],
@@ -68,36 +71,37 @@ class TraceValues(msgspec.Struct, frozen=True):
         return shown
 
 
-#: A change: the new texts of a setting, or None to clear it back to what it inherits.
+#: Setting → its new texts, or None to clear it, so that it has the inherited value again.
 TraceChange = dict[str, list[str] | None]
 
-#: What the server or a model has set itself, by the name of the setting.
+#: Setting → value, of the settings that were changed for the server or for one model.
 _Own = dict[str, object]
 
 
 class TraceSettings:
-    """Settings of the server and of single models, which inherit what they do not set themselves."""
+    """The settings of the server and of single models. A model inherits the settings that it does not change."""
 
     def __init__(self, startup: TraceValues | None = None, warn: Callable[[str], object] | None = None) -> None:
-        """`warn` is called with a line for the log after each change that asks for traces: none is recorded yet."""
+        """`warn` gets a log line after each change with which tracing is on, because traces are not recorded yet."""
         self._startup = startup or TraceValues()
         self._warn = warn
         self._server: _Own = {}
         self._models: dict[str, _Own] = {}
 
     def get(self, model: str = "") -> TraceValues:
-        """Return the settings of a model, or of the server."""
+        """Return the settings of `model`, or of the server if it is empty."""
         return self._values(self._server, self._models.get(model, {}))
 
     def update(self, change: TraceChange, model: str = "", *, got: str = "got:") -> TraceValues:
-        """Apply `change` to a model or to the server and return the result; all of it or nothing.
+        """Apply `change` to `model`, or to the server if it is empty, and return the new settings.
 
-        `got` is what the front door's error has before a trace count that is too low.
+        `got` is the text before a wrong trace count in the front door's error. Raises `ServingError`; then nothing
+        has changed.
         """
         values = self._update(change, model, got)
         if change and values.trace_level != _OFF and self._warn is not None:
-            whose = f"model '{model}'" if model else "the server"
-            self._warn(f"trace settings of {whose}: trace level {', '.join(values.trace_level)}, but {NOT_RECORDED}")
+            owner = f"model '{model}'" if model else "the server"
+            self._warn(f"trace settings of {owner}: trace level {', '.join(values.trace_level)}, but {NOT_RECORDED}")
         return values
 
     def _update(self, change: TraceChange, model: str, got: str) -> TraceValues:
@@ -122,7 +126,7 @@ class TraceSettings:
 
 
 def _check(values: TraceValues) -> None:
-    """Raise `InvalidArgument` for what could not be traced. Where tracing is off nothing is wrong."""
+    """Raise `InvalidArgument` if tracing is on and cannot work with these settings."""
     if values.trace_level == _OFF:
         return
     if values.trace_rate == 0:
@@ -150,7 +154,7 @@ def _changed(own: _Own, change: TraceChange, got: str) -> _Own:
 
 
 def _parse_levels(texts: list[str]) -> tuple[str, ...]:
-    """Return the levels among `texts`; where there is none, nothing is changed."""
+    """Return the known levels in `texts`. Raises `InvalidArgument` for OFF together with other levels."""
     if "OFF" in texts:
         if len(texts) > 1:
             raise InvalidArgument("Expect only one trace level 'OFF' is specified")
@@ -170,14 +174,14 @@ def _parse_number(name: str, texts: list[str], got: str) -> int:
     if not -(2**31) <= number < 2**31:
         raise InvalidArgument(f"Unable to parse '{name}', value is out of range {_RANGES[name]}, got: {texts[0]}")
     if name != "trace_count":
-        return number % 2**32  # Triton keeps it as an unsigned number: -1 is the largest
+        return number % 2**32  # Triton stores an unsigned number: -1 is the largest
     if number < -1:
         raise InvalidArgument(f"Unable to parse 'trace_count'. Expecting value >= -1, {got}{number}")
     return number
 
 
 class LogValues(msgspec.Struct, frozen=True):
-    """Log settings, in the order in which Triton shows them."""
+    """Log settings, in the order of Triton's responses."""
 
     log_file: str = ""
     log_info: bool = True
@@ -189,23 +193,24 @@ class LogValues(msgspec.Struct, frozen=True):
 
 
 class LogSettings:
-    """The server's log settings. `kernel.observe.logs` asks for them with every line."""
+    """The server's log settings. `kernel.observe.logs` reads them for every line."""
 
     def __init__(self, startup: LogValues | None = None) -> None:
         self.values = startup or LogValues()
 
     def update(self, change: dict[str, bool | int | str], *, format_name: str = "log_format") -> LogValues:
-        """Apply settings whose types the front door has checked; all of them or none.
+        """Apply `change`, whose types the front door has checked, and return the new settings.
 
-        `format_name` is what the front door's error calls the format.
+        `format_name` is the name of the format in the front door's error. Raises `ServingError`; then nothing has
+        changed.
         """
         if "log_file" in change:
             raise Unsupported("log file location can not be updated through network protocol")
-        form = change.get("log_format", "default")
-        if form not in LOG_FORMATS:
-            raise Unavailable(f"invalid argument for {format_name}, got: {form}")
+        log_format = change.get("log_format", "default")
+        if log_format not in LOG_FORMATS:
+            raise Unavailable(f"invalid argument for {format_name}, got: {log_format}")
         if "log_verbose_level" in change:
-            # Triton keeps it in 32 bits with a sign, and takes what is below zero for zero.
+            # Triton stores it as a signed 32-bit number, and a negative level means 0.
             level = int(change["log_verbose_level"]) % 2**32
             change = {**change, "log_verbose_level": level if level < 2**31 else 0}
         self.values = msgspec.structs.replace(self.values, **change)

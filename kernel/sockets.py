@@ -1,4 +1,4 @@
-"""Sockets of the front doors: bound before anything else happens, so that a taken port is told at once."""
+"""Sockets of the front doors. The server binds them first, so that a port in use is an error right at the start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class CannotListen(Exception):
-    """An address cannot be listened at; the message is one line."""
+    """The server cannot listen on an address. The message is one line."""
 
 
 def bind(title: str, listener: ListenAddress) -> socket.socket:
-    """Return a bound socket that does not listen yet, the caller's to close. Raises `CannotListen`.
+    """Return a bound socket that does not listen yet; the caller closes it. Raises `CannotListen`.
 
-    `title` is what the front door is called in messages, and its flags in lower case.
+    `title` names the front door in messages and, in lower case, in its flags.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

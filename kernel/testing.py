@@ -1,6 +1,6 @@
-"""Doubles for tests of schedulers and of whatever else is driven by events: a clock, instances, requests.
+"""Fakes for tests of schedulers and other code that is driven by events: a clock, instances, requests.
 
-Public: authors of schedulers test theirs with them. `Lab` puts them together.
+Public: authors of schedulers use them in their tests. `Lab` combines them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
+from kernel.errors import WorkerLost
 from kernel.loop.clock import ITERATION_END
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.inbox import Inbox
-from kernel.serving.instances import InstanceSet
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.instances import BatchRecord, InstanceSet
+from kernel.serving.live_requests import LiveRequests
+from kernel.serving.request import Request
 from kernel.serving.response import Response
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +50,7 @@ def model_spec(
 
 
 class FakeClock:
-    """A clock that moves when it is told to. Alarms ring in the order of their times."""
+    """A clock that moves only by `advance`. Alarms ring in the order of their times."""
 
     def __init__(self) -> None:
         self.time_ns = 1_000_000_000
@@ -65,13 +68,13 @@ class FakeClock:
         return alarm
 
     def end_iteration(self) -> None:
-        """Let the loop have looked at all that has come: ring the alarms that wait for that."""
+        """End the event-loop iteration: ring the alarms that are set to `ITERATION_END`."""
         for alarm in self._alarms:
             if alarm.at_ns == ITERATION_END:
                 alarm.ring()
 
     def advance(self, ns: int) -> None:
-        """End the turn and let `ns` nanoseconds pass, ringing every alarm that comes due, at its time."""
+        """End the iteration and let `ns` nanoseconds pass. Each alarm that is due rings at its time."""
         self.end_iteration()
         end_ns = self.time_ns + ns
         while due := [a for a in self._alarms if a.at_ns is not None and ITERATION_END < a.at_ns <= end_ns]:
@@ -84,7 +87,7 @@ class FakeClock:
 
 
 class FakeAlarm:
-    """Refuses a time that is neither in the future nor `ITERATION_END`: with it a real loop would spin."""
+    """Refuses a time that is neither in the future nor `ITERATION_END`: a real loop would spin."""
 
     def __init__(self, clock: FakeClock, callback: Callable[[], None]) -> None:
         self._clock = clock
@@ -106,7 +109,7 @@ class FakeAlarm:
 
 
 class RecordingSink:
-    """Keeps the responses of a request."""
+    """Records the responses of a request."""
 
     def __init__(self) -> None:
         self.responses: list[Response] = []
@@ -120,10 +123,11 @@ class RecordingSink:
 
 
 class FakeInstance:
-    """An instance that keeps its batches until the test says `finish`, one after the other."""
+    """An instance that keeps its batches until the test calls `Lab.finish` for each of them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, concurrency: int = 1) -> None:
         self.name = name
+        self.record = BatchRecord(concurrency)
         self.batches: deque[Batch] = deque()
         self.cancelled: list[Request] = []
 
@@ -134,11 +138,11 @@ class FakeInstance:
         self.cancelled.append(request)
 
     def consumed(self, request: Request, count: int) -> None:
-        """Fake instances are never ahead of their clients."""
+        """Do nothing: fake instances do not limit their responses."""
 
 
 class Lab:
-    """A scheduler with a fake clock and fake instances around it."""
+    """A scheduler with a fake clock and fake instances."""
 
     def __init__(self, spec: ModelSpec, schedule: SchedulerFactory, instances: int = 1) -> None:
         self.spec = spec
@@ -146,7 +150,8 @@ class Lab:
         self.crashes: list[Exception] = []
         self.inbox = Inbox(self.clock, self.crashes.append)
         self.statistics = ModelStatistics()
-        self.instances = InstanceSet(self.inbox, self.statistics, self.clock)
+        self.live = LiveRequests()
+        self.instances = InstanceSet(self.inbox, self.live, self.statistics, self.clock)
         self.workers = [FakeInstance(f"{spec.name}_{number}") for number in range(instances)]
         self.inbox.start(schedule(spec, self.inbox, self.instances, self.clock))
         for worker in self.workers:
@@ -154,30 +159,67 @@ class Lab:
 
     def request(self, id: str, rows: int = 1, *, priority: int = 0, timeout_us: int = 0,
                 shape: list[int] | None = None) -> Request:  # fmt: skip
-        """Return a request that has entered the queue now."""
-        tensor = InputTensor("IN", "FP32", [rows, *(shape or [1])], b"")
+        """Return a live request with the current time as its queue start. It is not posted to the scheduler."""
+        tensor = Tensor("IN", "FP32", [rows, *(shape or [1])], b"")
         request = Request(self.spec.name, [tensor], RecordingSink(), id=id)
         request.batch_size = rows
         request.priority = priority
         request.timeout_us = timeout_us
         request.queue_start_ns = request.received_ns = self.clock.now_ns()
-        self.statistics.pending += 1
+        request.owner = _LabOwner(self.live)
+        self.live.add(request)
         return request
 
     @property
     def running(self) -> list[list[str]]:
-        """Ids of the requests that each busy instance executes."""
+        """The ids of the requests in the first batch of each busy instance."""
         return [[r.id for r in w.batches[0].requests] for w in self.workers if w.batches]
 
     @property
     def ahead(self) -> list[list[str]]:
-        """Ids of the requests that instances were given ahead of time, by batch."""
+        """The ids of the requests that were dispatched ahead of time, by batch."""
         return [[r.id for r in batch.requests] for w in self.workers for batch in list(w.batches)[1:]]
 
     def finish(self, worker: int = 0, *, infer_ns: int = 1_000_000) -> None:
-        """Let an instance answer its batch, which took it `infer_ns` nanoseconds."""
+        """Let an instance finish its first batch, with an execution time of `infer_ns` nanoseconds."""
         instance = self.workers[worker]
         batch = instance.batches.popleft()
         for request in batch.requests:
             request.respond(Response(request.model_name, "1", request.id, outputs=[]))
-        self.instances.executed(instance, ExecutionTimes(0, infer_ns, 0))
+        end_ns = self.clock.now_ns()
+        times = ExecutionTimes(end_ns - infer_ns, end_ns - infer_ns, end_ns, end_ns)
+        instance.record.executed(batch.number)
+        self.instances.executed(instance, batch, times)
+
+    def lose(self, worker: int = 0) -> None:
+        """Let an instance be lost: requests that it executes fail, and those that it had not started come back."""
+        instance = self.workers[worker]
+        unstarted = instance.record.unstarted()
+        started = [batch for batch in instance.record.batches.values() if batch not in unstarted]
+        instance.batches.clear()
+        instance.record = BatchRecord(instance.record.concurrency)
+        for batch in started:
+            for request in batch.requests:
+                request.fail(WorkerLost(instance.name, "exit code 1"))
+        self.instances.lost(instance, [request for batch in unstarted for request in batch.requests])
+
+    def check(self) -> None:
+        """Recompute the invariants of requests and batches."""
+        self.instances.check()
+
+
+class _LabOwner:
+    """Removes requests with a final response from the record of live requests, as a model version does."""
+
+    def __init__(self, live: LiveRequests) -> None:
+        self._live = live
+
+    def responded(self, request: Request, response: Response) -> None:
+        if response.final:
+            self._live.remove(request)
+
+    def consumed(self, request: Request, count: int) -> None:
+        """Do nothing: fake instances do not limit their responses."""
+
+    def cancelled(self, request: Request) -> None:
+        """Do nothing: tests post `Cancelled` themselves."""

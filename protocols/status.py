@@ -1,4 +1,7 @@
-"""The one table of error codes: what each becomes over HTTP and gRPC (triton.md, error-code map)."""
+"""The one table of error codes: what each becomes over HTTP and gRPC.
+
+As in Triton (`HttpCodeFromError` in http_server.cc, `CodeToStatus` in grpc/grpc_utils.cc).
+"""
 
 from __future__ import annotations
 

@@ -15,8 +15,10 @@ from kernel.errors import RequestCancelled as CancelledError
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.statistics import ExecutionTimes
+from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, IndexItem, ModelState
 from kernel.serving.events import Cancelled, Submitted
+from kernel.serving.instances import BatchRecord, InstanceSet
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
@@ -27,9 +29,7 @@ if TYPE_CHECKING:
 
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
-    from kernel.serving.batch import Batch
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
     from protocols.frontend import FrontDoor
 
@@ -47,8 +47,8 @@ async def one_at_a_time(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, c
             case Cancelled(request=request) if request in queue:
                 queue.remove(request)
                 request.fail(CancelledError())
-        while queue and instances.idle:
-            instances.dispatch([queue.popleft()])
+        while queue and (instance := instances.idle_instance()) is not None:
+            instances.dispatch(instance, Batch([queue.popleft()]))
 
 
 class InProcessInstance:
@@ -59,6 +59,7 @@ class InProcessInstance:
 
     def __init__(self, instances: InstanceSet, respond: Callable[[Request], None]) -> None:
         self.name = "in_process_0"
+        self.record = BatchRecord()
         #: Requests whose client has gone, and responses that clients have taken, by request.
         self.cancelled: list[Request] = []
         self.credit: dict[Request, int] = {}
@@ -68,7 +69,8 @@ class InProcessInstance:
     def execute(self, batch: Batch) -> None:
         for request in batch.requests:
             self._respond(request)
-        self._instances.executed(self, ExecutionTimes(1_000, 2_000, 3_000))
+        self.record.executed(batch.number)
+        self._instances.executed(self, batch, ExecutionTimes(0, 1_000, 3_000, 6_000))
 
     def cancel(self, request: Request) -> None:
         self.cancelled.append(request)

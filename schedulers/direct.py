@@ -1,4 +1,4 @@
-"""No batching: each request takes the next free instance, first come, first served."""
+"""The scheduler without batching: each request goes to the least busy instance, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel import errors
-from kernel.serving.events import Cancelled, NoInstanceLeft, Returned, Submitted
+from kernel.serving.batch import Batch
+from kernel.serving.events import Cancelled, InstanceLost, NoInstanceLeft, Submitted
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
@@ -26,10 +27,10 @@ async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: C
             case Cancelled(request=request) if request in queue:
                 queue.remove(request)
                 request.fail(errors.RequestCancelled())
-            case Returned(requests=requests):
+            case InstanceLost(returned=requests):
                 queue.extendleft(reversed(requests))
             case NoInstanceLeft(error=error):
                 while queue:
                     queue.popleft().fail(error)
-        while queue and instances.open:
-            instances.dispatch([queue.popleft()])
+        while queue and (instance := instances.open_instance()) is not None:
+            instances.dispatch(instance, Batch([queue.popleft()]))

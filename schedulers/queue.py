@@ -1,6 +1,6 @@
-"""Requests that wait: priority levels, time-outs and size limits (Triton's `PolicyQueue`). Pure.
+"""Queued requests: priority levels, timeouts and size limits (Triton's `PolicyQueue`). Pure.
 
-Times are monotonic nanoseconds given by the caller. Levels are served strictly in order, 1 first.
+Times are monotonic nanoseconds from the caller. Levels are served strictly in order, level 1 first.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Waiting(msgspec.Struct, gc=False):
     """A request in the queue."""
 
     request: Request
-    #: Requests with different keys must not share a batch (`schedulers/shapes.py`).
+    #: Requests with different keys cannot share a batch (`schedulers/shapes.py`).
     key: Hashable
-    #: When the request's policy no longer lets it wait, or None.
+    #: When the queue policy rejects or delays the request, or None.
     expires_ns: int | None
 
 
 class _Level:
-    """One priority level: requests in time, then those that a DELAY policy put back."""
+    """One priority level: requests before their timeout, then expired ones that the policy DELAY keeps."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
@@ -45,14 +45,14 @@ class RequestQueue:
     def __init__(self, settings: DynamicBatching) -> None:
         self._settings = settings
         self._levels: dict[int, _Level] = {}
-        #: How many requests wait.
+        #: The number of queued requests.
         self.count = 0
-        #: When `expire` has something to do, or None.
+        #: When the next request may expire, or None. Not later than the earliest expiry.
         self.next_expiry_ns: int | None = None
 
     def in_order(self) -> Iterable[Waiting]:
         """Return the requests in the order in which they are served; valid until the queue changes."""
-        if len(self._levels) == 1:  # usual, and asked for each batch
+        if len(self._levels) == 1:  # the usual case; runs for each batch
             [level] = self._levels.values()
             if not level.delayed:
                 return level.in_time
@@ -60,7 +60,7 @@ class RequestQueue:
         return (entry for level in levels for entries in (level.in_time, level.delayed) for entry in entries)
 
     def add(self, request: Request, key: Hashable) -> bool:
-        """Queue a request; False where its level has no room left."""
+        """Queue a request; returns False if its level is full."""
         level = self._level_of(request)
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
@@ -73,7 +73,7 @@ class RequestQueue:
         return True
 
     def put_back(self, request: Request, key: Hashable) -> None:
-        """Queue a request that was taken before, in front; limits have let it pass already."""
+        """Queue a request again that was taken before, at the front of its level. Size limits do not apply."""
         level = self._level_of(request)
         expires_ns = _expiry(request, level.policy)
         level.in_time.appendleft(Waiting(request, key, expires_ns))
@@ -82,7 +82,7 @@ class RequestQueue:
             self._note_expiry(expires_ns)
 
     def cancel(self, request: Request) -> bool:
-        """Remove a request; False where it is not in the queue."""
+        """Remove a request; returns False if it is not in the queue."""
         for level in self._levels.values():
             for entries in (level.in_time, level.delayed):
                 for entry in entries:
@@ -103,23 +103,23 @@ class RequestQueue:
         return taken
 
     def expire(self, now_ns: int) -> list[Request]:
-        """Apply time-outs: return the requests to reject, which are removed; others are put back."""
+        """Apply timeouts. Removes and returns the requests to reject; with policy DELAY they go behind the others."""
         if self.next_expiry_ns is None or now_ns < self.next_expiry_ns:
             return []
         rejected: list[Request] = []
         self.next_expiry_ns = None
         for _, level in sorted(self._levels.items()):
-            kept: deque[Waiting] = deque()
+            in_time: deque[Waiting] = deque()
             for entry in level.in_time:
                 if entry.expires_ns is None or now_ns < entry.expires_ns:
-                    kept.append(entry)
+                    in_time.append(entry)
                     if entry.expires_ns is not None:
                         self._note_expiry(entry.expires_ns)
                 elif level.policy.delay_on_timeout:
                     level.delayed.append(entry)
                 else:
                     rejected.append(entry.request)
-            level.in_time = kept
+            level.in_time = in_time
         self.count -= len(rejected)
         return rejected
 
@@ -147,7 +147,7 @@ class RequestQueue:
 
 
 def _expiry(request: Request, policy: QueuePolicy) -> int | None:
-    """A request's own time-out counts where the policy allows it and has a longer one (Triton)."""
+    """Return when a request expires. Its own timeout applies if the policy allows it and has a longer one (Triton)."""
     timeout_ns = policy.default_timeout_ns
     if policy.allow_timeout_override and 0 < request.timeout_us * 1000 < timeout_ns:
         timeout_ns = request.timeout_us * 1000

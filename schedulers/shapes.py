@@ -1,7 +1,7 @@
 """Which requests may share a batch. Pure.
 
-Triton's rule: shapes must be equal for inputs with a variable dimension, and where the model has
-optional inputs, the same inputs must be there.
+Triton's rule: inputs with a variable dimension must have equal shapes; for a model with optional inputs, the requests
+must have the same inputs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class BatchKeys:
-    """Makes a key per request; requests with equal keys can be batched."""
+    """Makes a key for each request. Requests with equal keys can share a batch."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._variable = frozenset(name for name, tensor in spec.inputs.items() if -1 in tensor.dims)
         self._optional = any(tensor.optional for tensor in spec.inputs.values())
 
     def key(self, request: Request) -> Hashable:
-        """Return the key; the batch dimension does not count."""
+        """Return the key. The batch dimension is not part of it."""
         if not self._variable and not self._optional:
             return None
         parts: list[tuple[str, tuple[int, ...]]] = []

@@ -1,1 +1,1 @@
-"""Where tensor bytes live: datatypes, regions, arenas. Imports nothing of the other packages."""
+"""Tensors and where their bytes are: datatypes, regions, arenas, leases. Imports none of the other packages."""

@@ -1,66 +1,78 @@
-"""Arenas: shared memory in which exactly one process allocates blocks; others only read, or fill them.
+"""Arenas: shared memory in which exactly one process allocates blocks. Other processes read blocks, or fill them.
 
-An arena is a memfd: it has no name that another process could open, and nothing is left of it when
-its processes are gone, however they ended. Its file is sparse, so the byte size is a limit and not a cost.
+An arena is a memfd. It has no name that another process could open, and the system frees it when its last process
+ends, also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed: no process can
+change it, so access to a page never raises SIGBUS (memfd_create(2), fcntl(2) "File Sealing"). Writing is not sealed:
+the pages of freed blocks are returned by punching holes, and a hole counts as a write. So a process that only reads
+gets a read-only descriptor (`read_only_fd`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import mmap
 import os
 from typing import TYPE_CHECKING
 
 from shm.blocks import BlockAllocator
-from shm.region import Region, RegionKind
+from shm.lease import BlockLease, LeasedBlock
+from shm.region import FileHandle, Region, RegionKind
+from shm.tensor import Span
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-#: Tensors up to this many bytes travel inside messages: cheaper than a block (DESIGN §3).
+#: Tensors of at most this many bytes travel inside messages: cheaper than a block
+#: (docs/decisions/where-tensors-live.md).
 INLINE_LIMIT = 4096
+
+#: The seals of an arena. They are set before its descriptor is sent to another process.
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class NotAnArena(ValueError):
+    """A descriptor from another process is not sealed memory of the announced size."""
 
 
 class Block:
-    """A block of an arena that is in use. Stands for a lease in a `Span`; `release` frees it once."""
+    """A new block with its first lease. The caller of `Arena.take` releases that lease."""
 
-    __slots__ = ("_arena", "byte_size", "offset")
+    __slots__ = ("_arena", "byte_size", "lease", "offset")
 
-    def __init__(self, arena: Arena, offset: int, byte_size: int) -> None:
-        self._arena: Arena | None = arena
+    def __init__(self, arena: Arena, offset: int, byte_size: int, lease: BlockLease) -> None:
+        self._arena = arena
         self.offset = offset
         self.byte_size = byte_size
+        self.lease = lease
 
     @property
-    def region(self) -> Region:
-        assert self._arena is not None, "the block was freed"
-        return self._arena.region
+    def span(self) -> Span:
+        """The block as a span. The span has the block's first lease, not a new one."""
+        return Span(self.lease, self.offset, self.byte_size)
 
     def view(self) -> memoryview:
-        """Return the block's bytes, writable; valid until `release`."""
-        assert self._arena is not None, "the block was freed"
-        return self._arena.view(self.offset, self.byte_size)
+        """Return the block's bytes, writable; valid until the lease is released."""
+        return self._arena.region.view(self.offset, self.byte_size)
 
     def release(self) -> None:
-        if self._arena is not None:
-            arena, self._arena = self._arena, None
-            arena.free(self.offset)
+        """Release the first lease."""
+        self.lease.release()
 
 
 class Arena:
-    """An arena of this process, mapped. `capacity` bytes is a power of two."""
+    """An arena of this process, mapped. `capacity`, in bytes, is a power of two."""
 
     def __init__(self, name: str, capacity: int) -> None:
         self.allocator = BlockAllocator(capacity)
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, capacity)
-            self._map = mmap.mmap(fd, capacity)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+            self.region = Region(name, RegionKind.ARENA, FileHandle(fd), capacity)
+            self._mapping = self.region.map(writable=True)
         except BaseException:
             os.close(fd)
             raise
-        self._view = memoryview(self._map)
-        self.region = Region(name, RegionKind.ARENA, fd, capacity)
         self._closed = False
 
     def __enter__(self) -> Arena:
@@ -74,25 +86,37 @@ class Arena:
     def take(self, byte_size: int) -> Block | None:
         """Return a new block of exactly `byte_size` bytes, or None where the arena is full."""
         offset = self.allocator.take(byte_size)
-        return None if offset is None else Block(self, offset, byte_size)
+        if offset is None:
+            return None
+        return Block(self, offset, byte_size, LeasedBlock(self.region, offset, self._free).lease())
 
-    def view(self, offset: int, byte_size: int) -> memoryview:
-        return self._view[offset : offset + byte_size]
-
-    def free(self, offset: int) -> None:
-        """Free the block at `offset`; its pages go back to the system where enough others are kept."""
+    def _free(self, offset: int) -> None:
+        """Free the block at `offset`. Returns its pages to the system when enough freed blocks are cached."""
         if self._closed:
             return
-        unused = self.allocator.give(offset)
+        unused = self.allocator.free(offset)
         if unused is not None:
-            self._map.madvise(mmap.MADV_REMOVE, *unused)
+            self._mapping.madvise(mmap.MADV_REMOVE, *unused)
 
     def close(self) -> None:
-        """Unmap and close. Views that are still held keep the mapping alive until they are gone."""
-        if self._closed:
-            return
-        self._closed = True
-        self._view.release()
-        with contextlib.suppress(BufferError):
-            self._map.close()
-        self.region.drop()
+        """Drop the region: it is unmapped and closed after the last lease and the last view."""
+        if not self._closed:
+            self._closed = True
+            self.region.drop()
+
+
+def read_only_fd(fd: int) -> int:
+    """Return a new read-only descriptor of the same memory. The caller closes it."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def check_arena(fd: int, byte_size: int) -> None:
+    """Raise `NotAnArena` unless `fd` is a memfd of at least `byte_size` bytes with the seals of an arena."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise NotAnArena("the descriptor is not a memfd") from None
+    if seals & SEALS != SEALS:
+        raise NotAnArena(f"a memfd with seals {seals:#x}, expected {SEALS:#x}")
+    if byte_size < 1 or os.fstat(fd).st_size < byte_size:
+        raise NotAnArena(f"a memfd of {os.fstat(fd).st_size} bytes, announced as {byte_size}")

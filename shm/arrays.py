@@ -1,7 +1,7 @@
-"""Tensors in the wire's raw form as numpy arrays, and back. For workers: the kernel never imports numpy.
+"""Converts between raw tensor bytes and numpy arrays. For workers: the kernel does not import numpy.
 
-The raw form is little-endian and row-major; BYTES elements stand behind 4-byte lengths and become
-object arrays of `bytes`.
+The raw form is little-endian and row-major. A 4-byte length precedes each BYTES element; BYTES tensors become object
+arrays of `bytes`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {row.name: np.dtype(row.numpy) for row in DATATYPES.values() if row.numpy}
-#: Types of which `array.tobytes()` is the raw form: native and little-endian (the server runs on x86-64 and ARM).
+#: The types whose `array.tobytes()` is the raw form: native byte order, which is little-endian on x86-64 and ARM.
 RAW_TYPES = frozenset(dtype for dtype in NUMPY_TYPES.values() if not dtype.hasobject)
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
 def datatype_of(array: Array) -> str | None:
-    """Return the datatype's name, such as `FP32`; any string array is BYTES; None for others."""
+    """Return the datatype's name, such as `FP32`; BYTES for any array of strings or objects; None for other types."""
     if array.dtype.kind in "OSU":
         return "BYTES"
     return _NAMES.get(array.dtype.newbyteorder("<"))
 
 
 def to_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memoryview) -> Array:
-    """Return a view of `data` where that is possible (all but BYTES), writable where `data` is.
+    """Return an array over `data`, writable where `data` is; for BYTES a copy.
 
     Raises ValueError where `data` does not hold exactly the elements of `shape`.
     """
@@ -44,13 +44,13 @@ def to_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memo
     return np.frombuffer(data, NUMPY_TYPES[datatype]).reshape(shape)
 
 
-def to_new_array(datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+def to_new_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memoryview) -> Array:
     """Return a writable copy of `data`; not for BYTES. Raises ValueError as `to_array` does."""
     dtype = NUMPY_TYPES[datatype]
     memory = bytearray(data)
     try:
-        # One call for small tensors where `frombuffer` and `reshape` are two. Not for memory that others know: this
-        # array refers to its owner, and does not keep it from being unmapped or resized.
+        # One call, where `frombuffer` and `reshape` are two: faster for small tensors. Only for memory of our own: the
+        # array does not prevent that its memory is unmapped or resized.
         array = np.ndarray(shape, dtype, memory)
     except (TypeError, ValueError):
         return to_array(datatype, shape, memory)
@@ -68,5 +68,5 @@ def to_bytes(array: Array) -> bytes | memoryview:
 
 
 def _as_strings(array: Array) -> list[bytes | str]:
-    """The elements of a string array in row-major order; other objects become their `str`."""
+    """Return the elements in row-major order; `str` of those that are neither bytes nor str."""
     return [e if isinstance(e, (bytes, str)) else str(e) for e in array.reshape(-1).tolist()]

@@ -1,33 +1,33 @@
-"""Which bytes of an arena are in use: a buddy allocator over offsets. Pure, no memory is touched.
+"""Which bytes of an arena are in use: a buddy allocator over offsets. Pure: it accesses no memory.
 
-Blocks are powers of two. What a block is larger than its tensor costs address space, not memory: an
-arena is a sparse file, and pages that nobody writes do not exist.
+The size of a block is a power of two. The part of a block that its tensor does not need costs address space, not
+memory: an arena is a sparse file, and a page does not exist until it is written.
 """
 
 from __future__ import annotations
 
-#: The smallest block, a page: smaller tensors travel inside messages.
+#: The smallest block, in bytes: one page. Smaller tensors travel inside messages.
 MIN_BLOCK = 4096
 
-#: Bytes of recently freed blocks whose pages are kept. They are taken first, since their pages exist
-#: already: faulting in 16 MiB of new pages costs several milliseconds.
-KEPT_BYTES = 128 << 20
+#: How many bytes of freed blocks stay cached with their pages. Cached blocks are taken first: page faults for
+#: 16 MiB of new pages take several milliseconds.
+CACHED_BYTES = 128 << 20
 
 
 class BlockAllocator:
-    """Hands out offsets of blocks in `[0, capacity)`; `capacity` is a power of two."""
+    """Allocates blocks in `[0, capacity)`. `capacity`, in bytes, is a power of two."""
 
-    def __init__(self, capacity: int, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, capacity: int, cached_bytes: int = CACHED_BYTES) -> None:
         assert capacity >= MIN_BLOCK, capacity
         assert capacity & (capacity - 1) == 0, f"capacity {capacity} is not a power of two"
         self.capacity = capacity
-        self._kept_limit = kept_bytes
-        self._kept_total = 0
+        self._cache_limit = cached_bytes
+        self._cached_total = 0
         # Free blocks by size. Dictionaries serve as ordered sets: a buddy is removed by its offset.
         self._free: dict[int, dict[int, None]] = {capacity: {0: None}}
-        self._kept: dict[int, list[int]] = {}
+        self._cached: dict[int, list[int]] = {}
         self._used: dict[int, int] = {}
-        #: How many bytes of a block, in use or kept, may have pages: what its users asked for at most.
+        #: By offset of a block in use or cached: the most bytes that a user has asked for. Only these may have pages.
         self._touched: dict[int, int] = {}
         self.used_bytes = 0
 
@@ -36,16 +36,16 @@ class BlockAllocator:
         return len(self._used)
 
     def take(self, byte_size: int) -> int | None:
-        """Return the offset of a new block of at least `byte_size` bytes, or None where none is left."""
+        """Return the offset of a new block of at least `byte_size` bytes, or None where there is no space."""
         size = max(MIN_BLOCK, 1 << (byte_size - 1).bit_length())
-        kept = self._kept.get(size)
-        if kept:
-            offset = kept.pop()
-            self._kept_total -= self._touched[offset]
+        cached = self._cached.get(size)
+        if cached:
+            offset = cached.pop()
+            self._cached_total -= self._touched[offset]
         else:
             found = self._split(size)
-            if found is None and self._kept_total:
-                self._join_all_kept()
+            if found is None and self._cached_total:
+                self._join_all_cached()
                 found = self._split(size)
             if found is None:
                 return None
@@ -55,17 +55,17 @@ class BlockAllocator:
         self.used_bytes += size
         return offset
 
-    def give(self, offset: int) -> tuple[int, int] | None:
-        """Free the block at `offset`. Returns (offset, size) where its pages should be given back too.
+    def free(self, offset: int) -> tuple[int, int] | None:
+        """Free the block at `offset`. Returns (offset, size) if the caller should return its pages to the system.
 
-        A block that is not in use is a bug of the caller and raises KeyError.
+        Raises KeyError if no block in use starts there, which is a bug of the caller.
         """
         size = self._used.pop(offset)
         self.used_bytes -= size
         touched = self._touched[offset]
-        if self._kept_total + touched <= self._kept_limit:
-            self._kept.setdefault(size, []).append(offset)
-            self._kept_total += touched
+        if self._cached_total + touched <= self._cache_limit:
+            self._cached.setdefault(size, []).append(offset)
+            self._cached_total += touched
             return None
         del self._touched[offset]
         self._join(offset, size)
@@ -76,7 +76,7 @@ class BlockAllocator:
         return self._used[offset]
 
     def _split(self, size: int) -> int | None:
-        """Take a free block, halving a larger one as often as it needs."""
+        """Take a free block of `size` bytes; split a larger one if there is none."""
         larger = size
         while larger <= self.capacity and not self._free.get(larger):
             larger *= 2
@@ -89,7 +89,7 @@ class BlockAllocator:
         return offset
 
     def _join(self, offset: int, size: int) -> None:
-        """Put a block back, joined with its free neighbours of the same size."""
+        """Add a free block, joined with its free buddies."""
         while size < self.capacity:
             siblings = self._free.get(size, {})
             buddy = offset ^ size
@@ -100,18 +100,18 @@ class BlockAllocator:
             size *= 2
         self._free.setdefault(size, {})[offset] = None
 
-    def _join_all_kept(self) -> None:
-        for size, offsets in self._kept.items():
+    def _join_all_cached(self) -> None:
+        for size, offsets in self._cached.items():
             for offset in offsets:
                 del self._touched[offset]
                 self._join(offset, size)
-        self._kept.clear()
-        self._kept_total = 0
+        self._cached.clear()
+        self._cached_total = 0
 
     def check(self) -> None:
-        """Recompute the invariants: blocks tile the capacity, none overlaps another."""
+        """Recompute the invariants: the blocks fill the capacity without gap or overlap."""
         blocks = list(self._used.items())
-        blocks += [(offset, size) for size, offsets in self._kept.items() for offset in offsets]
+        blocks += [(offset, size) for size, offsets in self._cached.items() for offset in offsets]
         blocks += [(offset, size) for size, offsets in self._free.items() for offset in offsets]
         position = 0
         for offset, size in sorted(blocks):
@@ -120,6 +120,6 @@ class BlockAllocator:
             position += size
         assert position == self.capacity
         assert self.used_bytes == sum(self._used.values())
-        assert self._kept_total == sum(self._touched[o] for offsets in self._kept.values() for o in offsets)
-        assert len(self._touched) == len(self._used) + sum(map(len, self._kept.values()))
-        assert self._kept_total <= self._kept_limit
+        assert self._cached_total == sum(self._touched[o] for offsets in self._cached.values() for o in offsets)
+        assert len(self._touched) == len(self._used) + sum(map(len, self._cached.values()))
+        assert self._cached_total <= self._cache_limit

@@ -1,7 +1,7 @@
-"""The datatype table: Triton's names, element sizes, and what Python calls them.
+"""The datatype table: Triton's names, element sizes, and the type codes of Python and numpy.
 
-A protocol name (`FP32`) drops the `TYPE_` of the configuration name (`TYPE_FP32`); `BYTES` is
-`TYPE_STRING` there. Source: Triton's model_config.proto and the KServe v2 specification.
+The configuration name is `TYPE_` and the protocol name (`TYPE_FP32`, `FP32`), but `TYPE_STRING` for `BYTES`.
+Source: Triton's model_config.proto and the KServe v2 specification.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Datatype(msgspec.Struct, frozen=True):
     """One row of the table."""
 
-    #: Name on the wire, such as `FP32`.
+    #: Name in the protocols, such as `FP32`.
     name: str
     #: Name in a model configuration, such as `TYPE_FP32`.
     config_name: str
@@ -54,7 +54,7 @@ MAX_SIZE = 2**63 - 1
 
 
 def element_count(shape: Iterable[int]) -> int:
-    """Return how many elements a tensor of `shape` has; 1 for an empty shape. Never overflows."""
+    """Return how many elements a tensor of `shape` has; 1 for an empty shape. Python integers do not overflow."""
     count = 1
     for dim in shape:
         count *= dim

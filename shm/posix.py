@@ -1,7 +1,7 @@
-"""POSIX shared memory of clients: which keys are acceptable, opening them, and how large they are.
+"""POSIX shared memory of clients: checks keys, opens objects, reads their sizes.
 
-Only names directly in the system's folder for shared memory can be opened, as with shm_open(3). The
-key rules are our own: the C library cuts a key at a NUL byte and opens FIFOs.
+As shm_open(3), it opens only objects directly in the system's folder for shared memory. The key rules are stricter than
+those of the C library, which cuts a key at a NUL byte and opens FIFOs.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import stat
 #: Where Linux keeps POSIX shared memory (shm_overview(7)).
 FOLDER = "/dev/shm"
 
-#: Keys that Triton reserves for its own workers; ours have no names, but the answer stays the same.
+#: Keys that Triton reserves for its own workers. Our workers' memory has no names, but such keys are refused too.
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 
 _MAX_KEY = 255
 
 
 class BadKey(ValueError):
-    """The key can name no shared memory object of a client."""
+    """The key is not a valid name of a client's shared memory object."""
 
 
 class CannotOpen(OSError):
-    """There is no such object, or it is not a plain shared memory object that we may use."""
+    """The object does not exist, is not a regular file, or we may not open it."""
 
 
 def object_name(key: str) -> str:
     """Return the object's name in the folder: `key` without its leading slashes.
 
-    Raises `BadKey` for what shm_open would refuse or misread: a slash inside, control characters,
-    `.` and `..`, nothing at all, more than 255 bytes.
+    Raises `BadKey` for keys that shm_open would refuse or misread: with a slash inside, with control characters, `.`,
+    `..`, empty, or longer than 255 bytes.
     """
     name = key.lstrip("/")
     plain = name not in ("", ".", "..") and "/" not in name and name.isprintable()
@@ -40,7 +40,7 @@ def object_name(key: str) -> str:
 
 
 def is_reserved(key: str) -> bool:
-    """Whether the key starts with the prefix that is reserved, however many slashes are in front."""
+    """Whether the key, without its leading slashes, starts with the reserved prefix."""
     return key.lstrip("/").startswith(RESERVED_PREFIX)
 
 
@@ -61,5 +61,5 @@ def open_object(key: str) -> int:
 
 
 def size_of(fd: int) -> int:
-    """Return how many bytes the object has now: its owner can change that at any time."""
+    """Return the size of the object in bytes. Its owner can change it at any time."""
     return os.fstat(fd).st_size

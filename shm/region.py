@@ -1,22 +1,33 @@
-"""Regions and leases: counted use of memory that several processes share.
+"""Regions: memory that several processes share, with the handle that opens it.
 
-A `Region` owns its file descriptor. Dropping a region (unregistering it) takes effect for new
-users at once; the descriptor is closed when the last `Lease` is given back.
+A `Region` owns its handle, and its mapping if this process has mapped it. `drop` refuses new leases at once; handle and
+mapping are closed when the last lease is released.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
+import mmap
 import os
-from typing import TYPE_CHECKING, Protocol
+import threading
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from shm.lease import RegionLease
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _numbers = itertools.count(1)
+_mapping_lock = threading.Lock()
+
+
+def new_region_number() -> int:
+    """Return a number that no other region of this process has or had."""
+    return next(_numbers)
 
 
 class RegionKind(enum.Enum):
@@ -25,95 +36,154 @@ class RegionKind(enum.Enum):
     ARENA = "arena"  # a memfd of ours
 
 
-class Region:
-    """Shared memory known by a number that is unique in this process and never used again.
+class FileHandle(msgspec.Struct):
+    """A descriptor of a memfd or of a POSIX object. The region that has the handle closes it."""
 
-    `byte_size` bytes start at `offset` of the file behind `fd`. The region owns `fd`.
-    """
-
-    def __init__(self, name: str, kind: RegionKind, fd: int, byte_size: int, *, key: str = "", offset: int = 0) -> None:
-        self.number = next(_numbers)
-        self.name = name
-        self.kind = kind
-        self.fd = fd
-        self.byte_size = byte_size
-        self.key = key
-        self.offset = offset
-        #: The device of CUDA memory.
-        self.device_id = 0
-        self.dropped = False
-        self._leases = 0
-        self._on_closed: list[Callable[[Region], None]] = []
+    fd: int
 
     @property
     def closed(self) -> bool:
         return self.fd < 0
 
-    @property
-    def leases(self) -> int:
-        """How many uses have not been given back."""
-        return self._leases
-
-    def lease(self) -> Lease:
-        """Count one more use. The caller gives the lease back exactly once."""
-        assert not self.dropped, f"region {self.name} was dropped"
-        self._leases += 1
-        return Lease(self)
-
-    def drop(self) -> None:
-        """Refuse new leases, and close as soon as there are none."""
-        self.dropped = True
-        self._close_if_unused()
-
-    def on_closed(self, callback: Callable[[Region], None]) -> None:
-        """Call `callback` when the last use has ended, before the descriptor is closed."""
-        self._on_closed.append(callback)
-
-    def _returned(self) -> None:
-        self._leases -= 1
-        assert self._leases >= 0, f"region {self.name}: more leases given back than taken"
-        self._close_if_unused()
-
-    def _close_if_unused(self) -> None:
-        if self.dropped and not self._leases and self.fd >= 0:
-            for callback in self._on_closed:
-                callback(self)
-            self._on_closed.clear()
+    def close(self) -> None:
+        if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
-class Lease:
-    """One use of a region. `release` ends it; a second call does nothing."""
+class CudaIpcHandle(msgspec.Struct):
+    """Memory of a CUDA device: the handle that `cudaIpcGetMemHandle` returned in the exporting process."""
 
-    __slots__ = ("_held", "region")
+    #: The 64 bytes of a `cudaIpcMemHandle_t`.
+    raw: bytes
+    device_id: int
+    closed: bool = False
 
-    def __init__(self, region: Region) -> None:
-        self.region = region
-        self._held = True
-
-    def release(self) -> None:
-        if self._held:
-            self._held = False
-            self.region._returned()
+    def close(self) -> None:
+        """Mark the handle as closed. There is nothing to free: each process closes its own mapping."""
+        self.closed = True
 
 
-class Held(Protocol):
-    """A use of a region that ends with `release`: a `Lease`, or a `Block` of an arena."""
+Handle = FileHandle | CudaIpcHandle
+
+
+class Region:
+    """Shared memory with a number that is unique in this process and is never used again.
+
+    The region is `byte_size` bytes from `offset` of the memory that `handle` opens. `key` names the POSIX object of a
+    client's region.
+    """
+
+    def __init__(
+        self, name: str, kind: RegionKind, handle: Handle, byte_size: int, *, key: str = "", offset: int = 0
+    ) -> None:
+        """The region becomes the owner of `handle`."""
+        self.number = new_region_number()
+        self.name = name
+        self.kind = kind
+        self.handle = handle
+        self.byte_size = byte_size
+        self.key = key
+        self.offset = offset
+        self.dropped = False
+        self._lease_count = 0
+        self._mapping: mmap.mmap | None = None
+        self._view: memoryview | None = None
+        self._on_closed: list[Callable[[Region], None]] = []
+        self._on_unused: list[Callable[[Region], None]] = []
 
     @property
-    def region(self) -> Region: ...
-
-    def release(self) -> None: ...
-
-
-class Span(msgspec.Struct, frozen=True):
-    """A byte range of a region in use: `byte_size` bytes, `offset` bytes behind the region's start."""
-
-    lease: Held
-    offset: int
-    byte_size: int
+    def of_client(self) -> bool:
+        """Whether a client registered the region. The client may change its bytes at any time."""
+        return self.kind is not RegionKind.ARENA
 
     @property
-    def region(self) -> Region:
-        return self.lease.region
+    def fd(self) -> int:
+        """The file descriptor. Only for a region with a `FileHandle`."""
+        assert isinstance(self.handle, FileHandle), f"region {self.name} has no descriptor"
+        return self.handle.fd
+
+    @property
+    def device_id(self) -> int:
+        """The CUDA device of the memory; 0 for host memory."""
+        return self.handle.device_id if isinstance(self.handle, CudaIpcHandle) else 0
+
+    @property
+    def closed(self) -> bool:
+        return self.handle.closed
+
+    @property
+    def lease_count(self) -> int:
+        """The number of leases that have not been released."""
+        return self._lease_count
+
+    def lease(self) -> RegionLease:
+        """Return a new lease; the caller releases it once."""
+        assert not self.dropped, f"region {self.name} was dropped"
+        return self.another_lease()
+
+    def map(self, *, writable: bool) -> mmap.mmap:
+        """Map the region until it is closed. Only for arenas: a client could shorten its region while it is mapped."""
+        assert not self.of_client, f"region {self.name} belongs to a client"
+        assert self._mapping is None, f"region {self.name} is mapped already"
+        protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        self._mapping = mmap.mmap(self.fd, self.byte_size, prot=protection)
+        self._view = memoryview(self._mapping)
+        return self._mapping
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """Return bytes of an arena. Maps it for reading if it is not mapped yet.
+
+        The view is valid as long as its user has a lease. Any thread may ask for it: programs that embed the server
+        read outputs in threads of their own.
+        """
+        if self._view is None:
+            with _mapping_lock:
+                if self._view is None:
+                    self.map(writable=False)
+        assert self._view is not None
+        return self._view[offset : offset + byte_size]
+
+    def drop(self) -> None:
+        """Refuse new leases, and close the handle when the last lease is released."""
+        self.dropped = True
+        self._close_if_unused()
+
+    def on_closed(self, callback: Callable[[Region], None]) -> None:
+        """Call `callback` once the region is dropped and has no lease, before its handle is closed."""
+        self._on_closed.append(callback)
+
+    def on_unused(self, callback: Callable[[Region], None]) -> None:
+        """Call `callback` once, when the last lease is released. The region must be in use."""
+        assert self._lease_count, f"region {self.name} is not in use"
+        self._on_unused.append(callback)
+
+    def another_lease(self) -> RegionLease:
+        """Return a new lease, also of a dropped region. Only for `share` of a lease that is not released."""
+        self._lease_count += 1
+        return RegionLease(self)
+
+    def lease_released(self) -> None:
+        """Count a released lease. Each lease calls this once."""
+        self._lease_count -= 1
+        assert self._lease_count >= 0, f"region {self.name}: more leases were released than taken"
+        if not self._lease_count and self._on_unused:
+            callbacks, self._on_unused = self._on_unused, []
+            for callback in callbacks:
+                callback(self)
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self.dropped and not self._lease_count and not self.closed:
+            callbacks, self._on_closed = self._on_closed, []
+            for callback in callbacks:
+                callback(self)
+            self.handle.close()
+            self._unmap()
+
+    def _unmap(self) -> None:
+        if self._view is not None and self._mapping is not None:
+            self._view.release()
+            # If other views exist, the mapping stays until the last of them is freed.
+            with contextlib.suppress(BufferError):
+                self._mapping.close()

@@ -1,4 +1,4 @@
-"""BYTES tensors: each element is a 4-byte little-endian length and then its bytes. Pure."""
+"""The raw form of BYTES tensors: a 4-byte little-endian length precedes each element. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LENGTH = struct.Struct("<I")
 class BadFraming(ValueError):
     """The bytes are not a sequence of length-prefixed elements.
 
-    `available` is how many bytes were left where an element or a length did not fit, and `index`
-    the number of the element there.
+    `index` is the number of the element that is incomplete, from 0. `available` is how many bytes were left for its
+    length or its content.
     """
 
     def __init__(self, index: int, available: int) -> None:
@@ -25,7 +25,7 @@ class BadFraming(ValueError):
 
 
 def encode_strings(elements: Iterable[bytes | str]) -> bytes:
-    """Return the elements, each behind its length; `str` is encoded as UTF-8."""
+    """Return the raw form; `str` elements are encoded as UTF-8."""
     parts: list[bytes] = []
     for element in elements:
         raw = element.encode() if isinstance(element, str) else element
@@ -35,7 +35,7 @@ def encode_strings(elements: Iterable[bytes | str]) -> bytes:
 
 
 def decode_strings(data: bytes | bytearray | memoryview) -> list[bytes]:
-    """Return the elements. Raises `BadFraming`; copies every element out of `data`."""
+    """Return copies of the elements. Raises `BadFraming`."""
     view = memoryview(data)
     elements: list[bytes] = []
     position, end = 0, len(view)

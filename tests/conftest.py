@@ -1,13 +1,37 @@
-"""For all tests: no test depends on how fast the machine is, and none holds its event loop up."""
+"""For all tests: none depends on how fast the machine is, none holds its event loop up, and each leaves the kernel's
+state consistent."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import pytest
 from hypothesis import settings
 
+from kernel.serving.instances import InstanceSet
 from tests.slow_callbacks import pytest_runtest_call, pytest_runtest_teardown, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
 
 settings.register_profile("naiad", deadline=None)
 settings.load_profile("naiad")
 watch()
+
+
+@pytest.fixture(autouse=True)
+def check_requests_and_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After the test, recompute the invariants of every model version that it made: see `InstanceSet.check`."""
+    made: list[InstanceSet] = []
+    make = InstanceSet.__init__
+
+    def make_and_note(self: InstanceSet, *arguments: Any) -> None:
+        make(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(InstanceSet, "__init__", make_and_note)
+    yield
+    for instances in made:
+        instances.check()

@@ -1,7 +1,7 @@
-"""The identity backend: the n-th output of a model is its n-th input. A backend to copy from.
+"""The identity backend: the n-th output of a model is its n-th input. It is an example for authors of backends.
 
-It shows all that a backend needs: what it reads from the configuration when it loads, where inputs are,
-and how an output is written straight to its final place.
+It shows all parts of a backend: it reads the configuration when it loads, converts inputs to arrays, and writes
+outputs directly to their destination.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class IdentityBackend(Backend):
-    """Returns inputs as outputs. An optional input that is left out leaves its output out."""
+    """Returns inputs as outputs. If a request omits an optional input, its response omits the output."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -35,11 +35,11 @@ class IdentityBackend(Backend):
                 f"model '{arguments.model_name}' must have as many outputs as inputs, "
                 f"got {len(inputs)} inputs and {len(outputs)} outputs"
             )
-        for given, returned in zip(inputs, outputs, strict=True):
-            if given.datatype != returned.datatype:
+        for source, target in zip(inputs, outputs, strict=True):
+            if source.datatype != target.datatype:
                 raise BadConfig(
-                    f"input '{given.name}' and output '{returned.name}' of model '{arguments.model_name}' "
-                    f"must have the same datatype, got {given.datatype} and {returned.datatype}"
+                    f"input '{source.name}' and output '{target.name}' of model '{arguments.model_name}' "
+                    f"must have the same datatype, got {source.datatype} and {target.datatype}"
                 )
         self._pairs = list(zip(inputs, outputs, strict=True))
 
@@ -51,15 +51,15 @@ class IdentityBackend(Backend):
 
     def _outputs(self, request: WorkerRequest) -> list[OutputValue]:
         outputs = []
-        for given, returned in self._pairs:
-            view = request.input(given.name)
-            if view is None or not request.wants(returned.name):
+        for source, target in self._pairs:
+            view = request.input(source.name)
+            if view is None or not request.wants(target.name):
                 continue
-            array = input_array(view, given)
-            array = array.reshape(returned.client_shape(array.shape))
-            place = request.reserve(returned.name, returned.datatype, array.shape)
-            if place is not None:
-                place[...] = array
-                array = place
-            outputs.append(OutputValue(returned.name, returned.datatype, array))
+            array = input_array(view, source)
+            array = array.reshape(target.client_shape(array.shape))
+            destination = request.reserve(target.name, target.datatype, array.shape)
+            if destination is not None:
+                destination[...] = array
+                array = destination
+            outputs.append(OutputValue(target.name, target.datatype, array))
         return outputs

@@ -1,7 +1,7 @@
-"""The repeat backend of Triton's examples: a response for each element of a vector, each after a delay.
+"""The repeat backend of Triton's examples: it sends one response for each element of a vector, each after a delay.
 
-Input IN holds the values, DELAY the milliseconds before each response, and WAIT those after which the instance
-takes the next request, which can be before the last response. Outputs are OUT, the value, and IDX, its index.
+Input IN has the values, DELAY the milliseconds before each response, and WAIT the milliseconds after which the
+instance takes the next request; this may be before the last response. Output OUT is the value, IDX its index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from backends.base import ModelArguments, Timings
-    from backends.worker.request import InputView, WorkerRequest
+    from backends.worker.request import WorkerRequest
+    from shm.tensor import Tensor
 
 _INPUTS = (
     ExpectedTensor("IN", "INT32", dims=None),
@@ -31,7 +32,7 @@ _OUTPUTS = (ExpectedTensor("OUT", "INT32"), ExpectedTensor("IDX", "UINT32"))
 
 
 class RepeatBackend(StreamingBackend):
-    """Repeats its input, one element a response."""
+    """Returns its input, one element per response."""
 
     def load(self, arguments: ModelArguments) -> None:
         if arguments.max_batch_size:
@@ -43,8 +44,8 @@ class RepeatBackend(StreamingBackend):
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         for request in requests:
             _check_same(_input(request, "IN").shape, _input(request, "DELAY").shape)
-            gone = self.answer(request)
-            gone.wait(int(_input(request, "WAIT").as_numpy()[0]) / 1000)
+            cancelled = self.respond_in_thread(request)
+            cancelled.wait(int(_input(request, "WAIT").as_numpy()[0]) / 1000)
 
     def responses(self, request: WorkerRequest) -> Iterator[list[OutputValue]]:
         delays = _input(request, "DELAY").as_numpy()
@@ -63,7 +64,7 @@ def _check_same(values: Sequence[int], delays: Sequence[int]) -> None:
         )
 
 
-def _input(request: WorkerRequest, name: str) -> InputView:
+def _input(request: WorkerRequest, name: str) -> Tensor:
     view = request.input(name)
-    assert view is not None, "no input of the model is optional"
+    assert view is not None, "the model has no optional inputs"
     return view

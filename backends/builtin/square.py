@@ -1,8 +1,8 @@
-"""The square backend of Triton's examples: n responses of n, so that a request costs what its square does.
+"""The square backend of Triton's examples: it sends n responses with the value n, so the sum is the square of n.
 
-Input IN and output OUT have one INT32. For tests a model may have parameters: CUSTOM_INFER_DELAY_NS and
-CUSTOM_OUTPUT_DELAY_NS are waited before each response, the last CUSTOM_EMPTY_COUNT responses are not sent, and
-the CUSTOM_FAIL_COUNT before those are errors.
+Input IN and output OUT are one INT32. For tests, a model may have these parameters: the backend waits
+CUSTOM_INFER_DELAY_NS and CUSTOM_OUTPUT_DELAY_NS before each response, it does not send the last CUSTOM_EMPTY_COUNT
+responses, and the CUSTOM_FAIL_COUNT responses before these are errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SquareBackend(StreamingBackend):
-    """Answers n with n responses, and what is below 1 with none."""
+    """Sends n responses to a request with n, and no response if n is below 1."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -39,13 +39,13 @@ class SquareBackend(StreamingBackend):
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         for request in requests:
-            self.answer(request)
+            self.respond_in_thread(request)
 
     def responses(self, request: WorkerRequest) -> Iterator[list[OutputValue] | ServingError]:
         view = request.input("IN")
-        assert view is not None, "no input of the model is optional"
+        assert view is not None, "the model has no optional inputs"
         given = view.as_numpy()
-        if given.size != 1:  # a batch: what would be the length of its answer?
+        if given.size != 1:  # for several rows the number of responses is not defined
             raise InvalidArgument("unexpected shape for IN input")
         count = int(given.item())
         for index in range(count):
@@ -60,6 +60,6 @@ class SquareBackend(StreamingBackend):
 
 
 def _number(arguments: ModelArguments, key: str) -> int:
-    """Return a parameter of the model; 0 for none, and for what is no number (Triton)."""
+    """Return a parameter of the model; as in Triton, 0 if it is absent or not a number."""
     text = arguments.parameter(key) or ""
     return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,4 +1,4 @@
-"""The part of a model's configuration that its file knows: tensors, and whether it can batch. Pure.
+"""Completes a model's configuration from its file: tensors, and whether the model can batch. Pure.
 
 The rules are those of Triton's ONNX Runtime backend.
 """
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from backends.base import Config
-    from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor
+    from backends.onnxruntime.signature import OnnxSignature, OnnxTensor
 
-#: The backend's setting for models that batch and whose configuration names no batch size.
+#: The backend's setting for models that can batch and have no max_batch_size in their configuration.
 DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
 _TRITONS_DEFAULT = "4"
 
 
 def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
-    """Return the batch size that the command line sets for models without one. Raises `InvalidArgument`."""
+    """Return the max_batch_size for models without one, from the command line. Raises `InvalidArgument`."""
     value = backend_config.get(DEFAULT_MAX_BATCH_SIZE, _TRITONS_DEFAULT)
     try:
         return int(value)
@@ -31,17 +31,16 @@ def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
 
 
 def is_complete(config: Config) -> bool:
-    """Whether inputs and outputs are both there: then nothing at all is filled in, not even a batch size."""
+    """Return whether the configuration has inputs and outputs. Then nothing is filled in, not even max_batch_size."""
     return bool(config.get("input") or config.get("batch_input")) and bool(config.get("output"))
 
 
 def autofill(config: Config, signature: OnnxSignature, default_batch_size: int) -> Config:
-    """Return a new configuration with batching, inputs and outputs filled in where they are missing.
+    """Return a new configuration with missing batching, inputs and outputs filled in.
 
-    A model that can batch gets `default_batch_size` where its configuration says none.
-
-    Raises `InvalidArgument` where the configuration asks for batches that the model cannot take, and
-    `Unsupported` for tensors of a type that no client can send.
+    `default_batch_size` is the max_batch_size of a model that can batch and has none in its configuration. Raises
+    `InvalidArgument` if the configuration has a max_batch_size and the model cannot batch, and `Unsupported` for a
+    tensor type that no client can send.
     """
     filled = dict(config)
     filled["max_batch_size"] = max_batch_size = _max_batch_size(config, signature, default_batch_size)
@@ -80,7 +79,7 @@ def _entry(tensor: OnnxTensor, batched: bool) -> dict[str, Any]:
         "data_type": DATATYPES[tensor.datatype].config_name,
         "dims": dims or [1],
     }
-    # A configuration cannot have a scalar: clients send one element, and the model sees one number per row.
+    # A configuration cannot have scalars. Clients send one element; the model gets one number per row.
     if not dims and batched:
         entry["reshape"] = {"shape": []}
     return entry

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend: completes a model's configuration from its file, loads it and runs it."""
+"""The ONNX Runtime backend: completes configurations from ONNX files, and loads and executes ONNX models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backends.onnxruntime.check import check_agreement
 from backends.onnxruntime.model import LoadedModel
 from backends.onnxruntime.options import run_options
 from backends.onnxruntime.session import open_session
-from backends.onnxruntime.tensors import signature_of
+from backends.onnxruntime.signature import signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class OnnxRuntimeBackend(Backend):
-    """Runs ONNX models."""
+    """Executes an ONNX model."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._model: LoadedModel | None = None
 
     def complete(self, arguments: ModelArguments) -> Config:
-        """See `Backend.complete`. Opens the model, unless nothing is missing."""
+        """See `Backend.complete`. Opens the model file unless the configuration is complete."""
         config = arguments.config
         if is_complete(config):
             self.host.log(
@@ -63,7 +63,7 @@ class OnnxRuntimeBackend(Backend):
             self.host.log(
                 "WARNING",
                 f"parameter 'share_session_between_instances' of model '{arguments.model_name}' has no "
-                "effect: every instance has a process of its own",
+                "effect: every instance has its own process",
             )
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:

@@ -1,8 +1,8 @@
-"""One run of a session: inputs used in place, outputs written to their places where those are known.
+"""Runs a session on the memory of inputs, and writes outputs to their destinations if these are known.
 
-A plain run costs half of one whose memory is bound anew (4.5 against 8 µs for an add_sub), and takes inputs
-in place too; so that is done only for outputs that have a place, and for BF16, which numpy lacks. Memory that is
-bound once and stays costs least (2 µs), but has to be copied to (`small.py`).
+A plain run takes half the time of a run with newly bound memory (4.5 against 8 µs for an add_sub), and it also reads
+inputs in place. So memory is bound only for outputs with a destination, and for BF16, which NumPy lacks. A run with
+memory that stays bound is fastest (2 µs), but inputs must be copied there (`small_batches.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shm.datatypes import element_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from backends.onnxruntime.tensors import OnnxSignature
+    from backends.onnxruntime.signature import OnnxSignature
     from shm.arrays import Array
 
 #: onnx.TensorProto.BFLOAT16
@@ -30,7 +30,7 @@ _BFLOAT16 = 16
 
 
 class BoundSession:
-    """Runs a session with and without bound memory. Not safe for use from several threads."""
+    """Runs a session with and without bound memory. Not thread-safe."""
 
     def __init__(
         self, session: ort.InferenceSession, run_options: ort.RunOptions | None, signature: OnnxSignature
@@ -38,39 +38,41 @@ class BoundSession:
         self._session = session
         self._run_options = run_options
         self._binding = session.io_binding()
-        #: Whether the CPU alone computes, so that what is bound is used in place.
+        #: The session computes only on the CPU, so it uses bound memory in place.
         self.on_cpu = session.get_providers() == [CPU_PROVIDER]
         self._strings = signature.uses_strings
         tensors = {**signature.inputs, **signature.initializers, **signature.outputs}
         self._bf16 = {name for name, tensor in tensors.items() if tensor.datatype == "BF16"}
-        #: Whether outputs may be given places: not for models with strings, that cannot be bound, and
-        #: not once an output had another shape than the model file declares.
-        self.takes_places = not self._strings
+        #: False if the model has strings, which cannot be bound, and after an output had another shape than the model
+        #: file declares.
+        self.accepts_destinations = not self._strings
 
-    def run(self, inputs: Mapping[str, Array], names: Sequence[str], places: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs called `names`, computed from `inputs`.
+    def run(
+        self, inputs: Mapping[str, Array], names: Sequence[str], destinations: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Compute and return the outputs called `names`: name → array.
 
-        An output that is in `places` is written there if it has exactly that shape, and the place is
-        returned. BYTES are object arrays: of bytes in inputs, of str in outputs; BF16 is uint16. Arrays
-        returned are the session's own memory or a place, and stay valid. Raises `InternalError` with
-        ONNX Runtime's reason, and `InvalidArgument` for strings that are not UTF-8.
+        If `destinations` has an array for an output, in exactly the output's shape, the output is written to it, and
+        this array is returned. Other arrays are memory of the session; they stay valid. BYTES are object arrays, of
+        `bytes` for inputs and `str` for outputs; BF16 is uint16. Raises `InternalError` with ONNX Runtime's reason,
+        and `InvalidArgument` for strings that are not UTF-8.
         """
-        if not places:
+        if not destinations:
             return self._run(inputs, names)
         try:
-            return self._run_bound(inputs, names, places)
+            return self._run_bound(inputs, names, destinations)
         except ORT_ERRORS:
-            # Either the inputs are at fault: then a run without places says so, with ONNX Runtime's code.
-            # Or the model file declares wrong output shapes: then it succeeds.
+            # If the inputs are wrong, a run without destinations raises the error, with ONNX Runtime's code.
+            # If the model file declares wrong output shapes, it succeeds.
             outputs = self._run(inputs, names)
-            self.takes_places = False
+            self.accepts_destinations = False
             return outputs
 
     def bound(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """Return what computes `outputs`, where they are, from `inputs`, as often as it is called: with a CPU only.
+        """Return a function that computes `outputs` from `inputs`, in place; it can be called repeatedly. CPU only.
 
-        The arrays are C-ordered, of the types that `run` says but no strings, and must outlive the result. It
-        raises ONNX Runtime's own errors (`ORT_ERRORS`), also where an output has another shape.
+        The arrays are C-ordered, with the types of `run` but without strings, and must live as long as the function.
+        The function raises ONNX Runtime's own errors (`ORT_ERRORS`), also if an output has another shape.
         """
         binding = self._session.io_binding()
         for name, array in inputs.items():
@@ -91,22 +93,24 @@ class BoundSession:
         return dict(zip(names, outputs, strict=True))
 
     def _run_bound(
-        self, inputs: Mapping[str, Array], names: Sequence[str], places: Mapping[str, Array]
+        self, inputs: Mapping[str, Array], names: Sequence[str], destinations: Mapping[str, Array]
     ) -> dict[str, Array]:
         binding = self._binding
         try:
             for name, array in inputs.items():
                 binding.bind_ortvalue_input(name, self._value(name, array))
             for name in names:
-                if name in places:
-                    binding.bind_ortvalue_output(name, self._value(name, places[name]))
+                if name in destinations:
+                    binding.bind_ortvalue_output(name, self._value(name, destinations[name]))
                 else:
                     binding.bind_output(name)
             self._session.run_with_iobinding(binding, self._run_options)
             found = zip(names, binding.get_outputs(), strict=True)
-            return {name: places[name] if name in places else self._array(name, value) for name, value in found}
+            return {
+                name: destinations[name] if name in destinations else self._array(name, value) for name, value in found
+            }
         finally:
-            # Bound memory belongs to requests, and is gone when they are answered.
+            # Bound memory belongs to requests; it may be reused after their responses.
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
 
@@ -126,7 +130,7 @@ class BoundSession:
 
 
 def _decoded(name: str, array: Array) -> Array:
-    """Return strings as ONNX Runtime wants them; other arrays as they are."""
+    """Return an array of `bytes` as an array of `str`, which ONNX Runtime needs; return other arrays unchanged."""
     if array.dtype != object:
         return array
     strings = np.empty(array.size, dtype=object)

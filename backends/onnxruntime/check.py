@@ -1,4 +1,4 @@
-"""Whether a model's configuration and its file agree, checked when the model is loaded. Pure.
+"""Checks, when a model is loaded, that its configuration agrees with its file. Pure.
 
 Rules and texts are those of Triton's ONNX Runtime backend (onnxruntime.cc, onnxruntime_utils.cc).
 """
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from backends.base import Config
-    from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor
+    from backends.onnxruntime.signature import OnnxSignature, OnnxTensor
     from backends.reshape import TensorShapes
 
 
 def check_agreement(config: Config, signature: OnnxSignature) -> None:
-    """Raise `InvalidArgument` at the first point where the configuration contradicts the model file."""
+    """Raise an error for the first contradiction between configuration and file: `InvalidArgument`, or
+    `InternalError` for a missing control input."""
     controls = _check_controls(config, signature)
     states = config.get("sequence_batching", {}).get("state", [])
     inputs = tensor_specs(config, "input").values()
@@ -86,7 +87,7 @@ def _check_datatype(model: str, found: OnnxTensor, config_name: str, what: str) 
 
 
 def _check_dims(model: str, found: OnnxTensor, spec: TensorShapes, *, exact: bool) -> None:
-    """Compare dimensions: an output's must be the same, an input's may be narrower than the model's."""
+    """Compare dimensions. `exact` requires equality; otherwise the configuration may fix the model's variable ones."""
     if not found.dims and not spec.batched:
         _check_scalar(model, spec)
         return
@@ -132,7 +133,7 @@ def _check_scalar(model: str, spec: TensorShapes) -> None:
 
 
 def _check_controls(config: Config, signature: OnnxSignature) -> int:
-    """Check the model's inputs for sequence controls and return how many there are."""
+    """Check the model's inputs for sequence controls, and return their number."""
     count = 0
     batched = int(config.get("max_batch_size", 0)) > 0
     for name, config_name in _controls(config):

@@ -1,4 +1,4 @@
-"""ONNX Runtime's exceptions as `InternalError`, in the form in which Triton tells them to clients."""
+"""Converts ONNX Runtime's exceptions to `InternalError`, with Triton's texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from kernel.errors import InternalError
 
-#: All that a session raises: its own classes have no common base, and bindings raise RuntimeError.
+#: All exceptions of a session. ONNX Runtime's classes have no common base class, and bindings raise RuntimeError.
 ORT_ERRORS: tuple[type[Exception], ...] = (
     ort_state.EngineError,
     ort_state.EPFail,
@@ -27,12 +27,12 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 
 _CODED = re.compile(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<text>.*)", re.DOTALL)
 
-#: ORT_FAIL, for errors of the Python layer that carry no code.
+#: The code of errors without a code, from ONNX Runtime's Python layer: ORT_FAIL.
 _NO_CODE = "1"
 
 
 def onnx_error(error: Exception) -> InternalError:
-    """Return `error`, one of `ORT_ERRORS`, as clients and operators read it."""
+    """Return the error for clients and operators; `error` is one of `ORT_ERRORS`."""
     coded = _CODED.match(str(error))
     code, text = (coded["code"], coded["text"]) if coded else (_NO_CODE, str(error))
     return InternalError(f"onnx runtime error {code}: {text.strip()}")

@@ -1,8 +1,8 @@
-"""A loaded ONNX model: batches gathered, run and scattered.
+"""A loaded ONNX model: gathers the inputs of a batch, runs the model, scatters the outputs.
 
-Only outputs that a request asked for are computed. A lone request is computed without a copy: on its
-own memory, and into the memory where its outputs are expected. Small batches of tensors with known shapes
-are copied, which costs less (`small.py`); what these cannot serve is served as all others are.
+It computes only requested outputs. A batch of one request is not copied: the model reads the request's memory, and
+writes the outputs directly to their destinations. Small batches of tensors with fixed shapes are copied, which is
+faster (`small_batches.py`); batches that do not meet its conditions take the general path.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes, gather
-from backends.onnxruntime.small import SmallBatches, can_be_small, has_known_shape
+from backends.onnxruntime.small_batches import SmallBatches, can_be_small, has_fixed_shape
 from backends.reshape import tensor_specs
-from backends.scatter import scatter, wanted_outputs
+from backends.scatter import requested_outputs, scatter
 from kernel.errors import ServingError
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from backends.base import Config, Timings
     from backends.onnxruntime.binding import BoundSession
-    from backends.onnxruntime.tensors import OnnxSignature
+    from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
 
 class LoadedModel:
-    """A session with what its model's configuration says about tensors."""
+    """A session, with the tensors of the model's configuration."""
 
     def __init__(self, config: Config, signature: OnnxSignature, session: BoundSession) -> None:
         self._session = session
@@ -38,14 +38,14 @@ class LoadedModel:
         self._scalar_inputs = [
             name for name, tensor in {**signature.inputs, **signature.initializers}.items() if not tensor.dims
         ]
-        #: Outputs whose shape is known before they are computed, but for the batch dimension.
-        self._placeable = {
-            name for name, spec in self._outputs.items() if signature.outputs[name].dims and has_known_shape(spec)
+        #: Outputs whose shape, except for the batch dimension, is known before the run.
+        self._fixed_shape_outputs = {
+            name for name, spec in self._outputs.items() if signature.outputs[name].dims and has_fixed_shape(spec)
         }
         self._small = self._small_batches(signature)
 
     def _small_batches(self, signature: OnnxSignature) -> SmallBatches | None:
-        """Return what serves small batches; None where a tensor has no one shape, or is none that a client sends."""
+        """Return the fast path for small batches; None if a tensor has no fixed shape, or clients do not send it."""
         required = [spec for spec in self._inputs.values() if not spec.optional]
         outputs = list(self._outputs.values())
         complete = required and outputs and {spec.name for spec in required} == {*signature.inputs}
@@ -56,9 +56,9 @@ class LoadedModel:
         return SmallBatches(self._session, required, outputs, self._max_batch_size)
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """Answer the requests. Raises `ServingError` where a lone one fails.
+        """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
 
-        A batch that fails is run again request by request, so that nobody pays for another's input.
+        After a failure of a larger batch, each request is run alone, so that only requests with wrong inputs fail.
         """
         small = self._small
         if small is not None and small.execute(requests, timings):
@@ -73,7 +73,7 @@ class LoadedModel:
                 self._execute_alone(request, timings)
             return
         if small is not None and small.failed:
-            self._small = None  # not for the inputs: the file declares wrong shapes
+            self._small = None  # the inputs were right, so the model file declares wrong output shapes
         scatter(requests, sizes, arrays, self._outputs)
 
     def _execute_alone(self, request: WorkerRequest, timings: Timings) -> None:
@@ -89,11 +89,11 @@ class LoadedModel:
         for name in self._scalar_inputs:
             if name in inputs:
                 inputs[name] = inputs[name].reshape(())
-        names = wanted_outputs(requests, self._outputs)
-        places = self._places(requests[0], sizes[0], names) if len(requests) == 1 else {}
+        names = requested_outputs(requests, self._outputs)
+        destinations = self._destinations(requests[0], sizes[0], names) if len(requests) == 1 else {}
         timings.inputs_ready()
         try:
-            arrays = self._session.run(inputs, names, places)
+            arrays = self._session.run(inputs, names, destinations)
         finally:
             timings.inferred()
         for name, array in arrays.items():
@@ -102,21 +102,21 @@ class LoadedModel:
         return arrays
 
     def _with_configured_rank(self, name: str, array: Array) -> Array:
-        """Return a model's scalar in the shape of one element that the configuration has for it."""
+        """Return a scalar of the model in its configured shape of one element."""
         spec = self._outputs[name]
         return array if spec.batched else array.reshape(spec.model_dims)
 
-    def _places(self, request: WorkerRequest, size: int, names: Sequence[str]) -> dict[str, Array]:
-        """Return the memory for those of the request's outputs that can be written there directly."""
-        if not self._session.takes_places:
+    def _destinations(self, request: WorkerRequest, size: int, names: Sequence[str]) -> dict[str, Array]:
+        """Return name → memory of the outputs that the model can write directly to their destination."""
+        if not self._session.accepts_destinations:
             return {}
-        places = {}
+        destinations = {}
         for name in names:
-            if name not in self._placeable:
+            if name not in self._fixed_shape_outputs:
                 continue
             spec = self._outputs[name]
             shape = (size, *spec.dims) if spec.batched else spec.dims
-            place = request.reserve(name, spec.datatype, shape)
-            if place is not None and place.size and place.flags.aligned:
-                places[name] = place
-        return places
+            destination = request.reserve(name, spec.datatype, shape)
+            if destination is not None and destination.size and destination.flags.aligned:
+                destinations[name] = destination
+        return destinations

@@ -1,8 +1,7 @@
-"""A model's configuration as ONNX Runtime's session options, execution providers and run options.
+"""Converts a model's configuration to ONNX Runtime's session options, execution providers and run options.
 
-Parameters have the names that Triton's ONNX Runtime backend reads. Where the configuration sets no
-number of threads, ONNX Runtime's own default holds: one thread for each physical core, per instance; or
-one for each CPU that the worker may use, where these are not all.
+The names of parameters are those of Triton's ONNX Runtime backend. The default number of threads of an instance is
+ONNX Runtime's: one per physical core. If the worker may use only some CPUs, it is the number of these.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 
-#: Nothing but fatal errors: all others are raised, and told to whom they concern.
+#: ONNX Runtime logs only fatal errors. It also raises all other errors, and the backend reports them.
 _LOG_FATAL = 4
 
-#: Triton's `optimization.graph.level`; all other numbers mean every optimization.
+#: Triton's `optimization.graph.level` → ONNX Runtime's level. Any other number enables all optimizations.
 _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -41,7 +40,7 @@ _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
 
 def session_options(arguments: ModelArguments) -> ort.SessionOptions:
-    """Return the options of the model's session. Raises `InvalidArgument` for values that make no sense."""
+    """Return the options of the model's session. Raises `InvalidArgument` for wrong values."""
     options = ort.SessionOptions()
     options.log_severity_level = _LOG_FATAL
     graph_level = int(_optimization(arguments.config).get("graph", {}).get("level", 0))
@@ -59,7 +58,7 @@ def session_options(arguments: ModelArguments) -> ort.SessionOptions:
 
 
 def run_options(arguments: ModelArguments) -> ort.RunOptions | None:
-    """Return the options of each run, or None where nothing is configured: that saves 27 µs a bound run."""
+    """Return the options of each run, or None if the configuration has none: this saves 27 µs per bound run."""
     shrinkage = arguments.parameter(_SHRINKAGE)
     if shrinkage is None:
         return None
@@ -70,9 +69,9 @@ def run_options(arguments: ModelArguments) -> ort.RunOptions | None:
 
 
 def _allowed_cpus() -> int:
-    """Return the number of CPUs where a host policy or a container allows only some, or so much of their time, else 0.
+    """Return the number of CPUs that a host policy or a container allows, or 0 if the worker may use all CPUs.
 
-    With its own default ONNX Runtime starts a thread for each core of the machine, and binds it there.
+    By default, ONNX Runtime starts a thread for each core of the machine, and binds the thread to the core.
     """
     allowed = processor_count()
     return allowed if allowed < (os.cpu_count() or 1) else 0
@@ -88,7 +87,10 @@ def _execution_mode(arguments: ModelArguments) -> ort.ExecutionMode:
 
 
 def _session_entries(arguments: ModelArguments) -> Iterator[tuple[str, str]]:
-    """Yield ONNX Runtime's own `session.*` options; those that name files could leave the repository."""
+    """Yield ONNX Runtime's own `session.*` options.
+
+    Raises `InvalidArgument` for an option that names a file, because the file could be outside the repository.
+    """
     for key in sorted(arguments.config.get("parameters", {})):
         if not key.startswith("session."):
             continue
@@ -98,25 +100,25 @@ def _session_entries(arguments: ModelArguments) -> Iterator[tuple[str, str]]:
 
 
 def custom_op_libraries(arguments: ModelArguments) -> list[Path]:
-    """Return the libraries of custom operators, whose names are relative to the version's folder.
+    """Return the libraries of custom operators. Names in the configuration are relative to the version's folder.
 
-    Raises `InvalidArgument` for one outside of the model's folder: loading a library runs its code.
+    Raises `InvalidArgument` for a library outside the model's folder: loading a library executes its code.
     """
     names: Sequence[str] = arguments.config.get("model_operations", {}).get("op_library_filename", [])
     return [_inside(arguments, arguments.version_dir / name, "custom operator library") for name in names]
 
 
 def model_path(arguments: ModelArguments) -> Path:
-    """Return the place of the model file: `default_model_filename`, or `model.onnx` in a folder so called.
+    """Return the path of the model file: `default_model_filename`, or `model.onnx` inside it if it is a folder.
 
-    Raises `InvalidArgument` where that is outside of the model's folder.
+    Raises `InvalidArgument` if the path is outside the model's folder.
     """
     path = _inside(arguments, arguments.model_file("model.onnx"), "model file")
     return path / "model.onnx" if path.is_dir() else path
 
 
 def _inside(arguments: ModelArguments, path: Path, what: str) -> Path:
-    # By the name alone: links inside of a repository are its owner's business.
+    # Only the name is checked: the owner of the repository may link to files outside.
     normal = Path(os.path.normpath(path))
     if not normal.is_relative_to(os.path.normpath(arguments.model_dir)):
         raise InvalidArgument(f"{what} '{path}' is outside the folder of model '{arguments.model_name}'")
@@ -127,10 +129,10 @@ def _inside(arguments: ModelArguments, path: Path, what: str) -> Path:
 
 
 def providers(arguments: ModelArguments, available: Sequence[str]) -> list[Provider]:
-    """Return the execution providers of the instance, the preferred first; the CPU's is always last.
+    """Return the execution providers of the instance in order of preference; the CPU's is always last.
 
-    `available` are those that the installed onnxruntime has. Raises `Unsupported` where one is needed
-    that it lacks, and `InvalidArgument` for unknown accelerators.
+    `available` are the providers of the installed onnxruntime. Raises `Unsupported` if it lacks a needed provider, and
+    `InvalidArgument` for an unknown accelerator.
     """
     accelerators = _optimization(arguments.config).get("execution_accelerators", {})
     chosen: list[Provider] = []

@@ -1,4 +1,4 @@
-"""Opening an ONNX Runtime session for a model instance. The only module that does."""
+"""Opens an ONNX Runtime session for a model instance. No other module opens sessions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def open_session(arguments: ModelArguments) -> ort.InferenceSession:
-    """Return a session on the version's model file.
+    """Open a session with the version's model file.
 
-    Raises `Unavailable` where there is no such file, `InternalError` with ONNX Runtime's reason where it
-    cannot be loaded, and what `options` raises for a configuration that asks for the impossible.
+    Raises `Unavailable` if the file does not exist, `InternalError` with ONNX Runtime's reason if it cannot be loaded,
+    and `InvalidArgument` or `Unsupported` for wrong settings (`options.py`).
     """
     path = model_path(arguments)
     if not path.is_file():
@@ -33,6 +33,6 @@ def open_session(arguments: ModelArguments) -> ort.InferenceSession:
         )
     except ORT_ERRORS as error:
         raise onnx_error(error) from error
-    # By default a failing run would silently load the model again, for the CPU.
+    # By default, after a failed run ONNX Runtime silently loads the model again for the CPU.
     session.disable_fallback()
     return session

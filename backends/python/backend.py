@@ -1,4 +1,4 @@
-"""The Python backend: runs a model's `TritonPythonModel` unchanged, and holds it to Triton's return rules."""
+"""The Python backend: executes a model's `TritonPythonModel` unchanged, by Triton's rules for return values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from backends.base import Backend
 from backends.python import triton_python_backend_utils
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
-from backends.python.failures import reported
-from backends.python.instance import PythonInstance, set_current
+from backends.python.failures import model_code
+from backends.python.instance import PythonInstance, set_current_instance
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
 from backends.python.requests import InferenceRequest
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class PythonBackend(Backend):
-    """One instance of a Python model, which may answer requests after `execute` by their senders."""
+    """One instance of a Python model. With response senders the model may respond after `execute` has returned."""
 
-    answers_later = True
+    responds_later = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -41,12 +41,12 @@ class PythonBackend(Backend):
         self._loop: EventLoop | None = None
 
     def complete(self, arguments: ModelArguments) -> Config:
-        """Return what the model's `auto_complete_config` makes of the configuration, if it has one."""
+        """See `Backend.complete`. Calls the model's `auto_complete_config`, if it has this method."""
         config = copy.deepcopy(arguments.config)
-        auto_complete = getattr(self._import(arguments), "auto_complete_config", None)
+        auto_complete = getattr(self._import_model_class(arguments), "auto_complete_config", None)
         if auto_complete is None:
             return config
-        with reported():
+        with model_code():
             completed = auto_complete(ModelConfig(json.dumps(config)))
         if not isinstance(completed, ModelConfig):
             raise InternalError(
@@ -56,18 +56,18 @@ class PythonBackend(Backend):
         return completed.as_dict()
 
     def load(self, arguments: ModelArguments) -> None:
-        """Import the model's file, make the model and initialize it."""
-        model_class = self._import(arguments)
+        """Import the model's file, create the model object and call its `initialize`."""
+        model_class = self._import_model_class(arguments)
         if arguments.parameter("EXECUTION_ENV_PATH"):
             self.host.log(
                 "WARNING",
-                f"model '{arguments.model_name}': EXECUTION_ENV_PATH is not supported yet, the model runs in "
-                "the server's own Python environment",
+                f"model '{arguments.model_name}': EXECUTION_ENV_PATH is not supported yet; the model runs in "
+                "the Python environment of the server",
             )
         self._instance = PythonInstance(arguments, self.host)
-        set_current(self._instance)
+        set_current_instance(self._instance)
         self._model_path = str(arguments.model_file(DEFAULT_NAME))
-        with reported():
+        with model_code():
             self._model = model_class()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(_initialize_arguments(arguments))
@@ -75,7 +75,7 @@ class PythonBackend(Backend):
         self._dropped.start()
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """Hand the requests to the model as one batch, and send what it returns."""
+        """Call the model's `execute` with the requests, and send the responses that it returns."""
         assert self._dropped is not None, "execute before load"
         instance = self._instance
         if len(requests) > 1 or instance.max_batch_size > 0:
@@ -83,34 +83,34 @@ class PythonBackend(Backend):
         if instance.reshaped_inputs:
             for request in requests:
                 instance.reshape_inputs(request)
-        given = InferenceRequest.received(requests, instance, self._dropped.add)
-        # As `timings.inputs_ready()` and `inferred()`, without a call for each batch.
+        batch = InferenceRequest.received(requests, instance, self._dropped.add)
+        # The same as `inputs_ready` and `inferred`, without two calls.
         timings.inputs_ready_ns = timings.inferred_ns = timings.clock()
         try:
             try:
-                returned = self._call(given)
+                returned = self._call(batch)
             finally:
-                timings.inferred_ns = timings.clock()  # a model that raises has worked as well
+                timings.inferred_ns = timings.clock()  # also for a model that raises
             if instance.decoupled:
                 self._check_decoupled(returned)
             if returned is not None:
-                self._respond(given, returned)
+                self._respond(batch, returned)
             else:  # the model uses response senders
-                for open_request in given:
-                    open_request.outlive_execute()
+                for open_request in batch:
+                    open_request.keep_open()
         except BaseException as error:
-            # The worker answers what is open; threads of the model come too late from here on.
-            for open_request in given:
+            # The worker ends the open requests; later responses from threads of the model are refused.
+            for open_request in batch:
                 open_request.close()
             if isinstance(error, ServingError):
                 self.host.log("ERROR", error.message)
             raise
 
     def finalize(self) -> None:
-        """Call the model's `finalize`, then end what runs on the event loop. Errors are logged only."""
+        """Call the model's `finalize`, and end the event loop. Errors are only logged."""
         if hasattr(self._model, "finalize"):
             try:
-                with reported(f"finalize of model '{self._instance.name}' failed: "):
+                with model_code(f"finalize of model '{self._instance.name}' failed: "):
                     self._model.finalize()
             except ServingError as error:
                 self.host.log("ERROR", error.message)
@@ -119,16 +119,16 @@ class PythonBackend(Backend):
         if self._dropped is not None:
             self._dropped.stop()
 
-    def _import(self, arguments: ModelArguments) -> type[Any]:
-        """Return the model's class; the file is imported once for `complete` and `load`."""
+    def _import_model_class(self, arguments: ModelArguments) -> type[Any]:
+        """Return the model's class. The file is imported only once for `complete` and `load`."""
         if self._model_class is None:
             triton_python_backend_utils.install()
-            set_current(PythonInstance(arguments, self.host))
+            set_current_instance(PythonInstance(arguments, self.host))
             self._model_class = import_model_class(arguments)
         return self._model_class
 
     def _check_batch_size(self, requests: Sequence[WorkerRequest]) -> None:
-        """Refuse what no scheduler of ours makes, but a warm-up may ask for: too many rows, or requests."""
+        """Refuse too many rows or requests. Schedulers do not send such a batch, but a warm-up may."""
         limit = self._instance.max_batch_size
         size = len(requests)
         if limit > 0:
@@ -139,16 +139,16 @@ class PythonBackend(Backend):
         if size > 1 and size > limit:
             raise InternalError(f"batch size {size} for '{self._instance.name}', max allowed is {limit}")
 
-    def _call(self, given: list[InferenceRequest]) -> object:
-        """Return what the model's `execute` returns, None where it goes on by itself (async, decoupled)."""
+    def _call(self, batch: list[InferenceRequest]) -> object:
+        """Call the model's `execute` and return its result; None for a decoupled `async def`, which keeps running."""
         execute = getattr(self._model, "execute", None)
         if execute is None:
-            raise self._failed(f"Python model {self._model_path} does not implement `execute` method.")
+            raise self._failure(f"Python model {self._model_path} does not implement `execute` method.")
         try:
-            returned = execute(list(given))
+            returned = execute(list(batch))
         except BaseException as error:
-            # Where it matters how long a batch takes: a context costs more than the call.
-            with reported(self._instance.failure_prefix):
+            # `model_code` only for an error: entering the context would take longer than the call.
+            with model_code(self._instance.failure_prefix):
                 raise error
         if not isinstance(returned, types.CoroutineType):
             return returned
@@ -157,56 +157,56 @@ class PythonBackend(Backend):
             self._loop.start()
         if not self._instance.decoupled:
             return self._loop.submit(self._await(returned)).result()
-        self._loop.submit(self._await_decoupled(returned, given))
+        self._loop.submit(self._await_decoupled(returned, batch))
         return None
 
     async def _await(self, coroutine: Coroutine[Any, Any, object]) -> object:
-        with reported(self._instance.failure_prefix):
+        with model_code(self._instance.failure_prefix):
             return await coroutine
 
-    async def _await_decoupled(self, coroutine: Coroutine[Any, Any, object], given: list[InferenceRequest]) -> None:
-        """Wait for a decoupled model's `execute`; an error ends the requests that have not ended."""
+    async def _await_decoupled(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> None:
+        """Wait for the `execute` of a decoupled model. An error ends the requests that are still open."""
         try:
             self._check_decoupled(await self._await(coroutine))
         except ServingError as error:
             self.host.log("ERROR", error.message)
-            for request in given:
+            for request in batch:
                 request.fail(error)
 
     def _check_decoupled(self, returned: object) -> None:
         if returned is not None:
-            raise self._failed(
+            raise self._failure(
                 f"Python model '{self._instance.name}' is using the decoupled mode and the execute function "
                 "must return None."
             )
 
-    def _respond(self, given: list[InferenceRequest], returned: object) -> None:
-        """Send the returned responses. None in place of one: the model uses the request's sender."""
-        if not isinstance(returned, list) or len(returned) != len(given):
-            raise self._failed(_wrong_return(returned, len(given)))
+    def _respond(self, batch: list[InferenceRequest], returned: object) -> None:
+        """Send the returned responses. None instead of a response means that the model uses the request's sender."""
+        if not isinstance(returned, list) or len(returned) != len(batch):
+            raise self._failure(_wrong_return(returned, len(batch)))
         for response in returned:
             if response is not None and not isinstance(response, InferenceResponse):
-                raise self._failed(
+                raise self._failure(
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."
                 )
-        for index, request in enumerate(given):
+        for index, request in enumerate(batch):
             response = returned[index]
             if response is None:
-                request.outlive_execute()
-            elif not request.answer(response):
+                request.keep_open()
+            elif not request.send_returned(response):
                 self.host.log(
                     "WARNING",
-                    f"model '{self._instance.name}' returned a response for a request that it had answered "
-                    "by its response sender; the returned one is dropped",
+                    f"model '{self._instance.name}' returned a response for a request whose response sender had "
+                    "already sent the final response; the returned response is dropped",
                 )
 
-    def _failed(self, reason: str) -> InternalError:
+    def _failure(self, reason: str) -> InternalError:
         return InternalError(self._instance.failure_prefix + reason)
 
 
 def _wrong_return(returned: object, count: int) -> str:
-    """Say what is wrong with a return value that is not a list of `count` elements."""
+    """Return the reason why `returned` is wrong; it should be a list of `count` elements."""
     if not isinstance(returned, list):
         return f"Expected a list in the execute return, found type '{type(returned)}'."
     return (
@@ -216,7 +216,7 @@ def _wrong_return(returned: object, count: int) -> str:
 
 
 def _initialize_arguments(arguments: ModelArguments) -> dict[str, str]:
-    """What `initialize` gets: all values are strings."""
+    """Return the argument of the model's `initialize`. All values are strings."""
     return {
         "model_config": json.dumps(arguments.config, separators=(",", ":"), ensure_ascii=False),
         "model_instance_kind": arguments.kind,

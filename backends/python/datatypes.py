@@ -1,4 +1,4 @@
-"""The `pb_utils` functions about datatypes: Triton's names and numbers, numpy's types, and raw BYTES."""
+"""The `pb_utils` functions for datatypes: Triton's names and numbers, NumPy's types, and serialized BYTES."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shm.strings import decode_strings, encode_strings
 if TYPE_CHECKING:
     from shm.arrays import Array
 
-#: The numbers of TRITONSERVER_DataType, which has the order of our table, by protocol name.
+#: Protocol name → number of TRITONSERVER_DataType. Our table has the same order.
 NUMBERS: dict[str, int] = {name: number for number, name in enumerate(DATATYPES, start=1)}
 
-#: By configuration name. As in Triton, BF16 is missing and TYPE_BOOL is Python's bool.
+#: Configuration name → NumPy type. As in Triton, BF16 is missing and TYPE_BOOL is Python's bool.
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
     row.config_name: bool if row.name == "BOOL" else NUMPY_TYPES[row.name].type
     for row in DATATYPES.values()
@@ -25,14 +25,14 @@ TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
 
 _TYPE_OF_NUMBER: dict[int, type[Any]] = {NUMBERS[name]: dtype.type for name, dtype in NUMPY_TYPES.items()}
 _NUMBER_OF_TYPE: dict[np.dtype[Any], int] = {dtype: NUMBERS[name] for name, dtype in NUMPY_TYPES.items()}
-#: Protocol names by numpy's types, but for byte strings of a fixed length (dtype S).
+#: NumPy type → protocol name. Byte strings of fixed length (dtype S) are missing.
 NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
 def name_of(array: Array) -> str | None:
-    """Return the protocol name of the array's datatype, or None for one that Triton does not take.
+    """Return the protocol name of the array's datatype, or None for a type that Triton does not accept.
 
-    It takes no `str` arrays (dtype U) and no bytes in another order than the machine's.
+    Triton accepts neither `str` arrays (dtype U) nor a byte order that is not the machine's.
     """
     if array.dtype.kind == "S":
         return "BYTES"
@@ -40,32 +40,31 @@ def name_of(array: Array) -> str | None:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
-    """Return numpy's type for a configuration name such as `TYPE_FP32`; KeyError for others."""
+    """Return the NumPy type for a configuration name such as `TYPE_FP32`. Raises `KeyError` for other names."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> type[Any] | None:
-    """Return numpy's type for a datatype's number, or None."""
+    """Return the NumPy type for the number of a datatype, or None."""
     return _TYPE_OF_NUMBER.get(data_type)
 
 
 def numpy_to_triton_type(data_type: object) -> int | None:
-    """Return the datatype's number for a numpy type or dtype, or None."""
-    if data_type is None:  # numpy reads None as float64
+    """Return the number of the datatype for a NumPy type or dtype, or None for any other object."""
+    if data_type is None:  # NumPy would convert None to float64
         return None
     try:
-        # Anything may come: what numpy does not know is answered with None.
-        dtype = np.dtype(data_type)  # type: ignore[call-overload]  # anything may be given
+        dtype = np.dtype(data_type)  # type: ignore[call-overload]  # a model may pass any object
     except TypeError:
         return None
     return NUMBERS["BYTES"] if dtype.kind == "S" else _NUMBER_OF_TYPE.get(dtype)
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
-    """Return the elements of a string array in row-major order, each behind its length of 4 bytes.
+    """Return the elements of a string array in row-major order, each after its length in 4 bytes.
 
-    Elements of an object array that are not bytes are written as their `str`. An empty array gives an
-    empty tuple and an array of another dtype None, as in Triton.
+    Elements of an object array that are not `bytes` are converted with `str`. As in Triton, the result is an empty
+    tuple for an empty array, and None for an array of another dtype.
     """
     if input_tensor.size == 0:
         return ()
@@ -76,7 +75,7 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
-    """Return the elements of a serialized string array as an object array with one dimension."""
+    """Return the elements of a serialized string array, as an object array with one dimension."""
     elements = decode_strings(encoded_tensor)
     array: Array = np.empty(len(elements), dtype=object)
     array[:] = elements

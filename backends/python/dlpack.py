@@ -1,7 +1,7 @@
-"""Arrays as DLPack capsules and back, CPU memory only.
+"""Converts arrays to DLPack capsules and back, for CPU memory only.
 
-numpy does the work except for BF16, which it lacks: the type code in the capsule's header is changed
-between bfloat and unsigned integer, and nothing else of the structure is touched.
+NumPy does the conversion. It lacks BF16, so for BF16 this module changes the type code in the capsule's header between
+bfloat and unsigned integer; it changes nothing else in the structure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
 
 class CapsuleHeader(ctypes.Structure):
-    """The start of DLTensor, which is the start of DLManagedTensor (dlpack.h)."""
+    """The first fields of DLTensor, which is the first field of DLManagedTensor (dlpack.h)."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -40,7 +40,7 @@ _get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class _Exporter:
-    """A capsule with the two methods by which `numpy.from_dlpack` takes it."""
+    """A capsule with the two methods that `numpy.from_dlpack` needs."""
 
     def __init__(self, capsule: object, device: tuple[int, int]) -> None:
         self._capsule = capsule
@@ -54,9 +54,9 @@ class _Exporter:
 
 
 def to_capsule(array: Array, *, bfloat: bool) -> object:
-    """Return a capsule of the array's memory; `bfloat` says that an array of uint16 holds BF16.
+    """Return a capsule of the array's memory. With `bfloat`, the array is BF16 stored as uint16.
 
-    A read-only array is copied: consumers of a capsule expect that they may write.
+    A read-only array is copied, because consumers of a capsule may write to its memory.
     """
     if not array.flags.writeable:
         array = array.copy()
@@ -67,10 +67,10 @@ def to_capsule(array: Array, *, bfloat: bool) -> object:
 
 
 def from_capsule(source: Any) -> tuple[Array, bool]:
-    """Return the memory of `source` as an array, and whether its uint16 hold BF16. No copy.
+    """Return the memory of `source` as an array, without a copy, and whether it is BF16 stored as uint16.
 
-    `source` is a capsule or has `__dlpack__`. Raises `TritonModelException` for other objects, for
-    tensors on a GPU, tensors not in C order, and types that numpy cannot hold.
+    `source` is a capsule or has `__dlpack__`. Raises `TritonModelException` for other objects, for tensors on a GPU,
+    for tensors that are not in C order, and for types that NumPy lacks.
     """
     if isinstance(source, np.ndarray):
         return _in_order(source), False
@@ -90,8 +90,8 @@ def from_capsule(source: Any) -> tuple[Array, bool]:
     if bfloat:
         header.type_code = _UINT
     try:
-        # numpy's stubs ask for a CUDA stream's type, which a capsule of CPU memory has no use for.
-        array: Array = np.from_dlpack(_Exporter(capsule, (header.device_type, header.device_id)))  # type: ignore[arg-type]  # it has what NumPy asks for
+        # NumPy's stubs require the type of a CUDA stream, which CPU memory does not need.
+        array: Array = np.from_dlpack(_Exporter(capsule, (header.device_type, header.device_id)))  # type: ignore[arg-type]  # see above
     except (BufferError, RuntimeError, TypeError) as error:
         raise TritonModelException(f"DLPack tensor cannot be read: {error}") from error
     return _in_order(array), bfloat

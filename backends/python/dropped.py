@@ -1,7 +1,7 @@
-"""Requests that a model dropped without a final answer are ended here, so that no client waits for ever.
+"""Ends the requests that a model dropped without a final response, so that no client waits forever.
 
-The garbage collector reports them, possibly in the middle of any other code; so they are ended on a
-thread of their own. Triton leaves such requests open.
+The garbage collector finds them, and may do so inside any other code; so a separate thread ends them. Triton does not
+end such requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DroppedRequests:
-    """Ends requests that nobody can answer any more. `start` and `stop` it around the model's life."""
+    """Ends dropped requests in a thread. Runs while a model is loaded, from `start` to `stop`."""
 
     def __init__(self, instance_name: str) -> None:
         self._error = InternalError(
@@ -32,18 +32,18 @@ class DroppedRequests:
         self._thread.start()
 
     def stop(self) -> None:
-        """End what was reported so far, then the thread."""
+        """End the requests that were added, then the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def add(self, request: WorkerRequest, complete: bool) -> None:
-        """End `request`: `complete` says that it lacks nothing but the final flag. Takes no lock."""
+        """Let the thread end `request`. `complete`: only the final flag is missing. Uses no lock."""
         self._queue.put((request, complete))
 
     def _end_all(self) -> None:
         while (entry := self._queue.get()) is not None:
             request, complete = entry
-            # The worker may have ended the request meanwhile, or have lost the kernel.
+            # The worker may have ended the request meanwhile, or lost its connection to the kernel.
             with contextlib.suppress(ServingError, OSError):
                 self._end(request, complete=complete)
 

@@ -1,6 +1,6 @@
-"""The asyncio loop on which `async def execute` runs: one for a worker, on a thread of its own.
+"""The asyncio event loop for models with `async def execute`: one per worker, in its own thread.
 
-It keeps running between batches, so that tasks which a model starts go on.
+It runs between batches as well, so that tasks of the model continue.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-#: How long `stop` waits for tasks that do not end when they are cancelled.
-_STOP_SECONDS = 5.0
+#: How long `stop` waits for tasks that do not end when they are cancelled, in seconds.
+_STOP_TIMEOUT_S = 5.0
 
 
 class EventLoop:
-    """A running loop; `stop` ends it."""
+    """An event loop in a thread, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._ready = threading.Event()
@@ -32,13 +32,13 @@ class EventLoop:
         self._ready.wait()
 
     def submit(self, coroutine: Coroutine[object, object, _T]) -> Future[_T]:
-        """Run `coroutine` on the loop. The result is to be waited for on another thread."""
+        """Run `coroutine` on the loop. Only other threads may wait for the result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:
-        """Cancel what still runs and end the loop."""
+        """Cancel all tasks and end the loop."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_STOP_SECONDS)
+        self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:

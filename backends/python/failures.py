@@ -1,7 +1,6 @@
-"""What clients and operators read when a model's own code raises: Triton's text with the model's frames.
+"""Errors of a model's own code: Triton's texts, with the model's stack frames.
 
-`reported` is the one boundary between the backend and a model's code: what the model raises leaves it
-as an `InternalError`.
+All code of a model runs inside `model_code`, which turns its exceptions into `InternalError`.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from kernel.errors import InternalError, ServingError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Frames of these files are the server's, not the model's.
+#: Stack frames of these files belong to the server, not to the model.
 _OURS = (str(Path(__file__).parent.parent) + "/", "<frozen importlib")
 
 
 class TritonModelException(Exception):
-    """Raised by this module's functions when a model uses them wrongly."""
+    """A model has used a `pb_utils` function or class wrongly."""
 
 
 def describe(error: BaseException) -> str:
-    """Return `<type>: <message>`, and the model's frames below it, the innermost first."""
+    """Return `<type>: <message>`, followed by the model's stack frames, the innermost first."""
     text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
     frames = [
         f"  {frame.f_code.co_filename}({line}): {frame.f_code.co_name}\n"
@@ -36,11 +35,11 @@ def describe(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def reported(prefix: str = "") -> Iterator[None]:
-    """Turn what the model's code raises inside into an `InternalError`: `prefix` and what was raised.
+def model_code(prefix: str = "") -> Iterator[None]:
+    """Raise exceptions of the model's code in this block as `InternalError`, with `prefix` before the description.
 
-    `SystemExit` counts too: a model that calls `sys.exit` fails its requests, as in Triton. The error's
-    `__cause__` is what was raised.
+    This includes `SystemExit`: as in Triton, `sys.exit` in a model fails its requests. `__cause__` is the model's
+    exception.
     """
     try:
         yield
@@ -50,8 +49,8 @@ def reported(prefix: str = "") -> Iterator[None]:
         raise InternalError(prefix + describe(error)) from error
 
 
-def incompatible(call: str, signature: str, *arguments: object) -> TypeError:
-    """Return the error of a call with arguments of wrong types, in the words of Triton's binding."""
+def incompatible_arguments(call: str, signature: str, *arguments: object) -> TypeError:
+    """Return the error of a call with arguments of wrong types, with the text of Triton's binding."""
     kind = "constructor" if call == "__init__" else "function"
     invoked = ", ".join(map(repr, arguments))
     return TypeError(
@@ -61,7 +60,7 @@ def incompatible(call: str, signature: str, *arguments: object) -> TypeError:
 
 
 def check_parameters(parameters: object) -> dict[str, str | int | bool]:
-    """Return a copy of a model's `parameters`; `TritonModelException` for types that Triton refuses."""
+    """Return a copy of a model's `parameters`. Raises `TritonModelException` for types that Triton refuses."""
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):

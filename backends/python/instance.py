@@ -1,7 +1,7 @@
-"""The one model instance of this worker process: what requests, the logger and `get_model_dir` know of it.
+"""The one model instance of this worker process, for requests, the logger and `get_model_dir`.
 
-A worker hosts one instance, and models call `pb_utils` functions without naming it; so it is a variable
-of this module, set before the model's file is imported.
+Models call `pb_utils` functions without an argument for the instance. So the instance is a variable of this module; the
+backend sets it before it imports the model's file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PythonInstance:
-    """The facts about a model instance that are needed for every request."""
+    """The properties of a model instance that every request needs."""
 
     __slots__ = (
         "decoupled",
@@ -35,7 +35,7 @@ class PythonInstance:
     )
 
     def __init__(self, arguments: ModelArguments, host: Host) -> None:
-        """Raises `Unsupported` where a parameter of the configuration is neither yes nor no."""
+        """Raises `Unsupported` if a yes/no parameter of the configuration has another value."""
         self.host = host
         self.name = arguments.instance_name
         self.model_name = arguments.model_name
@@ -44,23 +44,23 @@ class PythonInstance:
         self.max_batch_size = arguments.max_batch_size
         self.decoupled = arguments.decoupled
         self.output_names = frozenset(str(output["name"]) for output in arguments.config.get("output", ()))
-        #: Tensors that the model sees in another shape than clients do.
+        #: Tensors with `reshape`: name → shapes.
         self.reshaped_inputs = _reshaped(arguments, "input")
         self.reshaped_outputs = _reshaped(arguments, "output")
-        #: Whether the model gets copies of inputs that lie in a client's shared memory.
+        #: Inputs in a client's shared memory are copied, so that the model can write to them.
         self.writable_inputs = _flag(arguments, "writable_inputs", default=False)
-        # All tensors are in CPU memory, which is what the default, yes, asks for.
+        # The value has no effect: all tensors are in CPU memory.
         _flag(arguments, "FORCE_CPU_ONLY_INPUT_TENSORS", default=True)
 
     def reshape_inputs(self, request: WorkerRequest) -> None:
-        """Give the inputs of `request` the shapes that the model sees."""
+        """Change the shapes of the request's inputs from the client's to the model's."""
         for view in request.inputs:
             spec = self.reshaped_inputs.get(view.name)
             if spec is not None:
                 view.shape = spec.model_shape(view.shape)
 
     def reshape_output(self, output: OutputValue) -> OutputValue:
-        """Return `output` in the shape that clients see. Raises `InternalError` where it does not fit."""
+        """Return `output` in the shape that clients see. Raises `InternalError` if the shape is wrong."""
         spec = self.reshaped_outputs.get(output.name)
         if spec is not None:
             output.array = output_array(output.array, spec)
@@ -68,12 +68,12 @@ class PythonInstance:
 
     @property
     def failure_prefix(self) -> str:
-        """What stands before the reason when a batch fails."""
+        """Triton's text before the reason of a failed batch."""
         return f"Failed to process the request(s) for model '{self.name}', message: "
 
 
 def _reshaped(arguments: ModelArguments, key: str) -> dict[str, TensorShapes]:
-    # An incomplete configuration may lack what other tensors' specs are made of.
+    # Only reshaped tensors: in an incomplete configuration other tensors may have no datatype yet.
     entries = [entry for entry in arguments.config.get(key, ()) if entry.get("reshape") is not None]
     return tensor_specs({**arguments.config, key: entries}, key)
 
@@ -90,13 +90,13 @@ def _flag(arguments: ModelArguments, key: str, *, default: bool) -> bool:
 _current: PythonInstance | None = None
 
 
-def set_current(instance: PythonInstance) -> None:
+def set_current_instance(instance: PythonInstance) -> None:
     global _current
     _current = instance
 
 
-def current() -> PythonInstance:
-    """Return the process's instance; RuntimeError outside of a worker with a model."""
+def current_instance() -> PythonInstance:
+    """Return the instance of this process. Raises `RuntimeError` outside a worker with a model."""
     if _current is None:
         raise RuntimeError("triton_python_backend_utils works only inside a model that a server has loaded")
     return _current
@@ -104,4 +104,4 @@ def current() -> PythonInstance:
 
 def get_model_dir() -> str:
     """Return the version's folder, where the model's file is."""
-    return current().version_dir
+    return current_instance().version_dir

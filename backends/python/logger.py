@@ -1,11 +1,11 @@
-"""`pb_utils.Logger`: lines that a model writes to the server's log."""
+"""`pb_utils.Logger`: models write lines to the server's log."""
 
 from __future__ import annotations
 
 import enum
 
-from backends.python.failures import incompatible
-from backends.python.instance import current
+from backends.python.failures import incompatible_arguments
+from backends.python.instance import current_instance
 
 
 class LogLevel(enum.IntEnum):
@@ -16,7 +16,7 @@ class LogLevel(enum.IntEnum):
 
 
 class Logger:
-    """All methods are static: models call `pb_utils.Logger.log_info("text")`."""
+    """Has only static methods: models call `pb_utils.Logger.log_info("text")`."""
 
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
@@ -25,11 +25,11 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
-        """Write `message` at `level`; VERBOSE lines appear only in a server with verbose logging."""
+        """Log `message` at `level`. VERBOSE lines appear only if the server logs verbosely."""
         if not isinstance(message, str) or not isinstance(level, LogLevel):
             signature = "(message: str, level: Logger.LogLevel = <LogLevel.INFO: 0>) -> None"
-            raise incompatible("log", signature, message, level)
-        current().host.log(level.name, message)
+            raise incompatible_arguments("log", signature, message, level)
+        current_instance().host.log(level.name, message)
 
     @staticmethod
     def log_info(message: str) -> None:

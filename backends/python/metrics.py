@@ -1,7 +1,7 @@
-"""`pb_utils.MetricFamily`: metrics that a model defines, counts and shows on the server's page.
+"""`pb_utils.MetricFamily`: metrics that a model defines. The server's metrics page shows them.
 
-Counting is local to the worker, and `value` tells what this instance has counted; the page shows what all have. As in
-Triton, a metric lives as long as the `MetricFamily` object that made it, and errors are `TritonModelException`.
+`value` returns the value in this instance; the page shows the sum of all instances. As in Triton, a metric is deleted
+with the `MetricFamily` object that created it, and errors are `TritonModelException`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import enum
 import json
 from typing import TYPE_CHECKING, Any
 
-from backends.python.failures import TritonModelException, incompatible
-from backends.python.instance import current
+from backends.python.failures import TritonModelException, incompatible_arguments
+from backends.python.instance import current_instance
 from kernel.errors import InvalidArgument, ServingError
 from kernel.observe import metric_rules
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from backends.metric_registry import ModelSeries
 
-_FAMILY_GONE = (
+_FAMILY_DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
     "be deleted AFTER its corresponding 'Metric' objects have been deleted."
 )
@@ -33,7 +33,7 @@ class TritonMetricKind(enum.IntEnum):
 
 
 class Metric:
-    """One metric of a family; made by `MetricFamily.Metric`."""
+    """One metric of a family, created by `MetricFamily.Metric`."""
 
     __slots__ = ("_series",)
 
@@ -41,11 +41,11 @@ class Metric:
         self._series: ModelSeries | None = series
 
     def increment(self, value: float, /) -> None:
-        """Add `value` to a counter or a gauge; a counter takes no negative one."""
+        """Add `value` to a counter or a gauge. For a counter it must not be negative."""
         if value.__class__ is not float:
             value = _number(self, "increment", value)
         if self._series is None:
-            raise TritonModelException(f"Failed to increment metric value: {_FAMILY_GONE}")
+            raise TritonModelException(f"Failed to increment metric value: {_FAMILY_DELETED}")
         try:
             self._series.increment(value)
         except ServingError as error:
@@ -56,51 +56,51 @@ class Metric:
         if value.__class__ is not float:
             value = _number(self, "set", value)
         if self._series is None:
-            raise TritonModelException(f"Failed to set metric value: {_FAMILY_GONE}")
+            raise TritonModelException(f"Failed to set metric value: {_FAMILY_DELETED}")
         try:
             self._series.set(value)
         except ServingError as error:
             raise _refused("Failed to set metric value", error) from None
 
     def observe(self, value: float, /) -> None:
-        """Count `value` into a histogram."""
+        """Add the observation `value` to a histogram."""
         if value.__class__ is not float:
             value = _number(self, "observe", value)
         if self._series is None:
-            raise TritonModelException(f"Failed to observe metric value: {_FAMILY_GONE}")
+            raise TritonModelException(f"Failed to observe metric value: {_FAMILY_DELETED}")
         try:
             self._series.observe(value)
         except ServingError as error:
             raise _refused("Failed to observe metric value", error) from None
 
     def value(self) -> float:
-        """Return the value of a counter or a gauge, as far as this instance has made it."""
+        """Return the value of a counter or gauge in this instance."""
         if self._series is None:
-            raise TritonModelException(f"Failed to get metric value: {_FAMILY_GONE}")
+            raise TritonModelException(f"Failed to get metric value: {_FAMILY_DELETED}")
         try:
             return self._series.value()
         except ServingError as error:
             raise _refused("Failed to get metric value", error) from None
 
     def clear(self) -> None:
-        """The family is gone: nothing can be done with the metric any more."""
+        """Make the metric unusable, because its family was deleted."""
         self._series = None
 
 
 class MetricFamily:
-    """A family of metrics: one name, help text and kind. A second one with the same name is the same family."""
+    """A family of metrics with one name, help text and kind. Objects with the same name share one family."""
 
     COUNTER = TritonMetricKind.COUNTER
     GAUGE = TritonMetricKind.GAUGE
     HISTOGRAM = TritonMetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: TritonMetricKind) -> None:
-        #: By labels: a model may ask for the same metric at every request.
+        #: Labels → metric. A model may request the same metric in each request.
         self._metrics: dict[metric_rules.Labels, Metric] = {}
         if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, TritonMetricKind):
             signature = "MetricFamily(name: str, description: str, kind: MetricKind)"
-            raise incompatible("__init__", signature, name, description, kind)
-        self._registry = current().host.metrics
+            raise incompatible_arguments("__init__", signature, name, description, kind)
+        self._registry = current_instance().host.metrics
         self._kind = kind
         try:
             self._family = self._registry.define(name, description, metric_rules.MetricKind[kind.name])
@@ -108,9 +108,9 @@ class MetricFamily:
             raise _refused("Error when creating MetricFamily", error) from None
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:
-        """Return the metric with `labels`; with the same labels it is the same.
+        """Return the metric with `labels`. The same labels return the same object.
 
-        A histogram needs `buckets`, a list of their upper bounds in ascending order; others take none.
+        `buckets` is a list of upper bounds in ascending order. A histogram needs it; other kinds must not have it.
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
@@ -145,14 +145,14 @@ class MetricFamily:
             self._registry.release(self._family.name, held)
 
 
-def _refused(doing: str, error: ServingError) -> TritonModelException:
-    """Return what the model gets where the server refuses `doing`; in Triton it does so at the end of a message."""
-    prefix = f"Failed to process the request for model '{current().name}', message: "
-    return TritonModelException(f"{doing}: {prefix}{error.message}")
+def _refused(text: str, error: ServingError) -> TritonModelException:
+    """Return the exception for the model, with Triton's text for an error of the server."""
+    prefix = f"Failed to process the request for model '{current_instance().name}', message: "
+    return TritonModelException(f"{text}: {prefix}{error.message}")
 
 
 def _label_texts(labels: Mapping[Any, Any]) -> dict[str, str]:
-    """Return `labels` as Triton passes them on: through JSON, in which keys are always text."""
+    """Return `labels` with keys as texts. Like Triton, it converts them to JSON and back."""
     texts: dict[str, Any] = json.loads(json.dumps(labels))
     if not all(isinstance(text, str) for text in texts.values()):
         raise InvalidArgument("attempt to access JSON non-string as string")
@@ -160,9 +160,9 @@ def _label_texts(labels: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _number(metric: Metric, call: str, value: Any) -> float:
-    """Return `value` as a float; TypeError for what is no number."""
+    """Return `value` as a float. Raises `TypeError` if it is not a number."""
     if not _is_number(value):
-        raise incompatible(call, "(self: Metric, arg0: float) -> None", metric, value)
+        raise incompatible_arguments(call, "(self: Metric, arg0: float) -> None", metric, value)
     return float(value)
 
 

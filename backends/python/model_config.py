@@ -1,7 +1,6 @@
-"""`pb_utils.ModelConfig`: the configuration that a model's `auto_complete_config` fills in.
+"""`pb_utils.ModelConfig`: the configuration that a model's `auto_complete_config` completes.
 
-What the model says is checked against what the configuration file says already; the ValueErrors are
-Triton's.
+Each change is checked against the existing configuration. A contradiction raises `ValueError` with Triton's text.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class ModelConfig:
-    """A model configuration in Triton's JSON form. All methods change it in place."""
+    """A model configuration in Triton's JSON format. All methods change it in place."""
 
     def __init__(self, model_config: str) -> None:
-        """`model_config` is JSON; what it leaves out gets its default."""
+        """`model_config` is JSON. Missing fields get their defaults."""
         self._config: dict[str, Any] = json.loads(model_config)
         self._config.setdefault("max_batch_size", 0)
         for kind in ("input", "output"):
@@ -29,7 +28,7 @@ class ModelConfig:
                 tensor["dims"] = [int(dim) for dim in tensor.get("dims", ())]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the configuration; the caller does not change it."""
+        """Return the configuration; the caller must not change it."""
         return self._config
 
     @property
@@ -37,7 +36,7 @@ class ModelConfig:
         return f"model '{self._config['name']}'"
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the largest batch size. ValueError where the configuration has a larger one."""
+        """Set the largest batch size. Raises `ValueError` if the configuration has a larger one."""
         configured = self._config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -47,7 +46,7 @@ class ModelConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Use the dynamic batcher. ValueError where the configuration has another scheduler."""
+        """Use the dynamic batcher. Raises `ValueError` if the configuration has another scheduler."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._config:
                 raise ValueError(
@@ -57,9 +56,9 @@ class ModelConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Tensor) -> None:
-        """Add an input: `name`, `data_type`, `dims` and maybe `optional`.
+        """Add an input, with the keys `name`, `data_type`, `dims` and, if needed, `optional`.
 
-        ValueError for other keys, missing ones, and contradictions to an input of that name.
+        Raises `ValueError` for unknown or missing keys, and for a contradiction to the configured input of that name.
         """
         self._check_keys("input", input, ("name", "data_type", "dims", "optional"))
         configured = self._configured("input", input["name"])
@@ -76,7 +75,7 @@ class ModelConfig:
         configured.update(input)
 
     def add_output(self, output: Tensor) -> None:
-        """Add an output: `name`, `data_type` and `dims`. ValueError as for `add_input`."""
+        """Add an output, with the keys `name`, `data_type` and `dims`. Raises `ValueError` as `add_input` does."""
         self._check_keys("output", output, ("name", "data_type", "dims"))
         configured = self._configured("output", output["name"])
         if configured is None:
@@ -86,7 +85,7 @@ class ModelConfig:
         configured.update(output)
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Set `decoupled`. ValueError for other keys and for a contradiction to the configuration."""
+        """Set `decoupled`. Raises `ValueError` for unknown keys and for a contradiction to the configuration."""
         if set(transaction_policy_dict) - {"decoupled"}:
             raise ValueError(
                 f"model transaction property in auto-complete-config function for {self._model} "
@@ -120,7 +119,7 @@ class ModelConfig:
                 raise ValueError(f"{kind} '{tensor['name']}' {function} is missing '{key}' property.")
 
     def _check_same(self, kind: str, configured: Tensor, given: Tensor) -> None:
-        """Check datatype and dims where the configuration has them."""
+        """Check datatype and dims against the configured ones, if there are any."""
         name = given["name"]
         if configured["data_type"] not in ("TYPE_INVALID", given["data_type"]):
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Imports a model's Python file the way models expect it: as a module of its version's folder.
+"""Imports a model's Python file, as Triton does.
 
-The folders of the version and of the model are importable, and `from .helper import x` works too. The
-file's module is called `<version>.<file>`, as in Triton.
+The name of the module is `<version>.<file>`. The file can import modules from the folders of the version and of the
+model, also with `from .helper import x`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from backends.python.failures import reported
+from backends.python.failures import model_code
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
@@ -21,16 +21,16 @@ DEFAULT_NAME = "model.py"
 
 
 def import_model_class(arguments: ModelArguments) -> type[Any]:
-    """Return the file's `TritonPythonModel`.
+    """Import the model's file and return its class `TritonPythonModel`.
 
-    Raises `InternalError` where there is no such file or class, or the file cannot be imported.
+    Raises `InternalError` if the file or the class does not exist, or the file cannot be imported.
     """
     path = arguments.model_file(DEFAULT_NAME)
     if path.suffix != ".py":
         raise InternalError(f"Model name must end with '.py'. Model name is \"{path.name}\".")
     if not path.is_file():
         raise InternalError(f"Python model file not found in '{path}'")
-    # Behind all others, as in Triton: a model's file must not hide a module of the standard library.
+    # At the end of the path, as in Triton: a file of the model must not hide a module of the standard library.
     for folder in (str(arguments.version_dir), str(arguments.model_dir)):
         if folder not in sys.path:
             sys.path.append(folder)
@@ -43,7 +43,7 @@ def import_model_class(arguments: ModelArguments) -> type[Any]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with reported():
+    with model_code():
         spec.loader.exec_module(module)
         model_class: type[Any] = module.TritonPythonModel
     return model_class

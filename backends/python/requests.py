@@ -1,4 +1,4 @@
-"""`pb_utils.InferenceRequest`: a request as a model sees it, and one that a model makes for other models."""
+"""`pb_utils.InferenceRequest`: a request that a model receives, or one that it creates for another model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from backends.python.failures import TritonModelException, check_parameters, incompatible
+from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments
 from backends.python.responses import ResponseSender
 from backends.python.server_calls import not_supported
 from backends.python.tensors import Tensor
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
 
-#: Whether a request is answered by what `execute` returns or by a sender is decided under this lock, by one step.
-#: One for all requests: held for a moment, by few. A finalizer of the model's may run within that moment.
-_ending = threading.RLock()
+#: Under this lock it is decided whether a request gets its response from `execute` or from its sender. One lock for all
+#: requests is enough, because it is held very briefly. It is reentrant, because a finalizer of the model may run then.
+_sender_lock = threading.RLock()
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
@@ -40,20 +40,20 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """Where a model would like the outputs of a request that it makes."""
+    """The memory that a model prefers for the outputs of a request that it creates."""
 
     __slots__ = ("_device_id", "_memory_type")
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
         if not isinstance(preferred_memory_type, MemoryType) or not isinstance(preferred_device_id, int):
             signature = "PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)"
-            raise incompatible("__init__", signature, preferred_memory_type, preferred_device_id)
+            raise incompatible_arguments("__init__", signature, preferred_memory_type, preferred_device_id)
         self._memory_type = preferred_memory_type
         self._device_id = preferred_device_id
 
 
 class InferenceTrace:
-    """The trace that a request belongs to."""
+    """The trace of a request."""
 
     __slots__ = ("_context",)
 
@@ -61,15 +61,14 @@ class InferenceTrace:
         self._context = context
 
     def get_context(self) -> str | None:
-        """Return the OpenTelemetry context as JSON, or None where the request is not traced so."""
+        """Return the OpenTelemetry context as JSON, or None if the request has none."""
         return self._context
 
 
 class InferenceRequest:
-    """A request. Those that `execute` gets come from `received`, others from the constructor."""
+    """A request. `received` creates the requests for `execute`; a model creates its own with the constructor."""
 
     __slots__ = (
-        "_answered",
         "_correlation_id",
         "_flags",
         "_inputs",
@@ -81,28 +80,29 @@ class InferenceRequest:
         "_request",
         "_request_id",
         "_requested_output_names",
+        "_responded",
         "_sender",
         "_timeout_us",
         "_trace",
     )
 
     _parameters: Mapping[str, str | int | bool | float]
-    #: The parameters as JSON, made when the model asks for them.
+    #: The parameters as JSON; None before the first `parameters()`.
     _parameters_json: str | None
     _inputs: list[Tensor]
-    #: None until the model asks.
+    #: None before the first `requested_output_names()`.
     _requested_output_names: Set[str] | None
     _trace: InferenceTrace | None
     _preferred_memory: PreferredMemory | None
-    #: None for a request that the model made.
+    #: None for a request that the model created.
     _request: WorkerRequest | None
-    #: The two below are set where there is a `_request`, and are what senders need.
+    #: Arguments for the sender; set only if there is a `_request`.
     _instance: PythonInstance
     _on_dropped: Callable[[WorkerRequest, bool], None]
-    #: None until the model asks for it, or `execute` has returned without an answer: most requests need none.
+    #: None before `get_response_sender()` and `keep_open`; most requests need no sender.
     _sender: ResponseSender | None
-    #: Whether the request was answered, or closed, without its sender. A sender that is made later is closed.
-    _answered: bool
+    #: The request was ended without its sender. A sender that is created later is closed.
+    _responded: bool
 
     def __init__(  # the parameters are those of Triton
         self,
@@ -118,11 +118,11 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, str | int | bool] | None = None,
     ) -> None:
-        """`timeout` is in microseconds, `model_version` -1 the newest one that serves."""
+        """`timeout` is in microseconds. `model_version` -1 means the newest version that serves."""
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
         if not all(isinstance(tensor, Tensor) for tensor in inputs):
-            raise incompatible("__init__", "InferenceRequest(..., inputs: List[Tensor], ...)", inputs)
+            raise incompatible_arguments("__init__", "InferenceRequest(..., inputs: List[Tensor], ...)", inputs)
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
@@ -135,13 +135,13 @@ class InferenceRequest:
         self._parameters_json = json.dumps(self._parameters)
         self._request = None
         self._sender = None
-        self._answered = False
+        self._responded = False
 
     @staticmethod
     def received(
         requests: Sequence[WorkerRequest], instance: PythonInstance, on_dropped: Callable[[WorkerRequest, bool], None]
     ) -> list[InferenceRequest]:
-        """Return the model's views of the requests of a batch. `on_dropped`: see `ResponseSender`."""
+        """Return the requests of a batch for the model. `on_dropped`: see `ResponseSender`."""
         views: list[InferenceRequest] = []
         for request in requests:
             ref = request.ref
@@ -160,7 +160,7 @@ class InferenceRequest:
             view._instance = instance
             view._on_dropped = on_dropped
             view._sender = None
-            view._answered = False
+            view._responded = False
             views.append(view)
         return views
 
@@ -172,7 +172,7 @@ class InferenceRequest:
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """Return the sequence's id, 0 for a request outside of sequences."""
+        """Return the id of the sequence; 0 for a request without sequence."""
         return self._correlation_id
 
     def flags(self) -> int:
@@ -183,7 +183,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """Return the request's time-out in microseconds, 0 for none."""
+        """Return the request's timeout in microseconds; 0 for none."""
         return self._timeout_us
 
     def parameters(self) -> str:
@@ -193,12 +193,12 @@ class InferenceRequest:
         return self._parameters_json
 
     def requested_output_names(self) -> set[str]:
-        """Return which outputs the client asked for; all of the configuration where it named none."""
+        """Return the outputs that the client requested, or all configured outputs if it named none."""
         names = self._requested_output_names
         if names is None:
-            assert self._request is not None, "only those that came from a client have not been told"
-            asked = self._request.ref.outputs
-            names = self._instance.output_names if not asked else frozenset(output.name for output in asked)
+            assert self._request is not None, "a request that the model created has its names from the constructor"
+            refs = self._request.ref.outputs
+            names = self._instance.output_names if not refs else frozenset(output.name for output in refs)
             self._requested_output_names = names
         return set(names)
 
@@ -208,50 +208,50 @@ class InferenceRequest:
         return self._trace
 
     def get_response_sender(self) -> ResponseSender | None:
-        """Return the request's sender, the same object each time; None for a request that the model made."""
+        """Return the request's sender, the same object each time; None for a request that the model created."""
         return None if self._request is None else self._get_sender(self._request)
 
     def _get_sender(self, request: WorkerRequest) -> ResponseSender:
-        with _ending:
+        with _sender_lock:
             if self._sender is None:
-                self._sender = ResponseSender(request, self._instance, self._on_dropped, closed=self._answered)
+                self._sender = ResponseSender(request, self._instance, self._on_dropped, closed=self._responded)
             return self._sender
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone."""
+        """Return whether the client has cancelled the request or disconnected."""
         return self._request is not None and self._request.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """Say what happens to the request after `execute`: only TRITONSERVER_REQUEST_RELEASE_ALL so far."""
+        """Set what happens to the request after `execute`. Only TRITONSERVER_REQUEST_RELEASE_ALL is supported yet."""
         if flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
             raise not_supported("rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
 
-    def answer(self, response: InferenceResponse) -> bool:
-        """Send the response that `execute` returned. False where the model had sent the final one itself."""
+    def send_returned(self, response: InferenceResponse) -> bool:
+        """Send the response that `execute` returned. Returns False if the final one has already been sent."""
         assert self._request is not None
-        with _ending:
+        with _sender_lock:
             sender = self._sender
-            self._answered = True
+            self._responded = True
         if sender is not None:
-            return sender.answer(response)
+            return sender.send_returned(response)
         response.send_to(self._request, self._instance, True)
         return True
 
     def fail(self, error: ServingError) -> None:
-        """End the request with `error` unless it has ended."""
+        """End the request with `error`, unless it has ended."""
         assert self._request is not None
         self._get_sender(self._request).fail(error)
 
     def close(self) -> None:
-        """Refuse further responses: the worker answers the request."""
-        with _ending:
+        """Refuse further responses of the model, because the worker ends the request."""
+        with _sender_lock:
             sender = self._sender
-            self._answered = True
+            self._responded = True
         if sender is not None:
             sender.close()
 
-    def outlive_execute(self) -> None:
-        """The model may answer later: from now on it is noticed when it drops the request without an answer."""
+    def keep_open(self) -> None:
+        """Let the model respond after `execute`. Creates the sender, which notices when the model drops the request."""
         assert self._request is not None
         self._get_sender(self._request)
 
@@ -264,7 +264,7 @@ class InferenceRequest:
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """Return the request's input called `name`, or None."""
-    for tensor in inference_request._inputs:  # asked for each input of each request: no calls in here
+    for tensor in inference_request._inputs:  # models call this for each input: no function calls inside
         if tensor._name == name:
             return tensor
     return None

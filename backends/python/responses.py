@@ -1,7 +1,7 @@
-"""What a model answers with: `InferenceResponse`, `TritonError`, and the sender that sends them.
+"""Responses of a model: `InferenceResponse`, `TritonError`, and `ResponseSender`.
 
-A request that is not answered by what `execute` returns has one `ResponseSender`: it knows what was sent, so
-that the request gets one final answer and not two.
+A request has at most one `ResponseSender`, which knows the responses that were sent. So the request gets exactly one
+final response, also if `execute` returns a response for it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import threading
 from typing import TYPE_CHECKING, Final
 
-from backends.python.failures import TritonModelException, check_parameters, incompatible
-from backends.python.tensors import Tensor, wanted_outputs
+from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments
+from backends.python.tensors import Tensor, select_outputs
 from kernel.errors import ErrorCode, InternalError, ServingError, error_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
 
 
 class TritonErrorCode(enum.IntEnum):
-    """The numbers of TRITONSERVER_Error_Code; the names are those of `kernel.errors.ErrorCode`."""
+    """The numbers of TRITONSERVER_Error_Code. The names are those of `kernel.errors.ErrorCode`."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -38,7 +38,7 @@ class TritonErrorCode(enum.IntEnum):
 
 
 class TritonError:
-    """An error as the answer to one request. Not an exception: it is put into an `InferenceResponse`."""
+    """An error for one request. It is not an exception, but a part of an `InferenceResponse`."""
 
     __slots__ = ("_code", "_message")
 
@@ -54,7 +54,7 @@ class TritonError:
     def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
         if not isinstance(message, str) or not isinstance(code, TritonErrorCode):
             signature = "TritonError(message: str, code: TritonError.__ErrorCode = <__ErrorCode.INTERNAL: 1>)"
-            raise incompatible("__init__", signature, message, code)
+            raise incompatible_arguments("__init__", signature, message, code)
         self._message = message
         self._code = code
 
@@ -69,7 +69,7 @@ class TritonError:
 
 
 class InferenceResponse:
-    """One response: tensors, or an error, which wins over tensors."""
+    """One response: tensors or an error. If it has both, the client gets the error."""
 
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
@@ -79,7 +79,7 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, str | int | bool] | None = None,
     ) -> None:
-        """`output_tensors` is read at once; `parameters` may hold bool, int and str."""
+        """The list `output_tensors` is copied. Values of `parameters` may be bool, int and str."""
         fits = isinstance(output_tensors, (list, tuple)) and (error is None or isinstance(error, TritonError))
         if fits:
             for tensor in output_tensors:
@@ -90,7 +90,7 @@ class InferenceResponse:
                 "InferenceResponse(output_tensors: List[Tensor] = [], error: TritonError = None, "
                 "parameters: object = None)"
             )
-            raise incompatible("__init__", signature, output_tensors, error, parameters)
+            raise incompatible_arguments("__init__", signature, output_tensors, error, parameters)
         self._output_tensors = list(output_tensors)
         self._error = error
         self._parameters = {} if parameters is None else check_parameters(parameters)
@@ -109,24 +109,24 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def send_to(self, request: WorkerRequest, instance: PythonInstance, final: bool) -> None:
-        """Answer `request` with this response; outputs that the client did not ask for are left out."""
+        """Send this response to `request`, without the outputs that the client did not request."""
         if self._error is not None:
             request.fail(self._error.as_serving_error(), final=final)
             return
-        outputs = wanted_outputs(self._output_tensors, request.ref.outputs, instance.output_names)
+        outputs = select_outputs(self._output_tensors, request.ref.outputs, instance.output_names)
         if instance.reshaped_outputs:
             outputs = [instance.reshape_output(output) for output in outputs]
         request.responder.respond(request, outputs, self._parameters, final)
 
 
 class ResponseSender:
-    """Sends the responses of one request, from any thread. Models get it by `get_response_sender()`.
+    """Sends the responses of one request, from any thread. Models get it from `get_response_sender()`.
 
-    It is `closed` from the start where the request has its answer already.
+    It is `closed` from the start if the request already has its final response.
 
-    When the model has dropped the sender and its request without a final answer, nobody can give one any
-    more: `on_dropped` gets the request then, and whether it lacks only the final flag. It is called by
-    the garbage collector, so it must not take locks.
+    If the model drops the sender and its request without a final response, the sender calls `on_dropped` with the
+    request, and with True if only the final flag is missing. The garbage collector may run this call, so `on_dropped`
+    must not use locks.
     """
 
     __slots__ = ("_closed", "_instance", "_lock", "_on_dropped", "_request", "_sent_count")
@@ -148,19 +148,20 @@ class ResponseSender:
 
     def __del__(self) -> None:
         if not self._closed:
-            # The one response of a model that is not decoupled lacks only the word that it was the last.
+            # Without decoupling there is one response; if it was sent, only the final flag is missing.
             self._on_dropped(self._request, self._sent_count > 0 and not self._instance.decoupled)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send `response`; with flags TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one.
+        """Send `response`. With the flag TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one.
 
-        The final flag may also be sent alone. Returns when the response's arrays may be changed. Waits
-        where the model is too far ahead of its client. `TritonModelException` for what Triton refuses.
+        The final flag may also be sent without a response. The arrays of the response may be changed after the call.
+        A decoupled model waits here while it is too far ahead of its client. Raises `TritonModelException` in the
+        cases in which Triton does.
         """
         fits = response is None or isinstance(response, InferenceResponse)
         if not fits or not isinstance(flags, int):
             signature = "(self: InferenceResponseSender, response: InferenceResponse = None, flags: int = 0) -> None"
-            raise incompatible("send", signature, self, response, flags)
+            raise incompatible_arguments("send", signature, self, response, flags)
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -169,16 +170,16 @@ class ResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero."
             )
         with self._lock:
-            self._check_turn(response)
+            self._check_allowed(response)
             if response is None:
                 self._request.finish()
             else:
                 response.send_to(self._request, self._instance, final)
                 self._sent_count += 1
-            # Not before: a response that cannot be sent leaves the request unanswered.
+            # Set after sending: if sending fails, the request is still open.
             self._closed = final
 
-    def _check_turn(self, response: InferenceResponse | None) -> None:
+    def _check_allowed(self, response: InferenceResponse | None) -> None:
         if not self._instance.decoupled:
             if response is not None and self._sent_count:
                 raise TritonModelException(
@@ -192,11 +193,11 @@ class ResponseSender:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone."""
+        """Return whether the client has cancelled the request or disconnected."""
         return self._request.is_cancelled()
 
-    def answer(self, response: InferenceResponse) -> bool:
-        """Send the response that `execute` returned. False where the model had sent the final one itself."""
+    def send_returned(self, response: InferenceResponse) -> bool:
+        """Send the response that `execute` returned. Returns False if the final one has already been sent."""
         with self._lock:
             if self._closed:
                 return False
@@ -210,13 +211,13 @@ class ResponseSender:
             return True
 
     def fail(self, error: ServingError) -> None:
-        """End the request with `error` unless it has ended."""
+        """End the request with `error`, unless it has ended."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._request.fail(error)
 
     def close(self) -> None:
-        """Refuse further responses: the worker answers the request."""
+        """Refuse further responses of the model, because the worker ends the request."""
         with self._lock:
             self._closed = True

@@ -1,7 +1,7 @@
-"""What a model asks of the server beyond its own requests: other models and model control.
+"""Functions of `pb_utils` that call the server: model control, and calls of other models.
 
-This version of the server offers none of it. The names exist, so that models which only mention them
-work, and raise `TritonModelException` when they are used.
+This version of the server does not support them. The functions exist so that models can import them; a call raises
+`TritonModelException`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def not_supported(what: str) -> TritonModelException:
-    """Return the exception that says that the server lacks `what`."""
+    """Return the exception for a feature that the server does not have; `what` names the feature."""
     return TritonModelException(f"{what} is not supported by this version of the server yet")
 
 

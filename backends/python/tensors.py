@@ -1,7 +1,7 @@
-"""`pb_utils.Tensor`: a name and an array, taken from numpy, from DLPack or from an input of a request.
+"""`pb_utils.Tensor`: a name and an array, from NumPy, from DLPack, or from an input of a request.
 
-Tensors hold arrays and never copy them, but for three cases: arrays not in C order, read-only bytes of
-a message, and inputs in a client's memory where the model asked for writable ones.
+A tensor does not copy its array, with three exceptions: arrays that are not in C order, inputs inside a message (which
+is read-only), and inputs in a client's memory if the model needs writable inputs.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.python import datatypes, dlpack
-from backends.python.failures import TritonModelException, incompatible
-from backends.worker.request import OutputValue
+from backends.python.failures import TritonModelException, incompatible_arguments
+from backends.worker.request import OutputValue, in_memory_of_client
 from shm.arrays import to_array, to_new_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
-    from backends.transport.wire import OutputRef
-    from backends.worker.request import InputView
     from shm.arrays import Array
+    from shm.tensor import RequestedOutput
+    from shm.tensor import Tensor as ReceivedTensor
 
 
 _NO_NAME = "Tensor name cannot be an empty string."
 
 
 class Tensor:
-    """A tensor in CPU memory. BF16, that numpy lacks, is held as uint16."""
+    """A tensor in CPU memory. BF16, which NumPy lacks, is stored as uint16."""
 
     __slots__ = ("_array", "_datatype", "_name", "_view", "_writable")
 
     _name: str
     _datatype: str
-    #: None until the first use of a tensor that comes from `_view`.
+    #: None before the first use of a tensor with a `_view`.
     _array: Array | None
-    _view: InputView | None
+    _view: ReceivedTensor | None
     _writable: bool
 
     def __init__(self, name: str, array: Array, /) -> None:
-        """Hold `array`, not a copy; an array that is not in C order is copied."""
+        """The tensor refers to `array`. It copies an array that is not in C order."""
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
-            raise incompatible("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, array)
-        # Most types are in the table, which is asked without a call.
+            raise incompatible_arguments("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, array)
+        # Most types are in the table, which saves a function call.
         datatype = datatypes.NAMES.get(array.dtype) or datatypes.name_of(array)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
@@ -55,8 +55,8 @@ class Tensor:
         self._writable = False
 
     @staticmethod
-    def received(views: Sequence[InputView], writable: bool) -> list[Tensor]:
-        """Return the tensors of a request's inputs; `writable` asks for copies of a client's memory."""
+    def received(views: Sequence[ReceivedTensor], writable: bool) -> list[Tensor]:
+        """Return the tensors of a request's inputs. With `writable`, inputs in a client's memory are copied."""
         tensors: list[Tensor] = []
         for view in views:
             tensor = Tensor.__new__(Tensor)
@@ -70,7 +70,7 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, source: Any, /) -> Tensor:
-        """Return a tensor over the memory of `source`, a DLPack capsule or an object with `__dlpack__`."""
+        """Return a tensor that uses the memory of `source`, a DLPack capsule or an object with `__dlpack__`."""
         array, bfloat = dlpack.from_capsule(source)
         datatype = "BF16" if bfloat else datatypes.name_of(array)
         if datatype is None:
@@ -89,9 +89,9 @@ class Tensor:
         return self._name
 
     def as_numpy(self) -> Array:
-        """Return the tensor's array, the same one each time; BYTES is an object array of `bytes`.
+        """Return the tensor's array, the same object each time. BYTES is an object array of `bytes`.
 
-        An input that lies in a client's shared memory is read-only.
+        An input in a client's shared memory is read-only.
         """
         if self._datatype == "BF16":
             raise TritonModelException(
@@ -101,7 +101,7 @@ class Tensor:
         return self._elements() if array is None else array
 
     def triton_dtype(self) -> int:
-        """Return the datatype's number, as `triton_to_numpy_type` takes it."""
+        """Return the number of the datatype, for `triton_to_numpy_type`."""
         return datatypes.NUMBERS[self._datatype]
 
     def shape(self) -> list[int]:
@@ -111,11 +111,11 @@ class Tensor:
         return True
 
     def to_dlpack(self) -> object:
-        """Return a DLPack capsule; not for BYTES."""
+        """Return a DLPack capsule. Raises `TritonModelException` for BYTES."""
         return self.__dlpack__()
 
     def __dlpack__(self, stream: object = None) -> object:
-        """Return a DLPack capsule; `stream` means nothing for CPU memory."""
+        """Return a DLPack capsule. `stream` has no meaning for CPU memory."""
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
         return dlpack.to_capsule(self._elements(), bfloat=self._datatype == "BF16")
@@ -124,42 +124,44 @@ class Tensor:
         return dlpack.CPU_DEVICE
 
     def output(self) -> OutputValue:
-        """Return the tensor as an output of a response. Shares the array."""
+        """Return the tensor as an output of a response. The output uses the same array."""
         array = self._elements()
         if array.dtype.kind == "S":
             array = array.astype(object)
         return OutputValue(self._name, self._datatype, array)
 
     def _elements(self) -> Array:
-        """Return the array, made at the first use: the model may change it, unless it is a client's memory."""
+        """Return the array; create it at the first use. It is read-only only in a client's memory."""
         if self._array is not None:
             return self._array
         view = self._view
         assert view is not None
         datatype, data = view.datatype, view.data
+        assert data is not None
         if datatype == "BYTES":
             array = to_array(datatype, view.shape, data)
         else:
-            # Of a client's memory where that was asked for; tensors inside a message are read-only, and small.
-            copied = self._writable if view.foreign else data.readonly
             datatype = "UINT16" if datatype == "BF16" else datatype
-            array = (to_new_array if copied else to_array)(datatype, view.shape, data)
-            if view.foreign and not copied:
-                array.flags.writeable = False
+            if in_memory_of_client(view):
+                array = (to_new_array if self._writable else to_array)(datatype, view.shape, data)
+            else:  # bytes of a message are read-only and small: the model gets a writable copy
+                array = (to_new_array if type(data) is bytes else to_array)(datatype, view.shape, data)
         self._array = array
         return array
 
 
-def wanted_outputs(tensors: Sequence[Tensor], asked: Sequence[OutputRef], configured: Set[str]) -> list[OutputValue]:
-    """Return those of a response's tensors that the client asked for: all that are configured where it named none.
+def select_outputs(
+    tensors: Sequence[Tensor], requested: Sequence[RequestedOutput], configured: Set[str]
+) -> list[OutputValue]:
+    """Return the tensors that the client requested; without requested outputs, all configured ones.
 
-    The values share the tensors' arrays.
+    The values use the tensors' arrays.
     """
     outputs: list[OutputValue] = []
     for tensor in tensors:
         name = tensor._name
-        if asked:
-            for output in asked:
+        if requested:
+            for output in requested:
                 if output.name == name:
                     break
             else:
@@ -169,6 +171,6 @@ def wanted_outputs(tensors: Sequence[Tensor], asked: Sequence[OutputRef], config
         array = tensor._array
         if array is None or tensor._datatype == "BYTES":
             outputs.append(tensor.output())
-        else:  # usual, so without a call
+        else:  # the usual case: saves a function call
             outputs.append(OutputValue(name, tensor._datatype, array))
     return outputs

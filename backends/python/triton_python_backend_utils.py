@@ -1,6 +1,6 @@
-"""The module that models import as `triton_python_backend_utils`, usually as `pb_utils`.
+"""The module that models import as `triton_python_backend_utils`, usually with the name `pb_utils`.
 
-It collects what the modules beside it define. `install` makes it importable under its bare name.
+It re-exports definitions of the modules in this folder. `install` makes it importable without the package name.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ __all__ = [
 
 
 def install() -> None:
-    """Make this very module importable as `triton_python_backend_utils`."""
+    """Make this module importable as `triton_python_backend_utils`."""
     sys.modules["triton_python_backend_utils"] = sys.modules[__name__]
 
 
@@ -93,16 +93,16 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return the part of a model configuration about the input called `name`, or None."""
+    """Return the entry of the input called `name` in a model configuration, or None."""
     return next((entry for entry in model_config.get("input", ()) if entry["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return the part of a model configuration about the output called `name`, or None."""
+    """Return the entry of the output called `name` in a model configuration, or None."""
     return next((entry for entry in model_config.get("output", ()) if entry["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """Whether the model is configured as decoupled."""
+    """Return whether the model is configured as decoupled."""
     policy: Mapping[str, bool] = model_config.get("model_transaction_policy", {})
     return policy.get("decoupled", False)

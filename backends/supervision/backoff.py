@@ -1,23 +1,23 @@
-"""How long to wait before a worker is started again. Pure."""
+"""The delay before a worker is restarted. Pure."""
 
 from __future__ import annotations
 
-#: Waits before the second, third, … attempt in a row that came to nothing. The first is at once.
+#: Delays in seconds: before the first restart, and before each next one after failed attempts in a row.
 DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 class Backoff:
-    """Counts workers that died without having been of use."""
+    """Counts workers in a row that died before they executed a batch."""
 
     def __init__(self) -> None:
         self._failures = 0
 
-    def useful(self) -> None:
-        """The worker executed a batch: its death is not the start of a series."""
+    def reset(self) -> None:
+        """A worker has executed a batch: the next restart is without delay."""
         self._failures = 0
 
     def next_delay_s(self) -> float:
-        """Return the wait before the next attempt, and count it."""
+        """Return the delay before the next attempt in seconds, and count the attempt."""
         delay = DELAYS_S[min(self._failures, len(DELAYS_S) - 1)]
         self._failures += 1
         return delay

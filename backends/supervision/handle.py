@@ -1,133 +1,156 @@
-"""The kernel's view of one worker that has loaded a model: batches out, responses in.
+"""The kernel's view of a worker that has loaded a model: sends batches, receives responses.
 
-Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process; after a restart
-there is a new one, so that a late message can never be taken for an answer to a newer request.
+Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process. A restarted worker has a
+new handle, so a late message is never a response to a newer request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from typing import TYPE_CHECKING
 
+from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
-from backends.supervision.worker_memory import OutputMemory, WorkerMemory
+from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import ErrorCode, WorkerLost, error_of, request_prefix
+from kernel.errors import ErrorCode, WorkerLost, error_of
 from kernel.observe.statistics import ExecutionTimes
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.instances import BatchRecord
+from kernel.serving.response import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.supervision.helper_process import Helper
     from backends.supervision.session import WorkerSession
+    from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
     from kernel.serving.batch import Batch
     from kernel.serving.model import Model
     from kernel.serving.request import Request
 
-#: How long a worker that was given several batches may be silent until the kernel looks for answers that it keeps.
-_SILENCE_S = 0.002
+#: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
+_OUTBOX_CHECK_S = 0.002
 
-#: Credit is given back in portions, so that a stream does not cost a message per response.
+#: Credit is sent in portions, so that a stream does not need a message for each response.
 _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 
 
 class WorkerHandle:
     """One model instance in its worker."""
 
-    def __init__(self, name: str, session: WorkerSession, model: Model, poller: LoopPoller) -> None:
+    def __init__(self, name: str, session: WorkerSession, model: Model, poller: LoopPoller, helper: Helper) -> None:
+        """`helper` is used only if the worker shares no memory with the kernel."""
         self.name = name
+        self.record = BatchRecord(session.concurrency)
         self._poller = poller
         self._session = session
+        self._send = session.send
         self._model = model
-        self._numbers = itertools.count(1)
+        #: The number of the next request in messages to the worker.
+        self._next_number = 1
+        #: Requests for which the worker has not sent the final response, by their numbers in its messages.
         self._requests: dict[int, Request] = {}
-        #: Batches that the worker has not finished, by their numbers, with the numbers of their requests.
-        self._batches: dict[int, list[int]] = {}
-        self._memory = WorkerMemory(session, model)
-        self._owed_credit: dict[int, int] = {}
+        self._memory: WorkerMemory | RemoteMemory
+        self._send_execute: Callable[[wire.Execute], None]
+        if session.local:
+            self._memory, self._send_execute = WorkerMemory(session, name), session.send
+        else:
+            self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
+            self._send_execute = self._memory.send_execute
+        #: Responses that clients took and for which no credit was sent yet, by request number.
+        self._unsent_credit: dict[int, int] = {}
         self._lost = False
-        #: Set when the worker has nothing left to do; None while nobody waits for that.
+        #: Set when the worker has no request left; None while no `drain` waits.
         self._drained: asyncio.Event | None = None
-        #: The first batch when the timer that looks for kept answers was set; 0 where it is not set.
+        #: The first unfinished batch when the timer for reading the outbox was set; 0 if it is not set.
         self._watched_batch = 0
-        #: Whether the worker has completed a batch since it was started.
+        #: Whether the worker has executed a batch.
         self.has_executed = False
         self._metrics = ReportedMetrics(name, model.statistics.custom)
         session.on_message = self._on_message
 
-    # ---- kernel.serving.instances.Instance -----------------------------------------------------------
+    # ---- kernel.serving.instances.Instance ---------------------------------------------------
 
     def execute(self, batch: Batch) -> None:
-        refs: list[wire.RequestRef] = []
-        numbers: list[int] = []
-        for request in batch.requests:
-            request.number = number = next(self._numbers)
-            self._requests[number] = request
-            numbers.append(number)
-            refs.append(self._request_ref(request, number))
-        batch_number = next(self._numbers)
-        self._batches[batch_number] = numbers
+        number = batch.first_request_number = self._next_number
+        messages: list[wire.RequestMessage] = []
+        in_flight = 0
+        for request in batch.entries:
+            if request is None:
+                messages.append(wire.RequestMessage(number, []))
+            else:
+                if request.leased:
+                    self._attach(request)
+                self._requests[number] = request
+                in_flight += 1
+                messages.append(
+                    wire.RequestMessage(
+                        number,
+                        request.inputs,
+                        request.outputs,
+                        request.id,
+                        request.sequence_start | request.sequence_end << 1,
+                        request.correlation_id,
+                        request.priority,
+                        request.timeout_us,
+                        request.parameters,
+                    )
+                )
+            number += 1
+        self._next_number = number
+        if batch.slots is not None:
+            _add_sequence_entries(messages, batch, batch.slots)
         poller = self._poller
-        poller.moved(len(numbers))
-        self._session.send(wire.Execute(batch_number, refs, poller.polling.worker_ns))
-        if len(self._batches) > 1 and not self._watched_batch:
-            self._watch()
+        poller.moved(in_flight)
+        self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
+        if not self._watched_batch and len(self.record.batches) > 1:
+            self._schedule_outbox_check()
 
-    def _watch(self) -> None:
-        """Look later whether the worker keeps an answer while it is busy with the next batch."""
-        self._watched_batch = next(iter(self._batches))
-        asyncio.get_running_loop().call_later(_SILENCE_S, self._look)
+    def _attach(self, request: Request) -> None:
+        """Announce the regions of a request to the worker, which uses them until its final response."""
+        request.in_use = True
+        arena = self._model.input_arena
+        own_region = None if arena is None else arena.region
+        spans = [tensor.span for tensor in request.inputs] + [output.span for output in request.outputs]
+        for span in spans:
+            if span is not None:
+                region = span.lease.region
+                self._memory.attach(region, writable=region.of_client or region is own_region)
 
-    def _look(self) -> None:
-        first = next(iter(self._batches), 0)
-        if first == self._watched_batch and not self._lost:
+    def _schedule_outbox_check(self) -> None:
+        """Check the outbox later: a busy worker may have unsent responses of an earlier batch in it."""
+        self._watched_batch = next(iter(self.record.batches))
+        asyncio.get_running_loop().call_later(_OUTBOX_CHECK_S, self._check_outbox)
+
+    def _check_outbox(self) -> None:
+        batches = self.record.batches
+        if next(iter(batches), 0) == self._watched_batch and not self._lost:
             self._session.take_unsent()
         self._watched_batch = 0
-        if len(self._batches) > 1:
-            self._watch()
+        if len(batches) > 1:
+            self._schedule_outbox_check()
 
     def cancel(self, request: Request) -> None:
-        if request.number in self._requests and not self._lost:
-            self._session.send(wire.Cancel([request.number]))
+        number = self._number_of(request)
+        if number is not None and not self._lost:
+            self._send(wire.Cancel([number]))
 
     def consumed(self, request: Request, count: int) -> None:
-        number = request.number
-        if number not in self._requests or self._lost:
+        number = self._number_of(request)
+        if number is None or self._lost:
             return
-        owed = self._owed_credit.get(number, 0) + count
-        if owed >= _CREDIT_PORTION:
-            self._session.send(wire.Credit(number, owed))
-            owed = 0
-        self._owed_credit[number] = owed
+        credit = self._unsent_credit.get(number, 0) + count
+        if credit >= _CREDIT_PORTION:
+            self._send(wire.Credit(number, credit))
+            credit = 0
+        self._unsent_credit[number] = credit
 
-    # ---- requests to the worker --------------------------------------------------------------
-
-    def _request_ref(self, request: Request, number: int) -> wire.RequestRef:
-        inputs: list[wire.TensorRef] = []
-        for tensor in request.inputs:
-            if tensor.span is None:
-                assert tensor.data is not None
-                inputs.append(wire.TensorRef(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)))
-            else:
-                inputs.append(self._memory.input_ref(tensor, tensor.span))
-        outputs: list[wire.OutputRef] = []
-        for output in request.outputs:
-            if output.span is None:
-                outputs.append(wire.OutputRef(output.name, output.classification))
-            else:
-                outputs.append(self._memory.output_ref(output, output.span))
-        return wire.RequestRef(
-            number,
-            inputs,
-            outputs,
-            request.id,
-            int(request.sequence_start) | int(request.sequence_end) << 1,
-            request.correlation_id,
-            request.priority,
-            request.timeout_us,
-            request.parameters,
-        )
+    def _number_of(self, request: Request) -> int | None:
+        """Return the number of a request in messages, or None if the worker has sent its final response."""
+        # A search is fast enough: only streams and cancelled requests need it, and a worker has few requests.
+        return next((number for number, each in self._requests.items() if each is request), None)
 
     # ---- messages from the worker ------------------------------------------------------------
 
@@ -137,114 +160,176 @@ class WorkerHandle:
                 self._executed(message)
             case wire.Responded(request=number, final=final, response=response):
                 self._respond(number, response, final)
+            case wire.Started(batch=batch):
+                self._started(batch)
+            case wire.Transfer(number=number, byte_size=byte_size):
+                self._memory.begin_transfer(number, byte_size)
+            case wire.Chunk(number=number, offset=offset, data=data):
+                self._memory.add_chunk(number, offset, data)
             case wire.ArenaCreated(byte_size=byte_size):
-                self._memory.map_arena(byte_size)
+                self._memory.take_output_arena(byte_size)
             case wire.InputsHeld(requests=numbers):
                 self._hold_inputs(numbers)
             case wire.InputsFreed(requests=numbers):
                 self._memory.free_held(numbers)
             case wire.MetricsChanged():
                 self._metrics.take(message, time.monotonic_ns())
+            case _:
+                raise ValueError(f"unexpected message {type(message).__name__}")
+
+    def _started(self, number: int) -> None:
+        try:
+            self.record.started(number)
+        except KeyError:
+            raise ValueError(f"batch {number} was not dispatched to this worker") from None
 
     def _executed(self, message: wire.Executed) -> None:
-        if message.batch != next(iter(self._batches), None):
-            raise ValueError(f"batch {message.batch} is not being executed")
-        numbers = self._batches[message.batch]
-        if message.responses and len(message.responses) != len(numbers):
-            raise ValueError(f"{len(message.responses)} responses for a batch of {len(numbers)} requests")
-        del self._batches[message.batch]
+        try:
+            batch = self.record.executed(message.batch)
+        except KeyError:
+            raise ValueError(f"batch {message.batch} is not being executed") from None
+        if message.responses:
+            numbers = batch.request_numbers()
+            if len(message.responses) != len(numbers):
+                raise ValueError(f"{len(message.responses)} responses for a batch of {len(numbers)} requests")
+            for number, response in zip(numbers, message.responses, strict=True):
+                self._respond(number, response, True)
         self.has_executed = True
-        for number, response in zip(numbers, message.responses, strict=False):
-            self._respond(number, response, True)
-        times = ExecutionTimes(message.input_ns, message.infer_ns, message.output_ns)
-        self._model.instances.executed(self, times)
+        offset = self._session.clock_offset_ns
+        times = ExecutionTimes(
+            message.compute_start_ns + offset,
+            message.input_end_ns + offset,
+            message.output_start_ns + offset,
+            message.compute_end_ns + offset,
+        )
+        self._model.instances.executed(self, batch, times)
 
-    def _respond(self, number: int, ref: wire.ResponseRef | None, final: bool) -> None:
+    def _respond(self, number: int, message: wire.ResponseMessage | None, final: bool) -> None:
         request = self._requests.get(number)
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
-        response = self._response(request, ref, final)  # raises for what no worker of ours sends
+        response = self._response(request, message, final)  # raises ValueError for what no worker of ours sends
         self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
-            if self._owed_credit:
-                self._owed_credit.pop(number, None)
-        if request.finished:  # the server gave the request up, and answered it, when it had to exit
+            if self._unsent_credit:
+                self._unsent_credit.pop(number, None)
+            if request.in_use:
+                self._memory.finished(number)
+                request.in_use = False
+                if request.finished:
+                    request.release_leases()
+        if request.finished:  # the server abandoned the request at its exit and responded itself
             response.release()
-            return
-        request.respond(response)
+        elif self._memory.defers:
+            self._memory.deliver(request, response)
+        else:
+            request.respond(response)
 
-    def _response(self, request: Request, ref: wire.ResponseRef | None, final: bool) -> Response:
+    def _response(self, request: Request, message: wire.ResponseMessage | None, final: bool) -> Response:
         version = self._model.version_text
-        if ref is None:
+        if message is None:
             return Response(request.model_name, version, request.id, final=final)
-        if ref.error_code:
-            error = error_of(ErrorCode(ref.error_code), ref.error_text)
-            # The only place that reads this out of a text: the wire has no field for it.
-            error.before_queueing = ref.error_text.startswith(request_prefix(request.id))
+        if message.error_code:
+            error = error_of(ErrorCode(message.error_code), message.error_text)
+            error.before_queueing = message.error_before_queueing
             return Response(request.model_name, version, request.id, error=error, final=final)
-        outputs: list[OutputTensor] = []
-        used: OutputMemory | None = None
-        for tensor in ref.outputs:
-            if tensor.data is not None:
-                outputs.append(OutputTensor(tensor.name, tensor.datatype, tensor.shape, tensor.data))
-            else:
-                used = used or OutputMemory()
-                outputs.append(self._memory.output(request, tensor, used))
-        release = used.release_with(self._memory, final=final) if used is not None else None
-        return Response(request.model_name, version, request.id, outputs, ref.parameters, None, final, release)
+        leased = False
+        try:
+            for tensor in message.outputs:
+                if tensor.span is not None:
+                    self._memory.take_output(request, tensor, tensor.span, final=final)
+                    leased = leased or tensor.span is not None
+                elif tensor.data is None:
+                    raise ValueError(f"output '{tensor.name}' has no bytes")
+        except ValueError:
+            for tensor in message.outputs:
+                tensor.release()
+            raise
+        return Response(
+            request.model_name, version, request.id, message.outputs, message.parameters, None, final, leased
+        )
+
+    def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
+        """Fail a request that could not be sent to the worker; the other requests of its batch continue."""
+        request = self._requests.pop(number)
+        self._poller.moved(-1)
+        self.record.batches[batch_number].remove(request)
+        request.in_use = False
+        if request.finished:
+            request.release_leases()
+        else:
+            request.fail(error)
 
     def _hold_inputs(self, numbers: list[int]) -> None:
-        """The model keeps inputs of these requests, whose final answers come next."""
-        first = next(iter(self._batches), 0)  # numbers grow: requests with higher ones were not started
+        """The model holds inputs of these requests, whose final responses follow."""
+        unstarted = {number for batch in self.record.unstarted() for number in batch.request_numbers()}
         for number in numbers:
             request = self._requests.get(number)
-            if request is None or number > first > 0:
-                raise ValueError(f"inputs held of request {number}, which is not being executed")
+            if request is None or number in unstarted:
+                raise ValueError(f"held inputs of request {number}, which is not being executed")
             self._memory.hold(number, request)
 
     # ---- the end -----------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Wait until the worker has nothing left to do, or is lost. It must be apart from its model's others."""
-        if self._requests or self._batches:
+        """Wait until the worker has no request left, or is lost. The instance must be set apart."""
+        if self._requests or self.record.batches:
             self._drained = asyncio.Event()
-            self._session.on_message = self._on_last_message
+            self._session.on_message = self._on_message_while_draining
             await self._drained.wait()
 
-    def _on_last_message(self, message: wire.ToKernel) -> None:
-        """Handle a message while somebody waits for the last one: who does not wait, does not ask."""
+    def _on_message_while_draining(self, message: wire.ToKernel) -> None:
+        """Handle a message while `drain` waits."""
         self._on_message(message)
-        self._note_drained()
+        self._check_drained()
 
-    def _note_drained(self) -> None:
-        if self._drained is not None and not self._requests and not self._batches:
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._requests and not self.record.batches:
             self._drained.set()
 
     def lost(self, cause: str) -> None:
-        """The worker is gone: whatever it was executing is answered with the cause.
-
-        A worker answers a batch before it starts the next: only the first of those that it had was, or
-        may have been, started.
-        """
-        self._lost = True
-        self._memory.close()
-        self._poller.moved(-len(self._requests))
-        later = itertools.islice(self._batches.values(), 1, None)
-        # One that was answered out of turn, which no worker of ours does, is not there any more.
-        unstarted = [self._requests.pop(number) for numbers in later for number in numbers if number in self._requests]
+        """The worker is gone: fail its started requests with the cause, and return the others to the scheduler."""
+        self._end()
+        unstarted: list[Request] = []
+        for batch in self.record.unstarted():
+            for number in batch.request_numbers():
+                request = self._requests.get(number)
+                # A request that is not live is none of the scheduler's: it was abandoned, or belongs to a warm-up.
+                if request is not None and request in self._model.live.instance_of:
+                    del self._requests[number]
+                    request.in_use = False
+                    unstarted.append(request)
         requests, self._requests = self._requests, {}
-        self._batches.clear()
+        self.record.batches.clear()
         for request in requests.values():
-            request.fail(WorkerLost(self.name, cause))
+            request.in_use = False
+            if request.finished:  # the server abandoned it at its exit
+                request.release_leases()
+            else:
+                request.fail(WorkerLost(self.name, cause))
         self._model.instances.lost(self, unstarted)
-        self._metrics.end()
-        self._note_drained()
+        self._check_drained()
 
     def stopped(self) -> None:
-        """The worker has ended as it was told to."""
+        """The worker has ended as it was asked to."""
+        self._end()
+        requests, self._requests = self._requests, {}
+        for request in requests.values():  # abandoned when the server had to exit
+            request.in_use = False
+            request.release_leases()
+        self._model.instances.forget(self)
+
+    def _end(self) -> None:
+        """The worker is gone: release its memory and metrics."""
         self._lost = True
         self._memory.close()
         self._poller.moved(-len(self._requests))
-        self._model.instances.forget(self)
         self._metrics.end()
+
+
+def _add_sequence_entries(messages: list[wire.RequestMessage], batch: Batch, slots: list[int]) -> None:
+    """Add slots and control tensors to the requests of a batch of sequences."""
+    controls = batch.controls or [[] for _ in slots]
+    for message, request, slot, tensors in zip(messages, batch.entries, slots, controls, strict=True):
+        message.sequence = wire.SequenceEntry(slot, tensors, request is None)

@@ -1,7 +1,7 @@
-"""How a worker is started: the one seam between supervision and where workers run.
+"""Starts workers. Supervision uses only these interfaces, and does not know where workers run.
 
-`LocalLauncher` starts processes on this machine. A launcher for other hosts returns a `Launched` over
-its own connection; workers there get their tensors inline (`backends/transport/wire.py`).
+`LocalLauncher` starts processes on this machine. A launcher for other hosts returns a `Launched` over its own
+connection; workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).
 """
 
 from __future__ import annotations
@@ -25,37 +25,45 @@ logger = logging.getLogger(__name__)
 
 
 class Launched(Protocol):
-    """A worker that was started. Whoever launched it calls `stop` or `kill` in the end."""
+    """A started worker. The code that launched it calls `stop` or `kill` at the end."""
 
-    #: The kernel's end of the framed connection; owned by the channel that is made of it.
+    #: The kernel's end of the framed connection. The channel that uses it owns it.
     socket: socket.socket
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` once with the cause when the worker has ended, however that came."""
+        """Call `callback` once, with the cause, when the worker has ended for any reason."""
 
     def kill(self) -> None:
-        """End the worker at once; `on_lost` follows."""
+        """Kill the worker. `on_lost` follows."""
 
     async def stop(self, grace_s: float) -> None:
-        """Wait until the worker has ended by itself, at most `grace_s` seconds, then kill it."""
+        """Wait at most `grace_s` seconds until the worker has ended by itself, then kill it."""
 
 
 class Launcher(Protocol):
     """Starts workers."""
 
-    async def launch(self, title: str) -> Launched:
-        """Start a worker whose output is logged under `title`. Raises `OSError` where that fails."""
+    async def launch(self, title: str, *, helper: bool = False) -> Launched:
+        """Start a worker whose output is logged under `title`. Raises `OSError`.
+
+        A `helper` runs no model, has low priority, and always shares memory with the kernel.
+        """
 
 
 class LocalLauncher:
-    """Starts workers as clean interpreters on this machine."""
+    """Starts workers on this machine, each as a new interpreter."""
 
-    async def launch(self, title: str) -> Launched:
+    def __init__(self, *, shared_memory: bool = True) -> None:
+        """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts."""
+        self.shared_memory = shared_memory
+
+    async def launch(self, title: str, *, helper: bool = False) -> Launched:
+        """See `Launcher`."""
         ours, theirs = socket.socketpair()
         capture = OutputCapture(title)
         try:
-            # Its own session, so that signals of the terminal reach the kernel alone, and so that a
-            # worker can be ended together with what its model started.
+            # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
+            # together with the processes that its model started.
             process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child is forked
                 [
                     sys.executable,
@@ -64,6 +72,8 @@ class LocalLauncher:
                     f"--model={title}",
                     f"--fd={theirs.fileno()}",
                     f"--kernel={os.getpid()}",
+                    *(["--helper"] if helper else []),
+                    *([] if self.shared_memory or helper else ["--remote"]),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=capture.stdout_fd,
@@ -82,7 +92,7 @@ class LocalLauncher:
 
 
 class LocalProcess:
-    """A worker process on this machine, watched through its pidfd."""
+    """A worker process on this machine, watched by its pidfd."""
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, capture: OutputCapture) -> None:
         self.socket = sock
@@ -102,7 +112,7 @@ class LocalProcess:
             self._callback = callback
 
     def kill(self) -> None:
-        """Kill the process and whatever it started in its group."""
+        """Kill the process and all processes of its group."""
         if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -120,7 +130,7 @@ class LocalProcess:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._cause = describe_exit(self._process.wait())
-        # What the model had started must not outlive it.
+        # Processes that the model started must not outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._capture.close()
@@ -130,7 +140,7 @@ class LocalProcess:
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended: `killed by signal 9 (SIGKILL)` or `exit code 3`."""
+    """Return how a process ended, as text: `killed by signal 9 (SIGKILL)` or `exit code 3`."""
     if code >= 0:
         return f"exit code {code}"
     try:

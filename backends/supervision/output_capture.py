@@ -1,4 +1,4 @@
-"""What a worker prints: its standard output and error become log lines with the model's name."""
+"""Logs a worker's standard output and error, line by line, with the model's name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import os
 
 logger = logging.getLogger("model")
 
-#: A line longer than this is cut; so is what a worker prints without ever ending a line.
+#: The longest line in bytes. A longer one is cut, also if its end is not received yet.
 MAX_LINE = 8192
 
 
 class OutputCapture:
-    """Two pipes whose lines are logged under a title: standard output as INFO, standard error as WARNING."""
+    """Two pipes whose lines are logged with a title: standard output as INFO, standard error as WARNING."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -28,12 +28,12 @@ class OutputCapture:
             loop.add_reader(fd, self._readable, fd)
 
     def close_child_ends(self) -> None:
-        """Close the ends that the worker has inherited."""
+        """Close our copies of the ends that the worker has inherited."""
         os.close(self.stdout_fd)
         os.close(self.stderr_fd)
 
     def close(self) -> None:
-        """Log what is left in the pipes and close them."""
+        """Log the rest of the pipes' content and close them."""
         for fd in list(self._open):
             while fd in self._open and self._readable(fd):
                 pass

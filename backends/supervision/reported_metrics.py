@@ -1,6 +1,6 @@
-"""What one worker reports of its model's own metrics, on its way into those of the model version.
+"""Adds the custom metrics that one worker reports to those of the model version.
 
-Nothing that a worker sends is trusted: whatever no worker of ours would send raises ValueError, which drops it.
+Reports are not trusted: a report that no worker of ours would send raises ValueError, which ends the worker.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _Held(msgspec.Struct, frozen=True):
-    """A series that the worker has. Without `series` the model version has no room for it."""
+class _HeldSeries(msgspec.Struct, frozen=True):
+    """A series of the worker. `series` is None if the model version has reached its limit of series."""
 
     family: CustomFamily
     labels: Labels
@@ -32,18 +32,18 @@ class _Held(msgspec.Struct, frozen=True):
 
 
 class ReportedMetrics:
-    """The metrics of one worker, by the numbers that it gave them."""
+    """The metrics of one worker, by the worker's numbers."""
 
     def __init__(self, title: str, metrics: CustomMetrics) -> None:
-        """`title` names the worker's instance in the log."""
+        """`title` is the name of the instance in the log."""
         self._title = title
         self._metrics = metrics
         self._families: dict[str, CustomFamily] = {}
-        self._held: dict[int, _Held] = {}
-        self._complained = False
+        self._held: dict[int, _HeldSeries] = {}
+        self._limit_logged = False
 
     def take(self, message: wire.MetricsChanged, now_ns: int) -> None:
-        """Add what `message` tells. Raises ValueError for what no worker of ours sends."""
+        """Apply a report. Raises ValueError for one that no worker of ours sends."""
         try:
             for family in message.families:
                 self._define(family)
@@ -60,11 +60,11 @@ class ReportedMetrics:
                 self._metrics.release(held.family, held.labels)
 
     def end(self) -> None:
-        """The worker has ended, and tells nothing more."""
+        """The worker has ended: release its series."""
         held, self._held = self._held, {}
         for each in held.values():
             if each.series is not None:
-                self._metrics.leave(each.family, each.labels)
+                self._metrics.worker_ended(each.family, each.labels)
 
     def _define(self, ref: wire.MetricFamilyRef) -> None:
         check_family_name(ref.name)
@@ -81,9 +81,9 @@ class ReportedMetrics:
         try:
             series = self._metrics.hold(family, labels, ref.buckets)
         except TooManySeries:
-            self._complain()
+            self._log_limit()
             series = None
-        self._held[ref.number] = _Held(family, labels, ref.buckets, series)
+        self._held[ref.number] = _HeldSeries(family, labels, ref.buckets, series)
 
     def _change(self, change: wire.MetricChange, now_ns: int) -> None:
         held = self._known(change.series)
@@ -92,7 +92,7 @@ class ReportedMetrics:
             if len(change.counts) != len(held.bounds) + 1 or any(count < 0 for count in change.counts):
                 raise ValueError(f"{len(change.counts)} buckets of a histogram with {len(held.bounds)} bounds")
         elif kind is MetricKind.COUNTER and (change.absolute or change.added < 0):
-            raise ValueError("a counter that does not count")
+            raise ValueError("a change of a counter that does not increase it")
         if series is None:
             return
         series.changed_ns = now_ns
@@ -101,13 +101,13 @@ class ReportedMetrics:
         else:
             series.value = change.added if change.absolute else series.value + change.added
 
-    def _known(self, number: int) -> _Held:
+    def _known(self, number: int) -> _HeldSeries:
         held = self._held.get(number)
         if held is None:
             raise ValueError(f"there is no metric {number}")
         return held
 
-    def _complain(self) -> None:
-        if not self._complained:
-            self._complained = True
+    def _log_limit(self) -> None:
+        if not self._limit_logged:
+            self._limit_logged = True
             logger.error("model instance '%s' has more metrics than a model may have; some are left out", self._title)

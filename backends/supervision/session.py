@@ -1,10 +1,11 @@
-"""One worker from its start to its end: the handshake as awaitable steps, then messages to its handle."""
+"""One worker from its start to its end: first the handshake, as awaitable steps, then messages to its handle."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A worker that has not said hello by then will not: a clean interpreter needs 0.2 s.
+#: How long a worker may take until it sends `Hello`, in seconds. A new interpreter needs 0.2 s.
 HELLO_TIMEOUT_S = 30.0
 
-#: A killed process ends as soon as the system gets to it.
+#: How long to wait for the end of a killed process, in seconds.
 _KILL_GRACE_S = 10.0
 
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
@@ -31,54 +32,74 @@ _model_logger = logging.getLogger("model")
 class WorkerSession:
     """A worker process and the connection to it.
 
-    `on_message` gets what belongs to execution, `on_lost` the cause of the worker's end, once, after
-    every message that the worker had sent.
+    `on_message` gets the messages about execution and memory. `on_lost` gets the cause of the worker's end, once, after
+    all messages that the worker has sent.
     """
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._launched: Launched | None = None
         self._channel: LoopChannel | None = None
-        self._reply: asyncio.Future[wire.ToKernel] | None = None
+        self._response: asyncio.Future[wire.ToKernel] | None = None
         self._lost_cause: str | None = None
         self._protocol_error: str | None = None
+        #: How many batches the instance executes at the same time, once a model is loaded.
+        self.concurrency = 1
+        #: The most bytes that the worker's large outputs may take.
+        self.arena_byte_size = 0
+        #: Whether the worker runs on this machine, so that memory can be shared with it.
+        self.local = True
+        #: The worker's time plus this is the kernel's time, in nanoseconds.
+        self.clock_offset_ns = 0
+        #: Sends a message at the end of the event-loop iteration. After the worker's end it does nothing.
+        self.send: Callable[[wire.ToWorker], None] = self._not_started
         self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
         self.on_lost: Callable[[str], None] | None = None
 
-    async def start(self, launcher: Launcher) -> None:
-        """Start the worker and wait until it says hello. Raises `ServingError`."""
-        self._reply = asyncio.get_running_loop().create_future()
+    async def start(self, launcher: Launcher, *, helper: bool = False) -> None:
+        """Start the worker, or a helper, and wait for its `Hello`. Raises `ServingError`."""
+        self._response = asyncio.get_running_loop().create_future()
         try:
-            self._launched = await launcher.launch(self._title)
+            self._launched = await launcher.launch(self._title, helper=helper)
         except OSError as error:
             raise InternalError(f"a worker process could not be started: {error}") from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
+        self.send = self._channel.send
         self._launched.on_lost(self._process_lost)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                hello = await self._reply
+                hello = await self._response
         except TimeoutError:
             self.kill()
             raise InternalError(f"the worker did not start within {HELLO_TIMEOUT_S:.0f} s") from None
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
-            raise InternalError(f"the worker speaks another protocol: {hello!r}")
+            raise InternalError(f"the worker uses another protocol version: {hello!r}")
+        self.local = hello.local
+        if not hello.local:
+            self.clock_offset_ns = time.monotonic_ns() - hello.now_ns
 
     async def complete(self, message: wire.Complete) -> str:
         """Return the completed configuration in JSON. Raises the worker's `ServingError`."""
-        reply = await self._ask(message)
-        assert isinstance(reply, wire.Completed), reply
-        return reply.config
+        response = await self._request(message)
+        assert isinstance(response, wire.Completed), response
+        return response.config
 
     async def load(self, message: wire.Load) -> int:
-        """Load the model; returns how many nanoseconds it took. Raises the worker's `ServingError`."""
-        reply = await self._ask(message)
-        assert isinstance(reply, wire.Loaded), reply
-        return reply.load_ns
+        """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""
+        self.arena_byte_size = message.arena_byte_size
+        response = await self._request(message)
+        assert isinstance(response, wire.Loaded), response
+        self.concurrency = response.concurrency
+        return response.load_ns
 
-    def send(self, message: wire.ToWorker) -> None:
+    def _not_started(self, message: wire.ToWorker) -> None:
+        raise AssertionError(f"{type(message).__name__} was sent to a worker that was never started")
+
+    async def written(self, byte_size: int) -> None:
+        """Wait until at most `byte_size` bytes are unsent, or the connection has ended."""
         assert self._channel is not None
-        self._channel.send(message)
+        await self._channel.written(byte_size)
 
     def send_with_fd(self, message: wire.ToWorker, fd: int) -> None:
         assert self._channel is not None
@@ -89,13 +110,13 @@ class WorkerSession:
         return self._channel.take_fd()
 
     def take_unsent(self) -> None:
-        """Handle what the worker has said and not sent, because it is busy."""
+        """Handle the messages in the outbox of a busy worker."""
         assert self._channel is not None
         self._channel.take_unsent()
 
     async def stop(self, grace_s: float) -> None:
-        """Have the model finalized and wait until the worker has ended; kill it after `grace_s` seconds,
-        or at once where that is 0."""
+        """Let the worker finalize its model and wait until it has ended. Kill it after `grace_s` seconds; 0 kills it
+        at once."""
         if self._launched is None or self._lost_cause is not None:
             return
         self.on_lost = None
@@ -111,15 +132,15 @@ class WorkerSession:
 
     # ---- messages ----------------------------------------------------------------------------
 
-    async def _ask(self, message: wire.ToWorker) -> wire.ToKernel:
+    async def _request(self, message: wire.ToWorker) -> wire.ToKernel:
         if self._lost_cause is not None:
             raise Unavailable(f"the worker was lost ({self._lost_cause})")
-        self._reply = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         self.send(message)
-        reply = await self._reply
-        if isinstance(reply, wire.LoadFailed):
-            raise error_of(ErrorCode(reply.code), reply.text)
-        return reply
+        response = await self._response
+        if isinstance(response, wire.LoadFailed):
+            raise error_of(ErrorCode(response.code), response.text)
+        return response
 
     def _received(self, raw_messages: list[bytes]) -> None:
         for raw in raw_messages:
@@ -132,6 +153,11 @@ class WorkerSession:
                     | wire.MetricsChanged()
                     | wire.InputsHeld()
                     | wire.InputsFreed()
+                    | wire.Started()
+                    | wire.Transfer()
+                    | wire.Chunk()
+                    | wire.SpanRead()
+                    | wire.SpanWritten()
                 ):
                     self.on_message(message)
                 case wire.OutboxCreated():
@@ -139,10 +165,10 @@ class WorkerSession:
                 case wire.Log(level=level, text=text):
                     _model_logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self._title, text)
                 case _:
-                    if self._reply is None or self._reply.done():
+                    if self._response is None or self._response.done():
                         self._unexpected(message)
                     else:
-                        self._reply.set_result(message)
+                        self._response.set_result(message)
 
     def _attach_outbox(self) -> None:
         assert self._channel is not None
@@ -156,7 +182,7 @@ class WorkerSession:
         raise ValueError(f"unexpected message {type(message).__name__}")
 
     def _channel_closed(self, problem: str | None) -> None:
-        """The connection ended. The process follows, or is broken and made to."""
+        """The connection has ended: kill the process, if it has not ended itself."""
         self._protocol_error = problem
         self.kill()
 
@@ -168,8 +194,10 @@ class WorkerSession:
         if self._protocol_error is not None:
             cause = f"{cause}; {self._protocol_error}"
         self._lost_cause = cause
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(InternalError(f"the worker was lost while the model was being loaded ({cause})"))
-            self._reply.exception()  # whoever waited may have given up
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(
+                InternalError(f"the worker was lost while the model was being loaded ({cause})")
+            )
+            self._response.exception()  # read here, because the waiting code may be cancelled
         if self.on_lost is not None:
             self.on_lost(cause)

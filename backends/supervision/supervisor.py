@@ -1,7 +1,7 @@
-"""Keeps one model instance alive: starts its worker, notices its death, starts the next one.
+"""Keeps one model instance alive: starts its worker, notices the loss of a worker, starts the next one.
 
-The lifecycle makes a supervisor per instance. The first worker of a model also completes the
-configuration, in the process that then loads the model.
+The lifecycle makes a supervisor for each instance. The first worker of a model also completes the configuration, and
+then loads the model in the same process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kernel.errors import InternalError, ServingError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from backends.supervision.helper_process import Helper
     from backends.supervision.launcher import Launcher
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
@@ -30,19 +31,27 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: How long a worker may take to finalize its model before it is killed.
+#: How long a worker may take to finalize its model before it is killed, in seconds.
 FINALIZE_GRACE_S = 5.0
 
 
 class InstanceSupervisor:
-    """One instance, over any number of worker processes."""
+    """One instance, over any number of worker processes one after the other."""
 
     def __init__(
-        self, launcher: Launcher, poller: LoopPoller, *, arena_byte_size: int, verbose: int, load_timeout_s: float = 0
+        self,
+        launcher: Launcher,
+        poller: LoopPoller,
+        helper: Helper,
+        *,
+        arena_byte_size: int,
+        verbose: int,
+        load_timeout_s: float = 0,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit."""
         self._launcher = launcher
         self._poller = poller
+        self._helper = helper
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
@@ -54,23 +63,23 @@ class InstanceSupervisor:
         self._backoff = Backoff()
         self._restart: asyncio.Task[None] | None = None
         self._loaded = False
-        #: Whether the instance takes batches, and its next worker will as well.
+        #: Whether the instance is in service. Its next worker is then in service too.
         self._serving = False
         self._stopped = False
 
     async def start(self, title: str) -> None:
-        """Start a worker process, without a model yet. Raises `ServingError`."""
+        """Start a worker process without a model. Raises `ServingError`."""
         self._session = WorkerSession(title)
         await self._session.start(self._launcher)
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
-        """Return the configuration as the model file completes it, in JSON. Raises `ServingError`."""
+        """Return the configuration completed from the model file, in JSON. Raises `ServingError`."""
         assert self._session is not None
         message = wire.Complete(config, model_dir, version, backend_config)
         return await self._in_time(self._session, self._session.complete(message), "completing its configuration")
 
     async def load(self, plan: InstancePlan, config: str) -> int:
-        """Load the model into the worker; returns the nanoseconds that it took. Raises `ServingError`."""
+        """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""
         self._plan = plan
         self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
@@ -87,7 +96,7 @@ class InstanceSupervisor:
         return await self._in_time(session, session.load(message), "loading")
 
     async def _in_time(self, session: WorkerSession, work: Awaitable[_T], doing: str) -> _T:
-        """Return what `work` returns. Raises `InternalError`, and kills the worker, where it takes too long."""
+        """Return the result of `work`. On a timeout, kills the worker and raises `InternalError`."""
         try:
             async with asyncio.timeout(self._load_timeout_s or None):
                 return await work
@@ -98,24 +107,24 @@ class InstanceSupervisor:
             ) from None
 
     def join(self, model: Model) -> WorkerHandle:
-        """Make the instance one of `model`'s, apart from the others, and keep it alive from now on."""
+        """Add the instance to `model`, set apart, and restart its worker from now on if it is lost."""
         self._model = model
-        return self._employ()
+        return self._make_handle()
 
     def serve(self) -> None:
-        """Let the instance take batches."""
+        """Put the instance in service."""
         assert self._model is not None
         self._serving = True
         if self._handle is not None:
             self._model.instances.add(self._handle)
 
-    def use(self, config: str) -> None:
-        """Have a worker that must be started again load this configuration."""
+    def set_restart_config(self, config: str) -> None:
+        """Use this configuration when a worker must be restarted."""
         assert self._load is not None
         self._load = msgspec.structs.replace(self._load, config=config)
 
-    async def leave(self) -> None:
-        """Take no more batches, and wait until what was taken is done. A worker that dies is not replaced."""
+    async def retire(self) -> None:
+        """Take no more batches, and wait until the instance's batches are finished. A lost worker is not replaced."""
         self._stopped = True
         if self._handle is not None:
             assert self._model is not None
@@ -123,9 +132,9 @@ class InstanceSupervisor:
             await self._handle.drain()
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Finalize the model and end the worker; `at_once`, or without a model yet, only end it.
+        """Finalize the model and end the worker. With `at_once`, or if no model is loaded, only kill the worker.
 
-        Requests must be drained before.
+        The instance must have no requests.
         """
         self._stopped = True
         if self._restart is not None:
@@ -136,14 +145,14 @@ class InstanceSupervisor:
         if self._handle is not None:
             self._handle.stopped()
 
-    # ---- one worker after the other ----------------------------------------------------------
+    # ---- restarts ----------------------------------------------------------------------------
 
-    def _employ(self) -> WorkerHandle:
-        """Let the worker that has loaded the model be the instance."""
+    def _make_handle(self) -> WorkerHandle:
+        """Make the worker that has loaded the model the instance's worker."""
         assert self._session is not None
         assert self._model is not None
         assert self._plan is not None
-        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model, self._poller)
+        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model, self._poller, self._helper)
         self._session.on_lost = self._lost
         self._session.send(wire.Joined())
         if self._serving:
@@ -158,7 +167,7 @@ class InstanceSupervisor:
         handle, self._handle = self._handle, None
         self._session = None
         if handle.has_executed:
-            self._backoff.useful()
+            self._backoff.reset()
         logger.error("the worker of model instance '%s' was lost: %s", self._plan.name, cause)
         handle.lost(cause)
         if not self._stopped:
@@ -172,7 +181,7 @@ class InstanceSupervisor:
         while not self._stopped:
             delay = self._backoff.next_delay_s()
             if delay:
-                logger.warning("model instance '%s' is started again in %.0f s", name, delay)
+                logger.warning("model instance '%s' is restarted in %.0f s", name, delay)
                 await asyncio.sleep(delay)
             session = WorkerSession(name)
             try:
@@ -188,7 +197,7 @@ class InstanceSupervisor:
                 session.kill()
                 raise
             logger.info("model instance '%s' is ready again, loaded in %.3f s", name, load_ns / 1e9)
-            self._employ()
+            self._make_handle()
             return
 
     def _failed(self, error: ServingError) -> None:

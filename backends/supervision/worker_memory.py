@@ -1,70 +1,112 @@
-"""Memory that the kernel shares with one worker, as the kernel sees it: regions that the worker knows, inputs in
-arenas that its model keeps, and outputs in the worker's own arena or in inputs.
+"""The memory that the kernel shares with one worker: attached regions, held inputs, and the worker's output arena.
 
-`backends/supervision/handle.py` asks for it where a tensor is not in the message itself.
+`backends/supervision/handle.py` uses it for tensors that are not inline.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import mmap
 import os
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from kernel.loop.iteration_end import IterationEnd
-from kernel.serving.response import OutputTensor
-from shm.region import RegionKind
+from shm.arena import check_arena, read_only_fd
+from shm.lease import LeasedBlock
+from shm.region import FileHandle, Region, RegionKind
+from shm.tensor import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from backends.supervision.session import WorkerSession
-    from kernel.serving.model import Model
-    from kernel.serving.request import InputTensor, Request, RequestedOutput
-    from shm.region import Held, Region, Span
+    from kernel.serving.request import Request
+    from kernel.serving.response import Response
+    from shm.lease import Lease
+    from shm.tensor import Buffer, Tensor
+
+
+class OutputArena:
+    """A worker's output arena: a region from which responses are sent to clients, and which can be attached to other
+    workers.
+
+    The worker allocates blocks. The kernel counts the leases of each block, and frees a block when its last lease is
+    released. If the worker is gone, its blocks stay readable as long as they are leased.
+    """
+
+    def __init__(self, fd: int, byte_size: int, title: str, memory: WorkerMemory) -> None:
+        """The arena owns `fd` from now on. Raises `NotAnArena`, a ValueError, for what no worker of ours sends."""
+        try:
+            check_arena(fd, byte_size)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.region = Region(f"outputs of {title}", RegionKind.ARENA, FileHandle(fd), byte_size)
+        self._memory = memory
+        self._blocks: dict[int, LeasedBlock] = {}
+
+    def lease(self, offset: int, byte_size: int) -> Lease:
+        """Return a lease of the block at `offset`, which has a tensor of `byte_size` bytes. Raises ValueError."""
+        if min(offset, byte_size) < 0 or offset + byte_size > self.region.byte_size:
+            raise ValueError(f"an output at {offset}, outside of the worker's arena")
+        block = self._blocks.get(offset)
+        if block is None:
+            block = self._blocks[offset] = LeasedBlock(self.region, offset, self._freed)
+        return block.lease()
+
+    @property
+    def leased_block_count(self) -> int:
+        return len(self._blocks)
+
+    def _freed(self, offset: int) -> None:
+        del self._blocks[offset]
+        self._memory.free_blocks([offset])
+
+    def close(self) -> None:
+        """The worker is gone: free the arena when all leases are released."""
+        self.region.drop()
 
 
 class WorkerMemory:
-    """What one worker process and the kernel share. Every `ValueError` is for what no worker of ours sends."""
+    """The memory that one worker and the kernel share. Each `ValueError` is for what no worker of ours sends.
 
-    def __init__(self, session: WorkerSession, model: Model) -> None:
+    `RemoteMemory` has the same interface, for a worker that shares no memory.
+    """
+
+    #: Whether responses must be sent by `deliver`, because their outputs may not be in their places yet.
+    defers = False
+
+    def __init__(self, session: WorkerSession, title: str) -> None:
         self._session = session
-        self._model = model
+        self._title = title
         self._attached: set[int] = set()
-        #: The worker's output arena, read-only; None before its first output, and when the worker is gone.
-        self._arena: memoryview | None = None
-        #: Blocks of it that were read in this loop turn.
+        #: None before the worker's first large output.
+        self.output_arena: OutputArena | None = None
+        #: Its blocks that were freed in this event-loop iteration, by offset.
         self._freed: list[int] = []
-        #: What the model goes on using of inputs whose requests are answered, by request number.
-        self._held: dict[int, list[Held]] = {}
+        #: Leases of held inputs, by request number.
+        self._held: dict[int, list[Lease]] = {}
         self._closed = False
 
     # ---- tensors of requests -----------------------------------------------------------------
 
-    def input_ref(self, tensor: InputTensor, span: Span) -> wire.TensorRef:
-        """Return the reference to an input that lies in `span`, whose region the worker knows then."""
-        region = span.region
-        foreign = self._attach(region)
-        return wire.TensorRef(
-            tensor.name, tensor.datatype, tensor.shape, None, region.number, span.offset, span.byte_size, foreign
-        )
-
-    def output_ref(self, output: RequestedOutput, span: Span) -> wire.OutputRef:
-        """Return the reference to a place for an output, whose region the worker knows then."""
-        region = span.region
-        self._attach(region)
-        return wire.OutputRef(output.name, 0, region.number, span.offset, span.byte_size)
-
-    def _attach(self, region: Region) -> bool:
-        """Make the worker know the region; returns whether it is a client's."""
-        foreign = region.kind is not RegionKind.ARENA
-        if region.number not in self._attached:
-            self._attached.add(region.number)
-            self._session.send_with_fd(wire.Attach(region.number, region.byte_size, region.offset, foreign), region.fd)
-            region.on_closed(self._detach)
-        return foreign
+    def attach(self, region: Region, *, writable: bool) -> None:
+        """Announce a region to the worker, before a message names a span of it."""
+        if region.number in self._attached:
+            return
+        self._attached.add(region.number)
+        region.on_closed(self._detach)
+        if self.output_arena is not None and region is self.output_arena.region:
+            self._session.send(wire.OwnArena(region.number))
+            return
+        message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client)
+        if writable:
+            self._session.send_with_fd(message, region.fd)
+            return
+        fd = read_only_fd(region.fd)
+        try:
+            self._session.send_with_fd(message, fd)
+        finally:
+            os.close(fd)
 
     def _detach(self, region: Region) -> None:
         if region.number in self._attached and not self._closed:
@@ -72,71 +114,85 @@ class WorkerMemory:
             self._session.send(wire.Detach(region.number))
 
     def hold(self, number: int, request: Request) -> None:
-        """Take the blocks of a request's inputs over, which would be free again with its final answer."""
+        """Lease the inputs of a request in arenas also after its final response. Raises ValueError."""
         if number in self._held:
-            raise ValueError(f"inputs of request {number}, which were held before")
-        held = self._held[number] = []
-        for tensor in request.inputs:
-            if tensor.span is not None and tensor.shared_memory is None:
-                held.append(tensor.span.lease)
-                tensor.span = None
+            raise ValueError(f"held inputs of request {number}, which are held already")
+        self._held[number] = [
+            tensor.span.lease.share()
+            for tensor in request.inputs
+            if tensor.span is not None and not tensor.span.lease.region.of_client
+        ]
 
     def free_held(self, numbers: Sequence[int]) -> None:
-        """The model has done with inputs of these requests. Raises `ValueError`."""
+        """Release the held inputs of these requests. Raises ValueError."""
         for number in numbers:
             held = self._held.pop(number, None)
             if held is None:
-                raise ValueError(f"inputs freed of request {number}, which were not held")
+                raise ValueError(f"freed inputs of request {number}, which were not held")
             for lease in held:
                 lease.release()
 
     # ---- tensors of responses ----------------------------------------------------------------
 
-    def map_arena(self, byte_size: int) -> None:
-        """Map the worker's output arena, whose file descriptor has come. Raises `ValueError`."""
+    def take_output_arena(self, byte_size: int) -> None:
+        """Open the worker's output arena with the received descriptor. Raises ValueError."""
         fd = self._session.take_fd()
-        try:
-            if byte_size > os.fstat(fd).st_size:
-                raise ValueError(f"an arena of {byte_size} bytes that is smaller")
-            self._arena = memoryview(mmap.mmap(fd, byte_size, prot=mmap.PROT_READ))
-        finally:
+        if self.output_arena is not None:
             os.close(fd)
+            raise ValueError("a second output arena")
+        self.output_arena = OutputArena(fd, byte_size, self._title, self)
 
-    def output(self, request: Request, ref: wire.TensorRef, used: OutputMemory) -> OutputTensor:
-        """Return an output that lies in memory, and note in `used` what is needed for as long. Raises `ValueError`."""
-        if ref.region != wire.OUTPUT_ARENA:
-            for asked in request.outputs:
-                if asked.name == ref.name and asked.shared_memory is not None:
-                    return OutputTensor(ref.name, ref.datatype, ref.shape, None, asked.shared_memory)
-            data = self._input_part(request, ref, used)
-            return OutputTensor(ref.name, ref.datatype, ref.shape, data)
-        if self._arena is None or min(ref.offset, ref.byte_size) < 0 or ref.offset + ref.byte_size > len(self._arena):
-            raise ValueError(f"an output at {ref.offset}, outside of the worker's arena")
-        used.blocks.append(ref.offset)
-        data = self._arena[ref.offset : ref.offset + ref.byte_size]
-        return OutputTensor(ref.name, ref.datatype, ref.shape, data)
+    def own_span(self, span: Span) -> Span:
+        """Return a place in the worker's arena, which the worker named, with a lease. Raises ValueError."""
+        if self.output_arena is None or span.lease.region_number != wire.OUTPUT_ARENA:
+            raise ValueError("a span in an output arena that was not created")
+        return Span(self.output_arena.lease(span.offset, span.byte_size), span.offset, span.byte_size)
 
-    def _input_part(self, request: Request, ref: wire.TensorRef, used: OutputMemory) -> memoryview | bytes:
-        """Return the bytes of an output that is a part of an input."""
-        if request.finished:  # the server gave it up, and its inputs back; nobody reads this
-            return b""
-        arena = self._model.input_arena
-        if arena is not None and ref.region == arena.region.number and ref.byte_size >= 0:
-            for tensor in request.inputs:
-                span = tensor.span
-                if span is not None and tensor.shared_memory is None:
-                    skip = ref.offset - span.offset
-                    if 0 <= skip <= span.byte_size - ref.byte_size:
-                        used.inputs.append(tensor)
-                        return arena.view(ref.offset, ref.byte_size)
-        raise ValueError(f"an output at {ref.offset} of region {ref.region}, outside of the request's inputs")
+    def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
+        """Give an output, which the worker left in `span`, its place with a lease for the response.
+
+        It lies in the worker's arena, in the client's region that the request named for it, or, in a final response, in
+        an input of the request: the model may change inputs until then. Raises ValueError for any other place.
+        """
+        if span.lease.region_number == wire.OUTPUT_ARENA:
+            tensor.span = self.own_span(span)
+        else:
+            tensor.span = self._span_of_request(request, tensor.name, span, final=final)
+
+    def _span_of_request(self, request: Request, name: str, span: Span, *, final: bool) -> Span:
+        number = span.lease.region_number
+        for asked in request.outputs:
+            if asked.name == name and asked.span is not None and asked.span.lease.region_number == number:
+                return asked.span.shared()
+        for tensor in request.inputs if final else ():
+            place = tensor.span
+            if place is None or place.lease.region_number != number or place.lease.region.of_client:
+                continue
+            if place.holds(span.offset, span.byte_size):
+                return Span(place.lease.share(), span.offset, span.byte_size)
+        raise ValueError(f"an output at {span.offset} of region {number}, outside of the request's inputs and outputs")
+
+    def deliver(self, request: Request, response: Response) -> None:
+        """Send `response`: its outputs are in their places."""
+        request.respond(response)
+
+    def finished(self, request: int) -> None:
+        """Do nothing: the worker has no copies of a finished request."""
+
+    def begin_transfer(self, number: int, byte_size: int) -> None:
+        """Refuse: the worker shares its memory."""
+        raise ValueError("a transfer in a session with shared memory")
+
+    def add_chunk(self, number: int, offset: int, data: Buffer) -> None:
+        """Refuse, see `begin_transfer`."""
+        raise ValueError("a chunk in a session with shared memory")
 
     def free_blocks(self, offsets: Sequence[int]) -> None:
-        """Tell the worker, once per loop turn, which blocks were read."""
+        """Free blocks of the worker's arena. The worker gets one message for each event-loop iteration."""
         if self._closed:
             return
         if not self._freed:
-            IterationEnd.here().decide(self._send_freed)
+            IterationEnd.current().add_decision(self._send_freed)
         self._freed += offsets
 
     def _send_freed(self) -> None:
@@ -147,47 +203,8 @@ class WorkerMemory:
     # ---- the end -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The worker is gone: give back what only it used."""
+        """The worker is gone: release its held inputs and its output arena."""
         self._closed = True
         self.free_held(list(self._held))
-        if self._arena is not None:
-            # Responses that front doors still hold keep the mapping; it goes with the last of them.
-            with contextlib.suppress(BufferError):
-                self._arena.release()
-            self._arena = None
-
-
-class OutputMemory:
-    """What the outputs of one response lie in."""
-
-    __slots__ = ("blocks", "inputs")
-
-    def __init__(self) -> None:
-        #: Offsets of blocks in the worker's arena.
-        self.blocks: list[int] = []
-        #: Inputs of the request that outputs are parts of.
-        self.inputs: list[InputTensor] = []
-
-    def release_with(self, memory: WorkerMemory, *, final: bool) -> Callable[[], None] | None:
-        """Return what gives all of it back when the response was sent; None where there is nothing.
-
-        Inputs are taken from their request, with whose final answer they would be free. Raises `ValueError`.
-        """
-        blocks = self.blocks
-        if not self.inputs:
-            return functools.partial(memory.free_blocks, blocks) if blocks else None
-        if not final:
-            raise ValueError("an input as an output of a response that is not the last")
-        leases: list[Held] = []
-        for tensor in self.inputs:
-            if tensor.span is not None:  # one input may be several outputs
-                leases.append(tensor.span.lease)
-                tensor.span = None
-
-        def release() -> None:
-            for lease in leases:
-                lease.release()
-            if blocks:
-                memory.free_blocks(blocks)
-
-        return release
+        if self.output_arena is not None:
+            self.output_arena.close()

@@ -1,7 +1,7 @@
-"""A framed Unix socket with descriptor passing: the kernel's end on its loop, the worker's end blocking.
+"""A framed Unix socket with descriptor passing. The kernel's end is on its event loop, the worker's end blocks.
 
-Descriptors arrive with the first byte of the frame that they belong to, so whoever decodes a message
-that brings one takes the next received descriptor.
+A descriptor arrives with the first byte of its frame. So the code that handles a message with a descriptor takes the
+next received one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FD_SPACE = socket.CMSG_LEN(_MAX_FDS * array.array("i").itemsize)
 
 
 def _receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, array.array[int]]:
-    """Read once, with the descriptors that came along (`socket.recv_fds` of 3.11 ignores its flags)."""
+    """Read once; return the bytes and the received descriptors (`socket.recv_fds` of Python 3.11 ignores its flags)."""
     data, ancillary, _, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, flags | _CLOEXEC)
     if not ancillary:
         return data, _NO_FDS
@@ -47,10 +47,10 @@ def _receive(sock: socket.socket, flags: int = 0) -> tuple[bytes, array.array[in
 
 
 class LoopChannel:
-    """The kernel's end. Messages of one loop turn leave in one write.
+    """The kernel's end. The messages of one event-loop iteration are sent in one write.
 
-    `on_messages` gets the complete messages of a read. `on_closed` is called once: with None when the other
-    side has closed its end, otherwise with what went wrong. The channel owns the socket.
+    `on_messages` gets the complete messages of each read. `on_closed` is called once: with None if the peer has closed
+    the connection, otherwise with what went wrong. The channel owns the socket.
     """
 
     def __init__(self, sock: socket.socket, on_messages: Callable[[list[bytes]], None],
@@ -60,34 +60,37 @@ class LoopChannel:
         self._on_messages = on_messages
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._turn_end = IterationEnd.here()
+        self._iteration_end = IterationEnd.current()
         self._reader = FrameReader()
-        #: The messages of this loop turn, framed.
+        #: The messages of this event-loop iteration, framed.
         self._outbox = bytearray()
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
         self._fds: deque[int] = deque()
         self._closed = False
-        #: What the other side keeps, and how many bytes of its stream have arrived and have been taken: more
-        #: where they were read out of its outbox.
-        self._kept: OutboxReader | None = None
-        self._arrived = 0
-        self._taken = 0
+        #: `written` waits for it: it is done when something was written.
+        self._progress: asyncio.Future[None] | None = None
+        #: The peer's outbox, if it has one.
+        self._peer_outbox: OutboxReader | None = None
+        #: How many bytes of the peer's stream the socket has delivered, and how many were handled. More are handled
+        #: than delivered when some were read from the peer's outbox.
+        self._delivered = 0
+        self._handled = 0
         self._loop.add_reader(sock.fileno(), self._read_once)
 
     # ---- sending -----------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Send `message` at the end of this loop turn. After the end of the channel it is dropped."""
+        """Send `message` at the end of this event-loop iteration. A closed channel drops it."""
         outbox = self._outbox
         start = len(outbox)
         if not start:
-            self._turn_end.leave(self.flush)
+            self._iteration_end.add_send(self.flush)
         outbox += LENGTH_PLACE  # framed in place, see `backends.transport.framing`
         encoder.encode_into(message, outbox, -1)
         LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)
 
     def send_with_fd(self, message: Message, fd: int) -> None:
-        """Send `message` together with a duplicate of `fd`, in order with the others."""
+        """Send `message` and a duplicate of `fd`, in order with the other messages."""
         if self._closed:
             return
         self.flush()
@@ -95,7 +98,7 @@ class LoopChannel:
         self._write()
 
     def flush(self) -> None:
-        """Write what was sent in this loop turn."""
+        """Write the messages of this event-loop iteration now."""
         if not self._outbox or self._closed:
             self._outbox.clear()
             return
@@ -108,13 +111,13 @@ class LoopChannel:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:
-            return  # the reader sees the end too, and says why
+            return  # the reader sees the end too, and reports the cause
         if sent < len(data):
             self._unsent.append((memoryview(data)[sent:], None))
             self._loop.add_writer(self._socket.fileno(), self._write)
 
     def _write(self) -> None:
-        """Write what could not be written at once."""
+        """Write what the socket did not accept before."""
         try:
             while self._unsent:
                 data, fd = self._unsent[0]
@@ -125,6 +128,7 @@ class LoopChannel:
                     sent = self._socket.sendmsg([data], [rights])
                     os.close(fd)
                 self._unsent.popleft()
+                self._note_progress()
                 if sent < len(data):
                     self._unsent.appendleft((data[sent:], None))
         except (BlockingIOError, InterruptedError):
@@ -134,7 +138,20 @@ class LoopChannel:
             self._drop_unsent()
         self._loop.remove_writer(self._socket.fileno())
 
+    async def written(self, byte_size: int) -> None:
+        """Wait until at most `byte_size` bytes are unsent, or the channel is closed."""
+        while not self._closed and len(self._outbox) + sum(len(data) for data, _ in self._unsent) > byte_size:
+            self.flush()
+            if self._unsent:
+                self._progress = self._loop.create_future()
+                await self._progress
+
+    def _note_progress(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+
     def _drop_unsent(self) -> None:
+        self._note_progress()
         for _, fd in self._unsent:
             if fd is not None:
                 os.close(fd)
@@ -143,23 +160,28 @@ class LoopChannel:
     # ---- receiving ---------------------------------------------------------------------------
 
     def take_fd(self) -> int:
-        """Return the descriptor that came with the message being handled; the caller owns it."""
+        """Return the descriptor of the message that is being handled; the caller owns it.
+
+        Raises ValueError for a message without one.
+        """
+        if not self._fds:
+            raise ValueError("a message without its file descriptor")
         return self._fds.popleft()
 
     def read_rest(self) -> None:
-        """Handle what a dead worker had sent before it died."""
+        """Handle the messages that a dead worker sent before it died."""
         while self._read_once():
             pass
 
     def _read_once(self) -> bool:
-        """Read once and hand on the messages; False where there is nothing more."""
+        """Read once and handle the messages. Returns False if there is nothing to read."""
         if self._closed:
             return False
         try:
             data, fds = _receive(self._socket)
         except (BlockingIOError, InterruptedError):
             return False
-        except ConnectionResetError:  # the other side has died with messages unread
+        except ConnectionResetError:  # the peer has died with unread messages
             data, fds = b"", array.array("i")
         except OSError as error:
             self._end(f"its connection failed: {error.strerror}")
@@ -168,27 +190,27 @@ class LoopChannel:
         if not data:
             self._end(None)
             return False
-        known = self._taken - self._arrived
-        self._arrived += len(data)
-        return self._take(data[known:] if known else data)
+        already_handled = self._handled - self._delivered
+        self._delivered += len(data)
+        return self._handle(data[already_handled:] if already_handled else data)
 
     def attach_outbox(self, fd: int) -> None:
-        """Know where the other side keeps what it has not sent. Raises ValueError where `fd` is no such memory."""
-        self._kept = OutboxReader(fd)
+        """Use the peer's outbox in the memory of `fd`. Raises ValueError if it is too small. The caller closes `fd`."""
+        self._peer_outbox = OutboxReader(fd)
 
     def take_unsent(self) -> None:
-        """Handle what the other side has said and not sent: it is busy, or dead. Works also after the channel's end."""
-        if self._kept is not None and (data := self._kept.unsent(self._taken)):
-            self._take(data)
+        """Handle the messages in the peer's outbox: the peer is busy, or dead. Works also after `close`."""
+        if self._peer_outbox is not None and (data := self._peer_outbox.unsent(self._handled)):
+            self._handle(data)
 
-    def _take(self, data: bytes) -> bool:
-        """Hand on the messages in the next bytes of the stream; False where they are none."""
-        self._taken += len(data)
+    def _handle(self, data: bytes) -> bool:
+        """Handle the next bytes of the stream. Returns False if they contain an invalid message."""
+        self._handled += len(data)
         try:
             self._on_messages(self._reader.feed(data))
         except (ValueError, msgspec.DecodeError) as error:
-            self._kept = None
-            self._end(f"it sent what is no message: {error}")
+            self._peer_outbox = None
+            self._end(f"it sent an invalid message: {error}")
             return False
         return True
 
@@ -198,7 +220,7 @@ class LoopChannel:
             self._on_closed(problem)
 
     def close(self) -> None:
-        """Close the socket; nothing is sent or received any more."""
+        """Close the socket. Nothing is sent or received afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -211,7 +233,7 @@ class LoopChannel:
 
 
 class BlockingChannel:
-    """The worker's end. What sends may be called from any thread under the caller's lock."""
+    """The worker's end. Methods that send may be called from any thread, under a lock of the caller."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -222,35 +244,35 @@ class BlockingChannel:
         self._outbox: Outbox | None = None
 
     def share_outbox(self) -> None:
-        """Let the kernel see what `keep` keeps, from now on."""
+        """Create the outbox and send its descriptor to the kernel."""
         outbox = Outbox()
         self.send_with_fd(OutboxCreated(), outbox.fd)
         outbox.sent(self._sent)
         self._outbox = outbox
 
-    def keep(self, message: Message) -> None:
-        """Send `message` with what is sent next; at once where there is no outbox, or no room in it."""
+    def send_later(self, message: Message) -> None:
+        """Put `message` into the outbox; send it now if there is no outbox, or no space in it."""
         encoded = encoder.encode(message)
-        data = LENGTH.pack(len(encoded)) + encoded  # as `frame`, of which every answer would be a call
-        if self._outbox is None or not self._outbox.keep(data):
+        data = LENGTH.pack(len(encoded)) + encoded  # repeats `frame`, to save a call for each response
+        if self._outbox is None or not self._outbox.add(data):
             self.flush()
             self._send(data)
 
     def send(self, message: Message) -> None:
-        """Send what is kept and `message`, and wait until the kernel has taken it from us."""
-        self.keep(message)
+        """Send the outbox and `message`; blocks until the socket has accepted all bytes."""
+        self.send_later(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what is kept."""
+        """Send the content of the outbox."""
         if self._outbox is not None:
-            self._outbox.send_by(self._socket.sendall)
+            self._outbox.send_with(self._socket.sendall)
 
     def _send(self, data: bytes) -> None:
         self._socket.sendall(data)
-        self._passed(len(data))
+        self._count_sent(len(data))
 
-    def _passed(self, byte_size: int) -> None:
+    def _count_sent(self, byte_size: int) -> None:
         self._sent += byte_size
         if self._outbox is not None:
             self._outbox.sent(byte_size)
@@ -260,12 +282,12 @@ class BlockingChannel:
         data = frame(encoder.encode(message))
         sent = socket.send_fds(self._socket, [data], [fd])
         self._socket.sendall(data[sent:])
-        self._passed(len(data))
+        self._count_sent(len(data))
 
     def receive(self, *, wait: bool = True) -> list[bytes] | None:
-        """Return the messages of one read, which can be none, or None at the end of the connection.
+        """Return the complete messages of one read, perhaps none, or None at the end of the connection.
 
-        Without `wait` it returns an empty list at once where nothing has come.
+        Without `wait` it does not block, and returns an empty list if there is nothing to read.
         """
         try:
             data, fds = _receive(self._socket, 0 if wait else _DONTWAIT)

@@ -6,32 +6,32 @@ import struct
 
 LENGTH = struct.Struct("<I")
 
-#: Stands where a length belongs that is not known yet.
+#: Placeholder for a length that is not known yet.
 LENGTH_PLACE = bytes(LENGTH.size)
 
-#: A longer frame cannot be ours: whoever sent it is broken.
+#: The largest length of a message in bytes. A peer that announces more is broken.
 MAX_FRAME = 1 << 30
 
 
 class BadFrame(ValueError):
-    """The other side sent a length that no message of ours has."""
+    """The peer sent a length above `MAX_FRAME`."""
 
 
 def frame(message: bytes) -> bytes:
-    """Return `message` with its length in front."""
+    """Return `message` after its length."""
     return LENGTH.pack(len(message)) + message
 
 
 class FrameReader:
-    """Collects received bytes and gives out whole messages."""
+    """Collects received bytes and returns complete messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add `data` and return every message that is complete now. Raises `BadFrame`."""
+        """Add `data` and return the messages that are complete now. Raises `BadFrame`."""
         buffer = self._buffer
-        # Most of the time one read holds whole messages and nothing is waiting.
+        # Usually one read has complete messages only, and the buffer is empty.
         source: bytes | bytearray = buffer if buffer else data
         if buffer:
             buffer += data

@@ -1,90 +1,123 @@
-"""Every message between the kernel and a worker process. This file is the whole protocol.
+"""All messages between the kernel and a worker process. The whole protocol is in this file, so the file is long.
 
-A message is msgpack, an array whose first element is the tag; `backends/transport/framing.py` puts its length
-in front. Kernel and worker are of the same version, so there is no negotiation beyond `Hello`.
+A message is a msgpack array whose first element is the tag. `backends/transport/framing.py` adds the length before it.
+Kernel and worker have the same version, so there is no negotiation beyond `Hello`.
 
-    kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop    Attach*, Detach*
-    worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log,      ArenaCreated*, OutboxCreated*
-                      InputsHeld, InputsFreed, MetricsChanged
+    kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop
+                      Attach*, OwnArena*, Detach, Transfer, Chunk
+                      ReadSpan, WriteSpan                                          (helpers)
+                      Recall, EndSequence, CallResponded, ModelControlled          (see "What comes next")
+    worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
+                      ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
+                      SpanRead, SpanWritten                                        (helpers)
+                      Started, Recalled, Rescheduled, MemoryUsed
+                      Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
-Messages with * work only on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` travel together with a
-file descriptor. Without them tensors go inline, so that a worker on another host can speak the rest.
+Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
+a file descriptor. `Hello.local` says whether a session has them. A session without them copies: `Transfer` announces a
+region, `Chunk` messages carry its bytes, and tensors name spans of it as they name spans of attached regions. `Detach`
+ends both kinds of region at the worker. The kernel frees a region that a worker transferred itself.
 
-Order: a worker answers `Execute` messages in the order it got them, with any number of `Responded`
-and one `Executed`, and starts no batch before the `Executed` of the one before is on its way, or in
-its outbox (`backends/transport/outbox.py`). So the kernel knows what a worker that dies had not started. A
-decoupled model may respond after `Executed`.
+Places. A tensor is inline, or in a span; a message has the number of the span's region (`shm.tensor.encode_lease`). The
+kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions.
+
+Order. With a concurrency of 1 a worker handles `Execute` messages in order, each with any number of `Responded` and one
+`Executed`. It starts a batch only when the previous `Executed` is sent or in its outbox
+(`backends/transport/outbox.py`). So the kernel knows which batches a dead worker had not started. With a higher
+concurrency the worker sends `Started` for each batch, and `Executed` may come in any order. A decoupled model may
+respond after `Executed`.
+
+Times are monotonic nanoseconds of the worker's clock. On one machine that is the kernel's clock; otherwise the session
+adds the difference that it computes from `Hello.now_ns`.
+
+What comes next. Some messages are defined for features that are not built yet: sequences (`SequenceEntry`,
+`EndSequence`), iterative sequences (`Rescheduled`), several batches at a time (`Started`, `Recall`), calls of other
+models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A peer that gets one of
+them unexpectedly ends the session.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-#: Raised when either side changes; a worker of another number is refused.
-PROTOCOL = 4
+from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
-#: The number by which a worker and the kernel name the worker's own output arena.
+#: The version of the protocol, increased with each change. A worker with another version is refused.
+PROTOCOL = 5
+
+#: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
 
-#: How many responses of one request a worker may have sent beyond those that the client took.
+#: How many responses of a request a worker may have sent that the client has not taken (credit).
 CREDIT_WINDOW = 64
+
+#: The most bytes in one `Chunk`. Other messages can be sent between two chunks.
+CHUNK_BYTE_SIZE = 256 << 10
+
+#: The first number of regions that a worker transfers: larger than all numbers of the kernel.
+FIRST_TRANSFER_OF_WORKER = 1 << 62
+
+#: `RequestMessage.flags` (TRITONSERVER_REQUEST_FLAG_*).
+SEQUENCE_START, SEQUENCE_END = 1, 2
+
+ParameterValue = str | int | bool | float
 
 
 class Message(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
     """Base of all messages."""
 
 
-class TensorRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """A tensor: `data` inline, or `byte_size` bytes at `offset` of the region numbered `region`.
+class TraceContext(msgspec.Struct, array_like=True, gc=False):
+    """The trace that a request belongs to: its id, that of the parent, and the client's W3C trace context."""
 
-    `shape` includes the batch dimension. Offsets count from the start of what `Attach` described.
-    """
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: bytes | None = None
-    region: int = -1
-    offset: int = 0
-    byte_size: int = 0
-    #: The bytes are memory of a client: a worker never writes to its inputs there.
-    foreign: bool = False
+    id: int
+    parent_id: int = 0
+    traceparent: str = ""
 
 
-class OutputRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """An output that the client asked for: best classes, a place in its region, or neither."""
+class SequenceEntry(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The entry of a request in a batch of sequences."""
 
-    name: str
-    classification: int = 0
-    region: int = -1
-    offset: int = 0
-    byte_size: int = 0
+    #: The worker stores implicit state by slot.
+    slot: int
+    #: Control tensors, which the model gets in addition to the inputs.
+    controls: list[Tensor] = []
+    #: Padding of the batch: there is no request, and no response follows.
+    empty: bool = False
 
 
-class RequestRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One request of a batch. `number` is unique for the worker's lifetime."""
+class RequestMessage(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A request of a batch, or of a call of another model. `number` is unique for the worker's lifetime."""
 
     number: int
-    inputs: list[TensorRef]
-    outputs: list[OutputRef] = []
+    inputs: list[Tensor]
+    #: Destinations of outputs; empty for all outputs in the response. See `RequestedOutput`.
+    outputs: list[RequestedOutput] = []
     id: str = ""
-    #: 1: start of a sequence, 2: end of a sequence (TRITONSERVER_REQUEST_FLAG_*).
+    #: `SEQUENCE_START` and `SEQUENCE_END`.
     flags: int = 0
     correlation_id: int | str = 0
     priority: int = 0
     timeout_us: int = 0
-    parameters: dict[str, str | int | bool | float] = {}
+    parameters: dict[str, ParameterValue] = {}
+    sequence: SequenceEntry | None = None
+    trace: TraceContext | None = None
 
 
-class ResponseRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One response. With `error_code` set there are no outputs. Blocks of the output arena that
-    `outputs` name belong to the kernel until it sends `FreeBlocks`. A final response may name a
-    place within an input of its request in the kernel's arena, which nobody else uses any more."""
+class ResponseMessage(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One response. With `error_code` set there are no outputs.
 
-    outputs: list[TensorRef] = []
-    parameters: dict[str, str | int | bool | float] = {}
+    The kernel owns a block of the output arena that `outputs` name until it sends `FreeBlocks`. A final response may
+    name a span within an input of its request, in an arena of the kernel. With a span of a client's region, the worker
+    has written the output there.
+    """
+
+    outputs: list[Tensor] = []
+    parameters: dict[str, ParameterValue] = {}
     error_code: str = ""
     error_text: str = ""
+    #: Whether Triton detects the error before it queues the request (`ServingError.before_queueing`).
+    error_before_queueing: bool = False
 
 
 class MetricFamilyRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -101,30 +134,38 @@ class MetricSeriesRef(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
     number: int
     family: str
     labels: dict[str, str] = {}
-    #: Upper bounds of a histogram's buckets, ascending, without the infinite one.
+    #: Upper bounds of a histogram's buckets, ascending, without infinity.
     buckets: list[float] = []
 
 
 class MetricChange(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What was added to a series since its last change: to the value, or to a histogram's sum and buckets."""
+    """The change of a series since the last message: of its value, or of a histogram's sum and buckets."""
 
     series: int
     added: float
-    #: A gauge was set: `added` is its value.
+    #: A gauge was set: `added` is its new value.
     absolute: bool = False
-    #: Observations by bucket, and above all bounds.
+    #: Observations of each bucket, the last one for those above all bounds.
     counts: list[int] = []
 
 
-# ---- kernel to worker -----------------------------------------------------------------------
+class MemoryUse(msgspec.Struct, array_like=True, gc=False):
+    """The bytes that the instance uses on a device; `kind` is `CPU`, `CPU_PINNED` or `GPU`."""
+
+    kind: str
+    device_id: int
+    byte_size: int
+
+
+# ---- kernel to worker: a model and its instance ---------------------------------------------
 
 
 class Complete(Message):
-    """Complete a model's configuration from its file, and answer `Completed` or `LoadFailed`."""
+    """Complete a model's configuration from its file. The response is `Completed` or `LoadFailed`."""
 
-    #: The configuration as far as it is known, in protobuf's JSON form with field names as in the .proto.
+    #: The incomplete configuration, in protobuf's JSON form with the field names of the .proto file.
     config: str
-    #: The model's folder in the repository, and the version folder in it.
+    #: The model's folder in the repository. `version` names the folder in it.
     model_dir: str
     version: int
     #: Settings of the backend from the command line.
@@ -132,7 +173,7 @@ class Complete(Message):
 
 
 class Load(Message):
-    """Load the model and answer `Loaded` or `LoadFailed`."""
+    """Load the model. The response is `Loaded` or `LoadFailed`."""
 
     #: The complete configuration in JSON, as `/config` shows it.
     config: str
@@ -142,45 +183,85 @@ class Load(Message):
     #: `CPU`, `GPU` or `MODEL`, and the device for GPU.
     kind: str = "CPU"
     device_id: int = 0
-    #: Largest number of bytes that the worker's output arena may take.
+    #: The most bytes that the worker's large outputs may take at a time.
     arena_byte_size: int = 1 << 34
     verbose: int = 0
     backend_config: dict[str, str] = {}
-    #: The CPUs that the worker may use; none for all.
+    #: The CPUs that the worker may use; empty for all.
     cpus: tuple[int, ...] = ()
 
 
 class Joined(Message):
-    """The instance that was loaded belongs to its model now: `MetricsChanged` may come."""
+    """The loaded instance now belongs to its model. From now on the worker may send `MetricsChanged`."""
+
+
+class Stop(Message):
+    """Finalize the model and exit."""
+
+
+# ---- kernel to worker: memory ---------------------------------------------------------------
 
 
 class Attach(Message):
-    """A region that later messages name by `number`; its file descriptor comes along."""
+    """A region that later messages name by `number`. Sent with its file descriptor."""
 
     number: int
     byte_size: int
     offset: int = 0
-    #: Whether the region is a client's; otherwise it is an arena of the kernel.
-    foreign: bool = False
+    #: Whether the worker may write to the region: change inputs in place, or write outputs. A region that is not
+    #: writable is mapped privately: the model may change its inputs, and no other process sees the change.
+    writable: bool = True
+    #: Whether another process may change the bytes while the worker reads them: a client's region.
+    volatile: bool = False
+
+
+class OwnArena(Message):
+    """Region `number` is the worker's own output arena. Sent in place of `Attach`: the worker has its memory."""
+
+    number: int
+
+
+class Transfer(Message):
+    """A region that later messages name by `number`. `Chunk` messages carry its bytes. In both directions."""
+
+    number: int
+    byte_size: int
+
+
+class Chunk(Message):
+    """Bytes of a region that is being transferred, at most `CHUNK_BYTE_SIZE`. In both directions."""
+
+    number: int
+    offset: int
+    data: Buffer
 
 
 class Detach(Message):
-    """No later message names this region: unmap it."""
+    """No later message names this region: the worker unmaps it, or frees its copy."""
 
     number: int
+
+
+class FreeBlocks(Message):
+    """These blocks of the worker's output arena are no longer in use."""
+
+    offsets: list[int]
+
+
+# ---- kernel to worker: execution ------------------------------------------------------------
 
 
 class Execute(Message):
     """Execute these requests together; their inputs are compatible."""
 
     batch: int
-    requests: list[RequestRef]
-    #: For how many nanoseconds the worker may poll for the next message when it is done, before it sleeps.
+    requests: list[RequestMessage]
+    #: How long the worker may poll for the next message after the batch, before it sleeps, in nanoseconds.
     poll_ns: int = 0
 
 
 class Cancel(Message):
-    """The clients of these requests are gone: `is_cancelled` is true from now on."""
+    """The clients of these requests have gone: `is_cancelled` is true from now on."""
 
     requests: list[int]
 
@@ -192,24 +273,65 @@ class Credit(Message):
     count: int
 
 
-class FreeBlocks(Message):
-    """The kernel has done with these blocks of the output arena."""
-
-    offsets: list[int]
+class Recall(Message):
+    """Return the batches that are not started: the instance waits for another model. The response is `Recalled`."""
 
 
-class Stop(Message):
-    """Finalize the model and exit."""
+class EndSequence(Message):
+    """The sequence in `slot` has ended: free its implicit state."""
+
+    slot: int
 
 
-# ---- worker to kernel -----------------------------------------------------------------------
+class CallResponded(Message):
+    """A response of a call of another model; see `Submit`. Its spans are leased until the worker names `lease` in
+    `Released`, 0 where the response has no spans."""
+
+    call: int
+    final: bool
+    response: ResponseMessage | None = None
+    lease: int = 0
+
+
+class ModelControlled(Message):
+    """The result of a `ControlModel`: an error, or whether the model is ready."""
+
+    call: int
+    ready: bool = False
+    error_code: str = ""
+    error_text: str = ""
+
+
+# ---- kernel to helper -----------------------------------------------------------------------
+
+
+class ReadSpan(Message):
+    """Read the bytes of a span of an attached region. The response is `SpanRead`."""
+
+    task: int
+    span: Span
+
+
+class WriteSpan(Message):
+    """Write `source`, in an attached arena, to `target`, a span of the same size. The response is `SpanWritten`."""
+
+    task: int
+    source: Span
+    target: Span
+
+
+# ---- worker to kernel: a model and its instance ---------------------------------------------
 
 
 class Hello(Message):
-    """First message of a worker: it runs and can be given a model."""
+    """The first message of a worker: it is ready to load a model."""
 
     protocol: int
     pid: int
+    #: Whether descriptors can be passed and memory shared with the worker.
+    local: bool = True
+    #: The worker's monotonic clock at the time of sending, in nanoseconds.
+    now_ns: int = 0
 
 
 class Completed(Message):
@@ -218,69 +340,26 @@ class Completed(Message):
 
 class Loaded(Message):
     load_ns: int = 0
+    #: The concurrency: how many batches the instance executes at the same time.
+    concurrency: int = 1
 
 
 class LoadFailed(Message):
-    """The reason, as an operator should read it, and the error code's value."""
+    """The error code's value, and the reason for the operator."""
 
     code: str
     text: str
 
 
-class ArenaCreated(Message):
-    """The worker's output arena; its file descriptor comes along. Sent before `Loaded`."""
-
-    byte_size: int
-
-
-class OutboxCreated(Message):
-    """The memory of what the worker has said and not sent; its file descriptor comes along. Sent after `Hello`."""
-
-
-class Responded(Message):
-    """A response of one request. None with `final` only says that no more will come."""
-
-    request: int
-    final: bool
-    response: ResponseRef | None = None
-
-
-class Executed(Message):
-    """The batch is done and the worker idle. `responses` is the final response of each request of
-    the batch in order, or empty where they were or will be sent as `Responded`.
-
-    Durations are those of gathering the inputs, of the model itself and of writing the outputs.
-    """
-
-    batch: int
-    responses: list[ResponseRef] = []
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
-
-
-class InputsHeld(Message):
-    """The model goes on using inputs of these requests in the kernel's arena, whose final answers follow: their
-    blocks stay as they are until `InputsFreed`."""
-
-    requests: list[int]
-
-
-class InputsFreed(Message):
-    """The model has done with inputs that it held."""
-
-    requests: list[int]
-
-
 class Log(Message):
-    """A line that the model logged through its backend: level is `INFO`, `WARNING`, `ERROR` or `VERBOSE`."""
+    """A log line of the model: level is `INFO`, `WARNING`, `ERROR` or `VERBOSE`."""
 
     level: str
     text: str
 
 
 class MetricsChanged(Message):
-    """What became of the model's own metrics, in this order. Only after `Joined`."""
+    """Changes of the model's custom metrics, applied in the order of the fields. Only after `Joined`."""
 
     families: list[MetricFamilyRef] = []
     created: list[MetricSeriesRef] = []
@@ -289,22 +368,204 @@ class MetricsChanged(Message):
     removed: list[int] = []
 
 
-ToWorker = Complete | Load | Joined | Attach | Detach | Execute | Cancel | Credit | FreeBlocks | Stop
+class MemoryUsed(Message):
+    """The memory that the instance uses now, on all devices."""
+
+    uses: list[MemoryUse]
+
+
+# ---- worker to kernel: memory ---------------------------------------------------------------
+
+
+class ArenaCreated(Message):
+    """The worker's output arena. Sent with a read-only descriptor, before any message names the arena."""
+
+    byte_size: int
+
+
+class OutboxCreated(Message):
+    """The worker's outbox. Sent with its file descriptor, after `Hello`."""
+
+
+class InputsHeld(Message):
+    """The model still uses inputs of these requests after the final responses, which follow. The inputs are in arenas
+    of other processes; their blocks must stay unchanged until `InputsFreed`."""
+
+    requests: list[int]
+
+
+class InputsFreed(Message):
+    """The model no longer uses the held inputs of these requests."""
+
+    requests: list[int]
+
+
+# ---- worker to kernel: execution ------------------------------------------------------------
+
+
+class Started(Message):
+    """The worker has started to execute a batch. Only with a concurrency above 1."""
+
+    batch: int
+
+
+class Responded(Message):
+    """A response of a request. None with `final` only marks the end of the responses."""
+
+    request: int
+    final: bool
+    response: ResponseMessage | None = None
+
+
+class Executed(Message):
+    """The batch is finished. `responses` has the final response of each request, in the order of the batch, or is empty
+    if they are sent as `Responded`, before or after this.
+
+    The inputs were gathered between `compute_start_ns` and `input_end_ns`, the model itself ran until
+    `output_start_ns`, and the outputs were written until `compute_end_ns`.
+    """
+
+    batch: int
+    responses: list[ResponseMessage] = []
+    compute_start_ns: int = 0
+    input_end_ns: int = 0
+    output_start_ns: int = 0
+    compute_end_ns: int = 0
+    #: How many tensors the worker copied before and after the model, and their total size in bytes.
+    copies: int = 0
+    copied_byte_size: int = 0
+
+
+class Recalled(Message):
+    """The batches that the worker returns after `Recall`."""
+
+    batches: list[int]
+
+
+class Rescheduled(Message):
+    """The model reschedules this request: execute it again with these inputs (iterative sequences)."""
+
+    request: int
+    inputs: list[Tensor]
+
+
+# ---- worker to kernel: other models ---------------------------------------------------------
+
+
+class Submit(Message):
+    """Send a request to another model. `call` is unique for the worker's lifetime; `CallResponded` names it.
+
+    Inputs may be inline, in the caller's inputs, in results that it leases, or in its own arena.
+    """
+
+    call: int
+    model_name: str
+    model_version: str
+    request: RequestMessage
+    #: The number of the worker's request that the model executes when it calls.
+    parent: int
+    #: Whether several responses are accepted.
+    streaming: bool = False
+
+
+class CancelCall(Message):
+    """The model no longer waits for the responses of this call."""
+
+    call: int
+
+
+class Released(Message):
+    """The model has dropped results: release these leases of `CallResponded`."""
+
+    leases: list[int]
+
+
+class Blocked(Message):
+    """The instance waits for a call (`waiting`), or continues."""
+
+    call: int
+    waiting: bool
+
+
+class ControlModel(Message):
+    """Load or unload a model, or ask whether it is ready; `action` is `load`, `unload` or `ready`."""
+
+    call: int
+    action: str
+    model_name: str
+    model_version: str = ""
+    config: str = ""
+    files: dict[str, bytes] = {}
+    unload_dependents: bool = False
+
+
+# ---- helper to kernel -----------------------------------------------------------------------
+
+
+class SpanRead(Message):
+    """The bytes of a span, as a tensor inline or in the helper's own arena; or the error text."""
+
+    task: int
+    tensor: Tensor | None = None
+    error_text: str = ""
+
+
+class SpanWritten(Message):
+    """A span was written; or the error text."""
+
+    task: int
+    error_text: str = ""
+
+
+ToWorker = (
+    Complete
+    | Load
+    | Joined
+    | Stop
+    | Attach
+    | OwnArena
+    | Transfer
+    | Chunk
+    | Detach
+    | FreeBlocks
+    | Execute
+    | Cancel
+    | Credit
+    | Recall
+    | EndSequence
+    | CallResponded
+    | ModelControlled
+    | ReadSpan
+    | WriteSpan
+)
 ToKernel = (
     Hello
     | Completed
     | Loaded
     | LoadFailed
-    | ArenaCreated
-    | OutboxCreated
-    | Responded
-    | Executed
-    | InputsHeld
-    | InputsFreed
     | Log
     | MetricsChanged
+    | MemoryUsed
+    | ArenaCreated
+    | OutboxCreated
+    | InputsHeld
+    | InputsFreed
+    | Transfer
+    | Chunk
+    | Started
+    | Responded
+    | Executed
+    | Recalled
+    | Rescheduled
+    | Submit
+    | CancelCall
+    | Released
+    | Blocked
+    | ControlModel
+    | SpanRead
+    | SpanWritten
 )
 
-encoder = msgspec.msgpack.Encoder()
-to_worker_decoder = msgspec.msgpack.Decoder(ToWorker)
-to_kernel_decoder = msgspec.msgpack.Decoder(ToKernel)
+encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)
+to_worker_decoder = msgspec.msgpack.Decoder(ToWorker, dec_hook=decode_lease)
+to_kernel_decoder = msgspec.msgpack.Decoder(ToKernel, dec_hook=decode_lease)

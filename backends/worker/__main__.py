@@ -16,24 +16,31 @@ from backends.worker.loop import Worker
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
+#: Helpers have low priority: models and the kernel run first.
+_HELPER_NICENESS = 10
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A worker process of the server; started by it, not by hand.")
-    parser.add_argument("--model", required=True, help="what the worker runs, for those who look at the processes")
+    parser.add_argument("--model", required=True, help="name of the model instance, shown in process lists")
     parser.add_argument("--fd", type=int, required=True, help="the worker's end of the Unix socket to the kernel")
     parser.add_argument("--kernel", type=int, required=True, help="process id of the kernel")
+    parser.add_argument("--remote", action="store_true", help="share no memory with the kernel")
+    parser.add_argument("--helper", action="store_true", help="run no model, with low priority")
     arguments = parser.parse_args()
     _die_with(arguments.kernel)
-    # Ctrl-C at the terminal reaches the kernel alone: it drains and then stops its workers.
+    # On Ctrl-C only the kernel acts: it drains and then stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     channel = BlockingChannel(socket.socket(fileno=arguments.fd))
-    Worker(channel).run()
+    if arguments.helper:
+        os.nice(_HELPER_NICENESS)
+    Worker(channel, local=not arguments.remote).run()
     channel.close()
 
 
 def _die_with(kernel: int) -> None:
-    """Have the system kill this process when the kernel dies, even while the model computes."""
+    """Let the system kill this process when the kernel dies, also while the model executes."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_NAME, b"naiad-worker")

@@ -1,4 +1,4 @@
-"""Which CPUs a worker runs on: set for all of its threads, before the model is loaded."""
+"""Sets the CPUs of a worker, for all of its threads, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def run_on(cpus: Iterable[int]) -> None:
-    """Run this process on `cpus` only: its threads, and those that they will start.
+    """Run all threads of this process, present and future, only on `cpus`.
 
-    Raises `InternalError`, with Triton's text, where the machine has none of them.
+    Raises `InternalError`, with Triton's text, if the machine has none of them.
     """
     wanted = set(cpus)
     try:
@@ -23,7 +23,7 @@ def run_on(cpus: Iterable[int]) -> None:
     except (OSError, OverflowError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InternalError(f"Unable to set NUMA thread affinity: {reason}") from None
-    # Libraries that were imported to complete the configuration may have threads already.
+    # Libraries that were imported to complete the configuration may have started threads.
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), wanted)

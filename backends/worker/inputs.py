@@ -1,4 +1,4 @@
-"""The inputs of a worker's requests: in the message that brought them, in an arena, or in a client's region."""
+"""Reads the inputs of a worker's requests: from the message, an arena, or a client's region."""
 
 from __future__ import annotations
 
@@ -6,75 +6,77 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.worker.request import InputView
 from backends.worker.strings_check import check_strings
 from kernel.errors import ServingError
 from shm.arrays import RAW_TYPES
+from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from backends.transport import wire
-    from backends.worker.held import HeldInputs
+    from backends.worker.held_inputs import HeldInputs
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
 
 class InputReader:
-    """Gives requests their inputs. `model_name` is for the texts of errors."""
+    """Sets the inputs of requests. `model_name` is for error texts."""
 
     def __init__(self, regions: AttachedRegions, held: HeldInputs) -> None:
         self._regions = regions
         self._held = held
         self.model_name = ""
-        #: Whether to copy what lies in a client's region, because the model keeps its inputs.
-        self.copies_foreign = False
+        #: Whether inputs in a client's region are copied, because the model has held such an input.
+        self.copies_volatile = False
 
     def read(self, requests: list[WorkerRequest]) -> list[WorkerRequest]:
-        """Return those requests that have their inputs now; the others are answered, because theirs are not usable."""
-        usable = True
+        """Set `inputs` of the requests. Returns those with valid inputs; the others have failed."""
+        all_valid = True
         for request in requests:
             inputs = request.inputs
             try:
-                for ref in request.ref.inputs:
-                    if ref.data is not None and ref.datatype != "BYTES":  # usual, so without a call
-                        view = InputView(ref.name, ref.datatype, ref.shape, memoryview(ref.data), ref.foreign)
+                for tensor in request.ref.inputs:
+                    if tensor.data is not None and tensor.datatype != "BYTES":  # the usual case, without a call
+                        inputs.append(tensor)
                     else:
-                        view = self._view(ref, request)
-                    inputs.append(view)
+                        inputs.append(self._resolved(tensor, request))
             except ServingError as error:
                 request.fail(error)
-                usable = False
-        return requests if usable else [request for request in requests if not request.finished]
+                all_valid = False
+        return requests if all_valid else [request for request in requests if not request.finished]
 
-    def _view(self, ref: wire.TensorRef, request: WorkerRequest) -> InputView:
-        foreign = ref.foreign
-        if ref.data is not None:
-            data = memoryview(ref.data)
-        else:
-            data = self._regions.view(ref.region, ref.offset, ref.byte_size)
-            # The client can change string lengths between our check and our use: take a copy.
-            if foreign and (self.copies_foreign or ref.datatype == "BYTES"):
-                data, foreign = memoryview(bytearray(data)), False
-            else:
-                data = self._held.watch(request.ref.number, data, foreign=foreign)
-                data = data.toreadonly() if foreign else data
-        view = InputView(ref.name, ref.datatype, ref.shape, data, foreign)
-        if ref.datatype == "BYTES":
-            check_strings(view, request.id, self.model_name)
-        return view
+    def _resolved(self, tensor: Tensor, request: WorkerRequest) -> Tensor:
+        """Return a copy of `tensor` with its bytes in `data`. The message's tensor gets no view of them."""
+        data = tensor.data
+        if data is None:
+            assert tensor.span is not None, f"input '{tensor.name}' has no place"
+            data = self._view(tensor, tensor.span, request)
+        resolved = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+        if tensor.datatype == "BYTES":
+            check_strings(resolved, request.id, self.model_name)
+        return resolved
 
+    def _view(self, tensor: Tensor, span: Span, request: WorkerRequest) -> memoryview:
+        """Return the bytes of an input in shared memory."""
+        region = self._regions.get(span.lease.region_number)
+        # Another process could change string lengths after the check: copy the bytes.
+        if (tensor.datatype == "BYTES" and not region.steady) or (region.volatile and self.copies_volatile):
+            return memoryview(bytearray(region.view(span.offset, span.byte_size)))
+        if region.private:
+            return region.input_view(span.offset, span.byte_size)
+        return self._held.watch(request.ref.number, region, span.offset, span.byte_size)
 
-def place_in_inputs(request: WorkerRequest, array: Array) -> tuple[int, int] | None:
-    """Return where `array` lies if that is within an input in the kernel's arena: the region, and the offset there."""
-    if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
+    def place_in_inputs(self, request: WorkerRequest, array: Array) -> Span | None:
+        """Return the span of `array` if it is a part of an input in a shared arena, where it can stay; else None."""
+        if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
+            return None
+        start = address_of(array)
+        for ref, tensor in zip(request.ref.inputs, request.inputs, strict=True):
+            span = ref.span
+            if span is not None and self._regions.get(span.lease.region_number).shared:
+                skip = start - address_of(np.asarray(tensor.data))
+                if 0 <= skip <= span.byte_size - array.nbytes:
+                    return Span(span.lease, span.offset + skip, array.nbytes)
         return None
-    start = address_of(array)
-    for ref, view in zip(request.ref.inputs, request.inputs, strict=True):
-        if ref.data is None and not ref.foreign:
-            skip = start - address_of(np.asarray(view.data))
-            if 0 <= skip <= ref.byte_size - array.nbytes:
-                return ref.region, ref.offset + skip
-    return None
 
 
 def address_of(array: Array) -> int:

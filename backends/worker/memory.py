@@ -1,57 +1,191 @@
-"""Regions that the kernel attached to this worker, mapped on first use."""
+"""Regions that the kernel announced to this worker: attached regions, mapped on first use, and copies.
+
+A region has two properties. *Writable*: the worker may write to it, and other processes see that. A region that is not
+writable is mapped privately: the model may change its inputs, and no other process sees the change. *Volatile*: another
+process may change the bytes at any time, as a client in its own region.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
-
-import msgspec
+from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from shm.tensor import Buffer
 
-class _Attached(msgspec.Struct):
-    fd: int
-    byte_size: int
-    offset: int
-    foreign: bool
-    mapping: mmap.mmap | None = None
-    view: memoryview | None = None
+#: Reserve no memory for private pages: few are written (mmap(2)). Python's mmap lacks this constant.
+_MAP_NORESERVE = 0x4000
+
+_TRUNCATED = "shared memory region was truncated by its owner"
+
+
+class WorkerRegion(Protocol):
+    """A region as the worker uses it, by offsets from its start."""
+
+    #: Whether another process may change the bytes at any time: a client's region.
+    volatile: bool
+    #: Whether no other process changes the bytes of an input while its request is executed.
+    steady: bool
+    #: Whether the kernel sees what the model writes to an input, so that an output can stay there.
+    shared: bool
+    #: Whether the memory is the worker's own, so that the model may use inputs without limit in time.
+    private: bool
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """Return bytes, writable. Raises `InvalidArgument` if the owner of the region has shortened it."""
+
+    def input_view(self, offset: int, byte_size: int) -> memoryview:
+        """Return the bytes of an input until `ended`: read-only in a volatile region. Raises as `view`.
+
+        A view of a bytearray is a copy: it is the caller's own, and `ended` is not called for it.
+        """
+
+    def ended(self, offset: int, byte_size: int) -> None:
+        """Nothing uses a view any more that `input_view` returned for these bytes, and that is no copy."""
+
+    def close(self) -> None:
+        """Unmap or free the region. Arrays that still refer to it keep their memory."""
+
+
+class AttachedRegion:
+    """A region with a descriptor. Owns the descriptor and the mapping."""
+
+    def __init__(self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool) -> None:
+        self.volatile = volatile
+        self.private = False
+        self.steady = self.shared = writable and not volatile
+        self._writable = writable
+        self._fd = fd
+        self._byte_size = byte_size
+        self._offset = offset
+        self._mapping: mmap.mmap | None = None
+        self._view: memoryview | None = None
+        #: Pages, as (start, end), of inputs in use; only in a region that is mapped privately.
+        self._pages_in_use: list[tuple[int, int]] = []
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """See `WorkerRegion`."""
+        if self._view is None:
+            self._view = self._map()
+        assert offset + byte_size <= self._byte_size, f"{byte_size} bytes at {offset} of {self._byte_size}"
+        return self._view[offset : offset + byte_size]
+
+    def _map(self) -> memoryview:
+        # A mapping starts at a page: map from the start of the file, and let the view skip `offset`.
+        end = self._offset + self._byte_size
+        sharing = mmap.MAP_SHARED if self._writable else mmap.MAP_PRIVATE | _MAP_NORESERVE
+        try:
+            self._mapping = mmap.mmap(self._fd, end, flags=sharing, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except ValueError:  # the file is shorter than `end`
+            raise InvalidArgument(_TRUNCATED) from None
+        return memoryview(self._mapping)[self._offset : end]
+
+    def input_view(self, offset: int, byte_size: int) -> memoryview:
+        """See `WorkerRegion`."""
+        if self.volatile:
+            return self.view(offset, byte_size).toreadonly()
+        if self._writable:
+            return self.view(offset, byte_size)
+        start, end = self._pages(offset, byte_size)
+        if any(start < other_end and other_start < end for other_start, other_end in self._pages_in_use):
+            # Another request uses these pages and may have changed the private copy: read the file.
+            return memoryview(bytearray(os.pread(self._fd, byte_size, self._offset + offset)))
+        self._pages_in_use.append((start, end))
+        return self.view(offset, byte_size)
+
+    def read_into(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory` with the bytes at `offset`, without mapping. Raises `InvalidArgument` if they are gone."""
+        position = 0
+        while position < len(memory):
+            count = os.preadv(self._fd, [memory[position:]], self._offset + offset + position)
+            if not count:
+                raise InvalidArgument(_TRUNCATED)
+            position += count
+
+    def write_from(self, offset: int, data: memoryview) -> None:
+        """Write `data` at `offset`, without mapping. Raises `InvalidArgument` if the file is too short."""
+        start = self._offset + offset
+        if os.fstat(self._fd).st_size < start + len(data):  # a write would lengthen the client's object again
+            raise InvalidArgument(_TRUNCATED)
+        position = 0
+        while position < len(data):
+            position += os.pwrite(self._fd, data[position:], start + position)
+
+    def ended(self, offset: int, byte_size: int) -> None:
+        """See `WorkerRegion`. Drops the private pages: those that the model wrote would be stale for the next input."""
+        pages = self._pages(offset, byte_size)
+        if self._writable:
+            return
+        self._pages_in_use.remove(pages)
+        if self._mapping is not None:
+            self._mapping.madvise(mmap.MADV_DONTNEED, pages[0], pages[1] - pages[0])
+
+    def _pages(self, offset: int, byte_size: int) -> tuple[int, int]:
+        """Return the start and the end of a span's pages in the mapping."""
+        start, end = self._offset + offset, self._offset + offset + byte_size
+        return start & -mmap.PAGESIZE, min(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE, self._offset + self._byte_size)
+
+    def close(self) -> None:
+        """See `WorkerRegion`."""
+        os.close(self._fd)
+        if self._view is not None and self._mapping is not None:
+            self._view.release()
+            with contextlib.suppress(BufferError):
+                self._mapping.close()
+
+
+class CopiedRegion:
+    """A copy of a region, for a worker that shares no memory with the kernel, which sends the bytes."""
+
+    volatile = False
+    steady = True
+    shared = False
+    private = True
+
+    def __init__(self, byte_size: int) -> None:
+        self._memory = bytearray(byte_size)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Store received bytes. Raises ValueError if they are outside of the region."""
+        if not 0 <= offset <= len(self._memory) - len(data):
+            raise ValueError(f"{len(data)} bytes at {offset} of a region of {len(self._memory)}")
+        self._memory[offset : offset + len(data)] = data
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """See `WorkerRegion`."""
+        return memoryview(self._memory)[offset : offset + byte_size]
+
+    input_view = view
+
+    def ended(self, offset: int, byte_size: int) -> None:
+        """See `WorkerRegion`: the copy is freed by the kernel's `Detach`."""
+
+    def close(self) -> None:
+        """See `WorkerRegion`."""
 
 
 class AttachedRegions:
-    """Regions by the numbers that the kernel gave them. Owns their descriptors."""
+    """The regions of this worker, by the kernel's numbers."""
 
     def __init__(self) -> None:
-        self._regions: dict[int, _Attached] = {}
+        self._regions: dict[int, WorkerRegion] = {}
 
-    def attach(self, number: int, fd: int, byte_size: int, offset: int, *, foreign: bool) -> None:
-        """Know the region `number`: `byte_size` bytes from `offset` of `fd`, which is ours now."""
-        self._regions[number] = _Attached(fd, byte_size, offset, foreign)
+    def attach(self, number: int, region: WorkerRegion) -> None:
+        """Add `region` as `number`, and own it from now on."""
+        self._regions[number] = region
 
     def detach(self, number: int) -> None:
-        """Unmap a region; arrays that still point into it keep the mapping alive until they are gone."""
-        region = self._regions.pop(number)
-        os.close(region.fd)
-        if region.view is not None and region.mapping is not None:
-            region.view.release()
-            with contextlib.suppress(BufferError):
-                region.mapping.close()
+        """Remove a region and close it."""
+        self._regions.pop(number).close()
 
-    def view(self, number: int, offset: int, byte_size: int) -> memoryview:
-        """Return writable bytes of a region. Raises `InvalidArgument` where its owner has shortened it."""
-        region = self._regions[number]
-        if region.view is None:
-            region.view = self._map(region)
-        assert offset + byte_size <= region.byte_size, f"{byte_size} bytes at {offset} of region {number}"
-        return region.view[offset : offset + byte_size]
+    def find(self, number: int) -> WorkerRegion | None:
+        """Return the region `number`, or None if the kernel did not announce it."""
+        return self._regions.get(number)
 
-    def _map(self, region: _Attached) -> memoryview:
-        # A mapping starts at a page: map from the start of the file and skip `offset` in the view.
-        end = region.offset + region.byte_size
-        try:
-            region.mapping = mmap.mmap(region.fd, end)
-        except ValueError:  # the file is shorter than `end`
-            raise InvalidArgument("shared memory region was truncated by its owner") from None
-        return memoryview(region.mapping)[region.offset : end]
+    def get(self, number: int) -> WorkerRegion:
+        """Return the region `number`. Raises KeyError if the kernel did not announce it."""
+        return self._regions[number]

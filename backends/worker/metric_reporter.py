@@ -1,7 +1,7 @@
-"""Tells the kernel what became of the model's own metrics, in portions, on a thread of its own.
+"""Reports changes of the model's custom metrics to the kernel, on its own thread.
 
-A new metric is on the page at once. Values are sent when they have changed, at most once in `INTERVAL_S`, and once
-more when the worker stops: a page is as old as that interval, and a worker that is killed takes so much with it.
+A new metric is reported at once. Changed values are reported at most once per `INTERVAL_S`, and when the worker stops.
+So the metrics page is at most that interval behind, and a killed worker loses at most the changes of one interval.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
     from backends.transport import wire
 
-#: Rare enough to cost nothing, and far below the interval of any Prometheus.
+#: Long enough to cost little, and much shorter than the scrape interval of Prometheus.
 INTERVAL_S = 0.1
 
 
 class MetricReporter:
-    """Owns the worker's registry. A model without metrics costs no thread and no message."""
+    """Owns the worker's registry. A model without metrics needs no thread and no message."""
 
     def __init__(self, send: Callable[[wire.ToKernel], None], interval_s: float = INTERVAL_S) -> None:
         self._send = send
         self._interval_s = interval_s
-        # SimpleQueue.put may be called by a finalizer that interrupts another put.
+        # SimpleQueue.put is reentrant: a finalizer may call it during another put.
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.registry = MetricRegistry(self.report, lambda: self._signals.put(None))
-        #: Taking and sending are one step: the kernel must know a series before it hears of its changes.
+        #: Held while changes are taken and sent: the kernel must get a series before its changes.
         self._report_lock = threading.Lock()
         self._started = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """The kernel takes reports from now on; it gets all that there is already."""
+        """The kernel accepts reports from now on. Report all existing metrics."""
         self._started = True
         self.report()
 
     def stop(self) -> None:
-        """End, and send what is left."""
+        """Stop the thread and report the last changes."""
         if self._thread is not None:
             self._stopping.set()
             self._signals.put(None)
@@ -51,7 +51,7 @@ class MetricReporter:
         self.report()
 
     def report(self) -> None:
-        """Send what has changed now. Where the kernel is gone, that is noticed elsewhere."""
+        """Send all changes now. A connection that is closed is no error here: `KernelMessageReader` reports it."""
         if not self._started:
             return
         with self._report_lock, contextlib.suppress(OSError):
@@ -65,6 +65,6 @@ class MetricReporter:
         while not self._stopping.is_set():
             self._signals.get()
             self._stopping.wait(self._interval_s)
-            while not self._signals.empty():  # what they announced goes along
+            while not self._signals.empty():  # the next report includes their changes
                 self._signals.get_nowait()
             self.report()

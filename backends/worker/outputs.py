@@ -1,199 +1,184 @@
-"""Where a worker's outputs go: into the message, a block of its own arena, or the client's region.
-
-One process allocates in an arena, and here it is the worker: the kernel only reads, and says which
-blocks it has done with.
-"""
+"""Writes a worker's outputs to their places: the message, the worker's memory, an input, or the client's region."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.transport import wire
 from backends.worker.classification import classify
-from backends.worker.inputs import place_in_inputs
-from kernel.errors import ArenaFull, InternalError, ServingError
-from shm.arena import INLINE_LIMIT, Arena, Block
+from kernel.errors import InternalError, ServingError
+from shm.arena import INLINE_LIMIT
 from shm.arrays import NUMPY_TYPES, RAW_TYPES, to_bytes
 from shm.datatypes import element_count
+from shm.tensor import RequestedOutput, Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from backends.worker.inputs import InputReader
     from backends.worker.memory import AttachedRegions
+    from backends.worker.output_memory import OutputMemory
     from backends.worker.request import OutputValue, WorkerRequest
     from shm.arrays import Array
 
-_ANY_OUTPUT = wire.OutputRef("")
+_ANY_OUTPUT = RequestedOutput("")
 
 
 class OutputWriter:
-    """Turns output arrays into references. Callable from any thread."""
+    """Makes tensors from output arrays. Callable from any thread."""
 
-    def __init__(self, regions: AttachedRegions, on_arena: Callable[[Arena], None]) -> None:
+    def __init__(self, regions: AttachedRegions, inputs: InputReader, memory: OutputMemory) -> None:
+        self.memory = memory
         self._regions = regions
-        self._on_arena = on_arena
-        self._arena: Arena | None = None
-        self._blocks: dict[int, Block] = {}
-        self._lock = threading.Lock()
+        self._inputs = inputs
         self._main_thread = threading.get_ident()
-        self.arena_byte_size = 1 << 34
         #: Whether the model's outputs have a batch dimension, and the labels of its outputs.
         self.batched = False
         self.labels: Mapping[str, Sequence[str]] = {}
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
         """See `WorkerRequest.reserve`."""
-        asked = _asked(request, name)
+        requested = _requested_output(request, name)
         dtype = NUMPY_TYPES.get(datatype if datatype != "BF16" else "UINT16")
-        if asked is None or asked.classification or dtype is None or dtype.hasobject:
+        if requested is None or requested.classification or dtype is None or dtype.hasobject:
             return None
         byte_size = element_count(shape) * dtype.itemsize
-        if asked.region >= 0:
-            if byte_size > asked.byte_size:
+        if requested.span is not None:
+            if byte_size > requested.span.byte_size:
                 return None
         elif byte_size <= INLINE_LIMIT:
             return None
         self._free_reserved(request, name)
-        ref, view = self._place(name, datatype, list(shape), byte_size, asked)
+        tensor, view = self._place(name, datatype, list(shape), byte_size, requested)
         array = np.frombuffer(view, dtype=dtype).reshape(shape)
-        request.reserved[name] = (array, ref)
+        request.reserved[name] = (array, tensor)
         return array
 
-    def write(
-        self, request: WorkerRequest, outputs: Sequence[OutputValue], *, pass_on: bool = False
-    ) -> list[wire.TensorRef]:
-        """Return the references of those outputs that the client asked for, which are in their places now.
+    def write(self, request: WorkerRequest, outputs: Sequence[OutputValue], *, pass_on: bool = False) -> list[Tensor]:
+        """Write the requested outputs to their places and return their tensors.
 
-        With `pass_on`, an output that is an input of the request, or a part of one, may stay where it is in the
-        kernel's arena, where the main thread answers. What is raised, a `ServingError`, leaves no block behind.
+        With `pass_on`, an output that is a part of an input in the kernel's arena may stay there, if the main thread
+        responds. Raises `ServingError`; then all blocks are freed.
         """
-        refs: list[wire.TensorRef] = []
+        tensors: list[Tensor] = []
         wanted = request.ref.outputs
         try:
             for output in outputs:
                 name, array = output.name, output.array
-                asked = _ANY_OUTPUT
-                if wanted:  # as `_asked`, without a call for each output
-                    for asked in wanted:
-                        if asked.name == name:
+                requested = _ANY_OUTPUT
+                if wanted:  # repeats `_requested_output`, to save a call for each output
+                    for requested in wanted:
+                        if requested.name == name:
                             break
                     else:
                         continue
                 if (
-                    asked.region < 0
+                    requested.span is None
                     and array.nbytes <= INLINE_LIMIT
                     and array.dtype in RAW_TYPES
-                    and not asked.classification
+                    and not requested.classification
                     and not request.reserved
                 ):
-                    # The usual one, a small tensor, is in the message with this; all others take the call.
-                    refs.append(wire.TensorRef(name, output.datatype, list(array.shape), array.tobytes()))
+                    # The usual case, a small tensor, which is inline; all others take the call.
+                    tensors.append(Tensor(name, output.datatype, list(array.shape), array.tobytes()))
                 else:
-                    refs.append(self._write_asked(request, output, asked, pass_on))
+                    tensors.append(self._write_requested(request, output, requested, pass_on))
         except ServingError:
-            for ref in refs:
-                self._free_ref(ref)
+            for tensor in tensors:
+                self._free_tensor(tensor)
             raise
-        return refs
+        self.memory.publish(tensors)
+        return tensors
 
-    def _write_asked(
-        self, request: WorkerRequest, output: OutputValue, asked: wire.OutputRef, pass_on: bool
-    ) -> wire.TensorRef:
+    def _write_requested(
+        self, request: WorkerRequest, output: OutputValue, requested: RequestedOutput, pass_on: bool
+    ) -> Tensor:
         name, datatype, array = output.name, output.datatype, output.array
-        if asked.classification:
-            array = classify(array, datatype, asked.classification, self.labels.get(name, ()), batched=self.batched)
+        if requested.classification:
+            array = classify(array, datatype, requested.classification, self.labels.get(name, ()), batched=self.batched)
             datatype = "BYTES"
         reserved = request.reserved.pop(name, None) if request.reserved else None
         if reserved is not None:
-            place, ref = reserved
+            place, tensor = reserved
             if array is not place and array.shape == place.shape and array.dtype == place.dtype:
                 place[...] = array
-                return ref
+                return tensor
             if array is place:
-                return ref
-            self._free_ref(ref)
-        # Threads of the model may go on with an input when they have answered.
-        if pass_on and asked.region < 0 and array.nbytes > INLINE_LIMIT and threading.get_ident() == self._main_thread:
-            passed = place_in_inputs(request, array)
-            if passed is not None:
-                return wire.TensorRef(name, datatype, list(array.shape), None, *passed, array.nbytes)
-        return self._write_new(name, datatype, array, asked)
+                return tensor
+            self._free_tensor(tensor)
+        # Other threads of the model may still use an input after they have responded.
+        if (
+            pass_on
+            and requested.span is None
+            and array.nbytes > INLINE_LIMIT
+            and threading.get_ident() == self._main_thread
+        ):
+            span = self._inputs.place_in_inputs(request, array)
+            if span is not None:
+                return Tensor(name, datatype, list(array.shape), None, span)
+        return self._write_new(name, datatype, array, requested)
 
-    def _write_new(self, name: str, datatype: str, array: Array, asked: wire.OutputRef) -> wire.TensorRef:
+    def _write_new(self, name: str, datatype: str, array: Array, requested: RequestedOutput) -> Tensor:
         shape = list(array.shape)
         data = to_bytes(array)
         byte_size = len(data)
-        if asked.region < 0 and byte_size <= INLINE_LIMIT:
-            return wire.TensorRef(name, datatype, shape, bytes(data))
-        if asked.region >= 0 and byte_size > asked.byte_size:
+        if requested.span is None and byte_size <= INLINE_LIMIT:
+            return Tensor(name, datatype, shape, bytes(data))
+        if requested.span is not None and byte_size > requested.span.byte_size:
             raise InternalError(
-                f"shared memory size specified with the request for output '{name}' ({asked.byte_size} bytes) "
+                f"shared memory size specified with the request for output '{name}' ({requested.span.byte_size} bytes) "
                 f"should be at least {byte_size} bytes to hold the results"
             )
-        ref, view = self._place(name, datatype, shape, byte_size, asked)
+        tensor, view = self._place(name, datatype, shape, byte_size, requested)
         view[:] = data
-        return ref
+        return tensor
 
     def _place(
-        self, name: str, datatype: str, shape: list[int], byte_size: int, asked: wire.OutputRef
-    ) -> tuple[wire.TensorRef, memoryview]:
-        if asked.region >= 0:
-            view = self._regions.view(asked.region, asked.offset, byte_size)
-            return wire.TensorRef(name, datatype, shape, None, asked.region, asked.offset, byte_size, True), view
-        with self._lock:
-            block = self._arena_of_mine().take(byte_size)
-            if block is None:
-                raise ArenaFull(byte_size)
-            self._blocks[block.offset] = block
-        return wire.TensorRef(name, datatype, shape, None, wire.OUTPUT_ARENA, block.offset, byte_size), block.view()
+        self, name: str, datatype: str, shape: list[int], byte_size: int, requested: RequestedOutput
+    ) -> tuple[Tensor, memoryview]:
+        wanted = requested.span
+        region = None if wanted is None else self._regions.find(wanted.lease.region_number)
+        if wanted is None or region is None:  # without shared memory the kernel copies it to the client's region
+            span, view = self.memory.take(byte_size)
+        else:
+            span = Span(wanted.lease, wanted.offset, byte_size)
+            view = region.view(wanted.offset, byte_size)
+        return Tensor(name, datatype, shape, None, span), view
 
-    def _arena_of_mine(self) -> Arena:
-        if self._arena is None:
-            self._arena = Arena(f"naiad outputs {os.getpid()}", self.arena_byte_size)
-            self._on_arena(self._arena)
-        return self._arena
-
-    def copied(self, refs: Sequence[wire.TensorRef]) -> list[wire.TensorRef]:
-        """Return the references with copies of what was passed on. Raises `ServingError`."""
-        copies: list[wire.TensorRef] = []
-        for ref in refs:
-            if ref.data is not None or ref.region == wire.OUTPUT_ARENA or ref.foreign:
-                copies.append(ref)
+    def copied(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors, with those that are in inputs replaced by copies. Raises `ServingError`."""
+        copies: list[Tensor] = []
+        for tensor in tensors:
+            span = tensor.span
+            if span is None or self.memory.owns(span) or not self._regions.get(span.lease.region_number).shared:
+                copies.append(tensor)
                 continue
-            copy, view = self._place(ref.name, ref.datatype, ref.shape, ref.byte_size, _ANY_OUTPUT)
-            view[:] = self._regions.view(ref.region, ref.offset, ref.byte_size)
+            copy, view = self._place(tensor.name, tensor.datatype, tensor.shape, span.byte_size, _ANY_OUTPUT)
+            view[:] = self._regions.get(span.lease.region_number).view(span.offset, span.byte_size)
             copies.append(copy)
         return copies
 
-    # ---- giving back -------------------------------------------------------------------------
-
-    def free(self, offsets: Sequence[int]) -> None:
-        """Free blocks that the kernel has done with."""
-        with self._lock:
-            for offset in offsets:
-                self._blocks.pop(offset).release()
+    # ---- freeing -----------------------------------------------------------------------------
 
     def free_reserved(self, request: WorkerRequest) -> None:
-        """Free what was reserved and not used."""
+        """Free reserved memory that was not used."""
         for name in list(request.reserved):
             self._free_reserved(request, name)
 
     def _free_reserved(self, request: WorkerRequest, name: str) -> None:
-        reserved: tuple[Any, wire.TensorRef] | None = request.reserved.pop(name, None)
+        reserved: tuple[Any, Tensor] | None = request.reserved.pop(name, None)
         if reserved is not None:
-            self._free_ref(reserved[1])
+            self._free_tensor(reserved[1])
 
-    def _free_ref(self, ref: wire.TensorRef) -> None:
-        if ref.region == wire.OUTPUT_ARENA and ref.data is None:
-            self.free([ref.offset])
+    def _free_tensor(self, tensor: Tensor) -> None:
+        if tensor.span is not None and self.memory.owns(tensor.span):
+            self.memory.drop(tensor.span)
 
 
-def _asked(request: WorkerRequest, name: str) -> wire.OutputRef | None:
-    """Return how the client wants an output, None where it wants others only."""
+def _requested_output(request: WorkerRequest, name: str) -> RequestedOutput | None:
+    """Return the request's entry for an output, or None if the request names only other outputs."""
     if not request.ref.outputs:
         return _ANY_OUTPUT
     for output in request.ref.outputs:

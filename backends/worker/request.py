@@ -1,4 +1,4 @@
-"""A request as a backend sees it: its inputs as buffers, and one way to answer it."""
+"""A request as a backend gets it: its inputs as buffers, and methods to respond."""
 
 from __future__ import annotations
 
@@ -6,38 +6,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from shm.arrays import to_array
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.transport import wire
     from kernel.errors import ServingError
     from shm.arrays import Array
-
-
-class InputView(msgspec.Struct):
-    """One input. `data` is the tensor's raw form in place: in a message, an arena or a client's region.
-
-    `data` is read-only where it belongs to a client (`foreign`).
-    """
-
-    name: str
-    datatype: str
-    #: Shape with the batch dimension.
-    shape: list[int]
-    data: memoryview
-    foreign: bool = False
-
-    def as_numpy(self) -> Array:
-        """Return a view of the tensor (a new object array for BYTES), writable unless `foreign`."""
-        return to_array(self.datatype, self.shape, self.data)
+    from shm.tensor import Tensor
 
 
 class OutputValue(msgspec.Struct):
-    """One output: an array in C order, or any that can be copied to one. BYTES are object arrays.
+    """One output. An array that is not in C order is copied. BYTES are object arrays.
 
-    `datatype` is a protocol name. BF16, that numpy lacks, is given as an array of uint16.
+    `datatype` is a protocol name. BF16, which numpy lacks, is an array of uint16.
     """
 
     name: str
@@ -46,7 +27,7 @@ class OutputValue(msgspec.Struct):
 
 
 class Responder(Protocol):
-    """How answers leave the worker. Callable from any thread."""
+    """Sends the responses of requests. Callable from any thread."""
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None: ...
 
@@ -61,42 +42,43 @@ class Responder(Protocol):
 
 
 class WorkerRequest(msgspec.Struct, eq=False):
-    """One request of a batch. It gets exactly one final answer, by `respond`, `fail` or `finish`."""
+    """A request of a batch. It gets exactly one final response, by `respond`, `fail` or `finish`."""
 
-    #: Id, flags, correlation id, priority, time-out and parameters, as they came.
-    ref: wire.RequestRef
-    inputs: list[InputView]
-    #: Where the answers go.
+    #: The message from the kernel: id, flags, correlation id, priority, timeout and parameters.
+    ref: wire.RequestMessage
+    #: Each with its bytes in `data`: bytes of the message, or a view of shared memory. A read-only view is of a
+    #: client's memory, see `in_memory_of_client`.
+    inputs: list[Tensor]
+    #: Sends the responses.
     responder: Responder
     finished: bool = False
     response_count: int = 0
-    #: Places that `reserve` handed out, by output name. The responder's.
-    reserved: dict[str, tuple[Any, wire.TensorRef]] = {}
+    #: Arrays and tensors of `reserve`, by output name. Only the responder uses it.
+    reserved: dict[str, tuple[Any, Tensor]] = {}
 
     @property
     def id(self) -> str:
         return self.ref.id
 
-    def input(self, name: str) -> InputView | None:
-        """Return the input called `name`, or None where the client left it out."""
+    def input(self, name: str) -> Tensor | None:
+        """Return the input called `name`, or None if the request does not have it."""
         for view in self.inputs:
             if view.name == name:
                 return view
         return None
 
     def wants(self, name: str) -> bool:
-        """Whether the client asked for this output: by name, or by naming none."""
+        """Whether the client requested this output: by name, or by naming no output."""
         for output in self.ref.outputs:
             if output.name == name:
                 return True
         return not self.ref.outputs
 
     def reserve(self, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
-        """Return a C-ordered array at the output's final place, to write the output into.
+        """Return a C-ordered array in the output's final place, for the model to write the output to.
 
-        Handing the same array to `respond` then costs no copy. None where there is no such place
-        (BYTES, classification, a small tensor that travels in the message, a region too small);
-        `respond` takes care of those.
+        `respond` with this array copies nothing. Returns None if there is no such place (BYTES, classification, a
+        small tensor that is inline, a region that is too small): then give `respond` any array.
         """
         return self.responder.reserve(self, name, datatype, shape)
 
@@ -107,10 +89,10 @@ class WorkerRequest(msgspec.Struct, eq=False):
         *,
         final: bool = True,
     ) -> None:
-        """Send a response. Outputs that the client did not ask for are left out.
+        """Send a response. Outputs that the client did not request are left out.
 
-        Arrays may be changed or freed once this returns, but for inputs of the request. Waits where a decoupled model
-        is too far ahead of its client.
+        When this returns, the arrays may be changed or freed, but not inputs of the request. Blocks while a decoupled
+        model has sent too many responses that the client has not taken.
         """
         self.responder.respond(self, outputs, parameters or {}, final)
 
@@ -119,9 +101,14 @@ class WorkerRequest(msgspec.Struct, eq=False):
         self.responder.fail(self, error, final)
 
     def finish(self) -> None:
-        """Say that no more responses come (decoupled models)."""
+        """End the responses without another one (decoupled models)."""
         self.responder.finish(self)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone. Cheap enough to be asked in a loop."""
+        """Whether the client has gone. Cheap enough to call in a loop."""
         return self.responder.is_cancelled(self)
+
+
+def in_memory_of_client(tensor: Tensor) -> bool:
+    """Whether an input is in a client's memory, which the client may change and the model must not."""
+    return type(tensor.data) is memoryview and tensor.data.readonly

@@ -1,1 +1,1 @@
-"""The same requests to our server and to a real Triton, and what differs in the answers."""
+"""The same requests to our server and to a real Triton, and the differences between the responses."""

@@ -1,4 +1,4 @@
-"""`python -m bench.oracle`: our answers to all conformance cases beside those of a real Triton."""
+"""`python -m bench.oracle`: our responses to all conformance cases compared with those of a real Triton."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.oracle import servers
-from bench.oracle.answers import Answer, cleaned, expected, is_expected, verdict
 from bench.oracle.record import Record, Stale, load_cases
+from bench.oracle.responses import StepResponse, cleaned, expected, is_expected, verdict
 from bench.triton import NotAvailable
 
 if TYPE_CHECKING:
     from bench.oracle.steps import Case
 
-#: Answers of one file's cases, in order.
-Answers = list[tuple["Case", list[Answer]]]
+#: The responses to the cases of one file, in order.
+Responses = list[tuple["Case", list[StepResponse]]]
 
 
-def answers(server: servers.Ours | servers.Triton, cases: list[Case]) -> Answers:
-    """Take all steps of all cases on one server."""
+def responses_of(server: servers.Ours | servers.Triton, cases: list[Case]) -> Responses:
+    """Send all steps of all cases to one server."""
     return [
         (case, [cleaned(server.ask(step), step.ignore, server.repository) for step in case.steps]) for case in cases
     ]
 
 
-def show(answer: Answer) -> str:
-    return f"{answer.status}  {answer.error or ''}  {json.dumps(answer.body)[:1500]}"
+def show(response: StepResponse) -> str:
+    return f"{response.status}  {response.error or ''}  {json.dumps(response.body)[:1500]}"
 
 
-def compare(name: str, ours: Answers, theirs: Answers, *, verbose: bool) -> Counter[str]:
-    """Print where two servers differ; steps that differ as they may count as `allowed`."""
+def compare(name: str, ours: Responses, theirs: Responses, *, verbose: bool) -> Counter[str]:
+    """Print the differences between two servers. A step with a documented difference counts as `allowed`."""
     counted: Counter[str] = Counter()
     for (case, mine), (_, real) in zip(ours, theirs, strict=True):
         for number, (step, a, b) in enumerate(zip(case.steps, mine, real, strict=True), 1):
@@ -48,52 +48,52 @@ def compare(name: str, ours: Answers, theirs: Answers, *, verbose: bool) -> Coun
     return counted
 
 
-def recorded(path: Path, cases: list[Case]) -> Answers:
-    """Return the recorded answers; a step without one gets an answer that says so."""
+def recorded(path: Path, cases: list[Case]) -> Responses:
+    """Return the recorded responses. A step without one gets the status `not recorded`."""
     record = Record.read(path)
-    found: Answers = []
+    found: Responses = []
     for case in cases:
-        told = []
+        responses = []
         for number, step in enumerate(case.steps):
             try:
-                told.append(record.answer(case, number, step))
+                responses.append(record.response(case, number, step))
             except Stale:
-                told.append(Answer("not recorded"))
-        found.append((case, told))
+                responses.append(StepResponse("not recorded"))
+        found.append((case, responses))
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.oracle", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="files of cases; all where none is given")
+    parser.add_argument("files", nargs="*", type=Path, help="files of cases; without one, all")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
-    parser.add_argument("--record", action="store_true", help="write Triton's answers for the test suite")
-    parser.add_argument("--recorded", action="store_true", help="compare with the record, without a Triton")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show steps that are the same, too")
-    told = parser.parse_args()
-    files = told.files or sorted(servers.CASES.glob("*.py"))
-    cases = {path.stem: [case for case in load_cases(path) if told.only in case.name] for path in files}
-    theirs: dict[str, Answers] = {}
+    parser.add_argument("--record", action="store_true", help="write Triton's responses for the test suite")
+    parser.add_argument("--recorded", action="store_true", help="compare with the recorded responses, without a Triton")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also show steps that are the same")
+    options = parser.parse_args()
+    files = options.files or sorted(servers.CASES.glob("*.py"))
+    cases = {path.stem: [case for case in load_cases(path) if options.only in case.name] for path in files}
+    theirs: dict[str, Responses] = {}
     try:
-        if told.recorded:
+        if options.recorded:
             theirs = {name: recorded(servers.RECORDED / f"{name}.json", found) for name, found in cases.items()}
         else:
             with servers.Triton(servers.MODELS) as real:
-                theirs = {name: answers(real, found) for name, found in cases.items()}
+                theirs = {name: responses_of(real, found) for name, found in cases.items()}
     except NotAvailable as error:
         print(error, file=sys.stderr)
         return 2
-    if told.record:
+    if options.record:
         for name, found in theirs.items():
             path = servers.RECORDED / f"{name}.json"
-            record = Record.read(path) if told.only else Record({})
+            record = Record.read(path) if options.only else Record({})
             for case, kept in found:
                 record.put(case, kept)
             record.write(path)
     counted: Counter[str] = Counter()
     with servers.Ours(servers.MODELS) as ours:
-        for name, asked in cases.items():
-            counted += compare(name, answers(ours, asked), theirs[name], verbose=told.verbose)
+        for name, wanted in cases.items():
+            counted += compare(name, responses_of(ours, wanted), theirs[name], verbose=options.verbose)
     print(", ".join(f"{count} {label}" for label, count in counted.most_common()), f"of {counted.total()}")
     return 0 if counted.total() == counted["same"] + counted["allowed"] else 1
 

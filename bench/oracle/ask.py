@@ -1,4 +1,4 @@
-"""Sends steps to a server and reads its answers, over `http.client` and grpcio."""
+"""Sends steps to a server and reads its responses, with `http.client` and grpcio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from bench.oracle.answers import Answer, renamed, told_bytes
+from bench.oracle.responses import StepResponse, binary_text, renamed
 from bench.oracle.steps import KEY
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 15
 _SHARED_MEMORY = Path("/dev/shm")
-#: What `KEY` is on this machine, so that runs at the same time leave each other's regions alone.
+#: Stands for `KEY` on this machine, so that runs at the same time do not share regions.
 _OWN_KEY = f"{KEY}_{os.getpid()}"
 
 
 class AskedServer:
-    """One server under comparison; close it with `with`."""
+    """One server under comparison, with its connections. Use it in a `with` block."""
 
     def __init__(self, http_port: int, grpc_port: int) -> None:
         self._http_port = http_port
@@ -45,13 +45,13 @@ class AskedServer:
         self._channel.close()
         _remove_region(_OWN_KEY)  # a step that failed may have left it
 
-    def ask(self, step: Step) -> Answer:
-        """Send one step; an answer that cannot be read has the status `broken`."""
-        answer = self._ask(renamed(step.args, KEY, _OWN_KEY), step.kind)
-        return Answer(answer.status, renamed(answer.body, _OWN_KEY, KEY), renamed(answer.error, _OWN_KEY, KEY))
+    def ask(self, step: Step) -> StepResponse:
+        """Send one step. A response that cannot be read has the status `broken`."""
+        found = self._ask(renamed(step.args, KEY, _OWN_KEY), step.kind)
+        return StepResponse(found.status, renamed(found.body, _OWN_KEY, KEY), renamed(found.error, _OWN_KEY, KEY))
 
-    def _ask(self, args: Document, kind: str) -> Answer:
-        kinds: dict[str, Callable[..., Answer]] = {
+    def _ask(self, args: Document, kind: str) -> StepResponse:
+        kinds: dict[str, Callable[..., StepResponse]] = {
             "http": self._http,
             "chunked": self._chunked,
             "rpc": self._rpc,
@@ -63,17 +63,17 @@ class AskedServer:
         try:
             return kinds[kind](**args)
         except grpc.RpcError as error:
-            return Answer(f"grpc {error.code().name}", None, error.details())
+            return StepResponse(f"grpc {error.code().name}", None, error.details())
         except (OSError, http.client.HTTPException, TimeoutError) as error:
-            return Answer("broken", None, f"{type(error).__name__}: {error}")
+            return StepResponse("broken", None, f"{type(error).__name__}: {error}")
 
-    def _http(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Answer:
+    def _http(self, method: str, path: str, body: Any, headers: dict[str, str]) -> StepResponse:
         content = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
         with contextlib.closing(self._connection()) as connection:
             connection.request(method, path, body=content, headers=headers)
             return _read(connection.getresponse())
 
-    def _chunked(self, path: str, chunks: list[bytes], headers: dict[str, str]) -> Answer:
+    def _chunked(self, path: str, chunks: list[bytes], headers: dict[str, str]) -> StepResponse:
         with contextlib.closing(self._connection()) as connection:
             connection.request("POST", path, body=iter(chunks), headers=headers, encode_chunked=True)
             return _read(connection.getresponse())
@@ -83,50 +83,50 @@ class AskedServer:
 
     def _rpc(
         self, name: str, request: Document, raw: list[bytes], timeout: float, metadata: dict[str, str] | None = None
-    ) -> Answer:
+    ) -> StepResponse:
         call = getattr(self._stub, name)
-        reply = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
-        return Answer("grpc OK", _document(reply))
+        response = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
+        return StepResponse("grpc OK", _document(response))
 
     def _stream(
         self, requests: list[Document], raws: list[list[bytes]], metadata: dict[str, str] | None = None
-    ) -> Answer:
+    ) -> StepResponse:
         messages = [_message("ModelInferRequest", request, raw) for request, raw in zip(requests, raws, strict=True)]
-        replies: list[Document] = []
+        found: list[Document] = []
         status, details = "OK", None
         try:
-            answers = self._stub.ModelStreamInfer(iter(messages), timeout=_TIMEOUT_S, metadata=_pairs(metadata))
-            replies += [_document(reply) for reply in answers]
+            responses = self._stub.ModelStreamInfer(iter(messages), timeout=_TIMEOUT_S, metadata=_pairs(metadata))
+            found += [_document(response) for response in responses]
         except grpc.RpcError as error:
             status, details = error.code().name, error.details()
-        errors = [reply.pop("error_message") for reply in replies if reply.get("error_message")]
+        errors = [each.pop("error_message") for each in found if each.get("error_message")]
         texts = [*errors, details] if details is not None else errors
-        return Answer(f"grpc {status}", replies, "\n".join(texts) if texts else None)
+        return StepResponse(f"grpc {status}", found, "\n".join(texts) if texts else None)
 
 
-def _read(reply: http.client.HTTPResponse) -> Answer:
-    content = reply.read()
-    encoding = reply.getheader("Content-Encoding")
-    told: dict[str, Any] = {"content-type": (reply.getheader("Content-Type") or "").split(";")[0]}
+def _read(response: http.client.HTTPResponse) -> StepResponse:
+    content = response.read()
+    encoding = response.getheader("Content-Encoding")
+    body: dict[str, Any] = {"content-type": (response.getheader("Content-Type") or "").split(";")[0]}
     if encoding is not None:
-        told["content-encoding"] = encoding
+        body["content-encoding"] = encoding
         content = gzip.decompress(content) if encoding == "gzip" else zlib.decompress(content)
-    if reply.getheader("Accept-Encoding") is not None:
-        told["accept-encoding"] = reply.getheader("Accept-Encoding")
+    if response.getheader("Accept-Encoding") is not None:
+        body["accept-encoding"] = response.getheader("Accept-Encoding")
     error = None
-    length = reply.getheader("Inference-Header-Content-Length")
+    length = response.getheader("Inference-Header-Content-Length")
     if length is not None:
-        told["json"] = json.loads(content[: int(length)].decode("utf-8", "replace"))
-        told["binary"] = told_bytes(content[int(length) :])
-    elif told["content-type"] == "text/event-stream":
-        told["events"] = _events(content.decode())
+        body["json"] = json.loads(content[: int(length)].decode("utf-8", "replace"))
+        body["binary"] = binary_text(content[int(length) :])
+    elif body["content-type"] == "text/event-stream":
+        body["events"] = _events(content.decode())
     elif content[:1] in (b"{", b"["):
-        told["json"] = json.loads(content.decode("utf-8", "replace"))
-        if isinstance(told["json"], dict) and set(told["json"]) == {"error"}:
-            error = told["json"].pop("error")
+        body["json"] = json.loads(content.decode("utf-8", "replace"))
+        if isinstance(body["json"], dict) and set(body["json"]) == {"error"}:
+            error = body["json"].pop("error")
     else:
-        told["text"] = content.decode("utf-8", "replace")
-    return Answer(f"http {reply.status}", told, error)
+        body["text"] = content.decode("utf-8", "replace")
+    return StepResponse(f"http {response.status}", body, error)
 
 
 def _events(text: str) -> list[Any]:
@@ -141,8 +141,8 @@ def _message(kind: str, request: Document, raw: list[bytes]) -> Any:
     return message
 
 
-def _document(reply: Any) -> Document:
-    found: Document = json_format.MessageToDict(reply, preserving_proto_field_name=True)
+def _document(response: Any) -> Document:
+    found: Document = json_format.MessageToDict(response, preserving_proto_field_name=True)
     return found
 
 
@@ -150,16 +150,16 @@ def _pairs(metadata: dict[str, str] | None) -> list[tuple[str, str]] | None:
     return None if metadata is None else list(metadata.items())
 
 
-def _make_region(key: str, content: bytes) -> Answer:
+def _make_region(key: str, content: bytes) -> StepResponse:
     (_SHARED_MEMORY / key).write_bytes(content)
-    return Answer("done")
+    return StepResponse("done")
 
 
-def _read_region(key: str, offset: int, byte_size: int) -> Answer:
+def _read_region(key: str, offset: int, byte_size: int) -> StepResponse:
     content = (_SHARED_MEMORY / key).read_bytes()[offset : offset + byte_size]
-    return Answer("done", {"binary": told_bytes(content)})
+    return StepResponse("done", {"binary": binary_text(content)})
 
 
-def _remove_region(key: str) -> Answer:
+def _remove_region(key: str) -> StepResponse:
     (_SHARED_MEMORY / key).unlink(missing_ok=True)
-    return Answer("done")
+    return StepResponse("done")

@@ -1,7 +1,7 @@
-"""Files of cases, and the files in which a real Triton's answers to them are kept.
+"""Files of cases, and the files with a real Triton's responses to them.
 
-A record is JSON: for every case the list of its steps, each with the digest of the request that was answered, so
-that an answer is never taken for one to another request.
+A record is JSON: for every case the list of its steps. Each has the digest of its request, so that a response is never
+used for another request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from bench.oracle.answers import Answer
+from bench.oracle.responses import StepResponse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Stale(Exception):
-    """There is no recorded answer to this very request: record again with `make oracle ARGS=--record`."""
+    """There is no recorded response to exactly this request. Record again with `make oracle ARGS=--record`."""
 
 
 def load_cases(path: Path) -> list[Case]:
@@ -35,34 +35,34 @@ def load_cases(path: Path) -> list[Case]:
 
 
 class Record:
-    """The recorded answers to one file of cases."""
+    """The recorded responses to one file of cases."""
 
-    def __init__(self, answers: dict[str, list[dict[str, object]]]) -> None:
-        self._answers = answers
+    def __init__(self, responses: dict[str, list[dict[str, object]]]) -> None:
+        self._responses = responses
 
     @classmethod
     def read(cls, path: Path) -> Record:
         return cls(json.loads(path.read_text()) if path.exists() else {})
 
     def names(self) -> set[str]:
-        """Return the names of the cases that have answers."""
-        return set(self._answers)
+        """Return the names of the cases that have responses."""
+        return set(self._responses)
 
-    def put(self, case: Case, answers: list[Answer]) -> None:
-        """Keep the cleaned answers to all steps of a case."""
-        self._answers[case.name] = [
-            {"request": step.digest(), **asdict(answer)} for step, answer in zip(case.steps, answers, strict=True)
+    def put(self, case: Case, responses: list[StepResponse]) -> None:
+        """Add the cleaned responses to all steps of a case."""
+        self._responses[case.name] = [
+            {"request": step.digest(), **asdict(response)} for step, response in zip(case.steps, responses, strict=True)
         ]
 
-    def answer(self, case: Case, number: int, step: Step) -> Answer:
-        """Return the answer to a step, counted from 0. Raises `Stale`."""
-        kept = self._answers.get(case.name, [])
-        if number >= len(kept) or kept[number]["request"] != step.digest():
+    def response(self, case: Case, number: int, step: Step) -> StepResponse:
+        """Return the response to a step, counted from 0. Raises `Stale`."""
+        recorded = self._responses.get(case.name, [])
+        if number >= len(recorded) or recorded[number]["request"] != step.digest():
             raise Stale(f"{case.name} [{number + 1}]")
-        found = kept[number]
+        found = recorded[number]
         error = found["error"]
         assert error is None or isinstance(error, str)
-        return Answer(str(found["status"]), found["body"], error)
+        return StepResponse(str(found["status"]), found["body"], error)
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(self._answers, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(self._responses, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

@@ -1,6 +1,6 @@
-"""Our server and a real Triton over one folder of models, with the flags that the cases rely on.
+"""Our server and a real Triton over one folder of models, with the flags that the cases need.
 
-Each serves a copy of its own: Python writes compiled files beside a model, and a change there is a change of the model.
+Each serves its own copy of the models, because Python writes compiled files next to a model, which changes the model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.oracle.answers import Answer
 from bench.oracle.ask import AskedServer
+from bench.oracle.responses import StepResponse
 from bench.server import ServerProcess, free_ports, wait_for
 from bench.triton import triton
 
@@ -25,9 +25,9 @@ CASES = ROOT / "tests/conformance/cases"
 MODELS = ROOT / "tests/conformance/models"
 RECORDED = ROOT / "tests/conformance/recorded"
 
-#: Models whose names begin so are loaded by cases, not at the start.
+#: Models whose names begin with this are loaded by cases, not at the start.
 LATER = "late_"
-#: Headers that reach models, and a category of the API that needs a header: no other case uses them.
+#: Headers that are forwarded to models, and a category of the API that needs a header: no other case uses them.
 FLAGS = (
     "--model-control-mode=explicit",
     "--http-header-forward-pattern=x-case-.*",
@@ -44,7 +44,7 @@ def flags(models: Path) -> list[str]:
 
 
 class Ours:
-    """Our server, while the `with` block runs. Raises `bench.server.ServerFailed`."""
+    """Our server, which runs while the `with` block lasts. Raises `bench.server.ServerFailed`."""
 
     def __init__(self, models: Path) -> None:
         self._models = models
@@ -67,12 +67,12 @@ class Ours:
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
-    def ask(self, step: Step) -> Answer:
+    def ask(self, step: Step) -> StepResponse:
         return self._server.ask(step)
 
 
 class Triton:
-    """A real Triton that is started again where a request has ended it. Raises `bench.triton.NotAvailable`."""
+    """A real Triton, which is started again if a request ends it. Raises `bench.triton.NotAvailable`."""
 
     def __init__(self, models: Path) -> None:
         self._models = models
@@ -97,25 +97,25 @@ class Triton:
         self._server = self._running.enter_context(AskedServer(http_port, grpc_port))
         self.repository = str(copy)
 
-    def ask(self, step: Step) -> Answer:
-        """Send one step; the status is `crashed` where it ends the server."""
-        answer = self._server.ask(step)
+    def ask(self, step: Step) -> StepResponse:
+        """Send one step. The status is `crashed` if it ends the server."""
+        response = self._server.ask(step)
         if "tatistics" in str(step.args.get("name")) or str(step.args.get("path")).endswith("/stats"):
-            answer = self._settled(step, answer)
-        if (answer.status == "broken" or answer.status == "grpc UNAVAILABLE") and self._has_ended():
+            response = self._settled(step, response)
+        if (response.status == "broken" or response.status == "grpc UNAVAILABLE") and self._has_ended():
             self._running.close()
             self._start()
-            return Answer("crashed")
-        return answer
+            return StepResponse("crashed")
+        return response
 
-    def _settled(self, step: Step, answer: Answer) -> Answer:
-        """Ask again until nothing changes: Triton counts a request some time after it has answered it."""
+    def _settled(self, step: Step, response: StepResponse) -> StepResponse:
+        """Ask again until nothing changes: Triton counts a request some time after it has sent the response."""
         while True:
             time.sleep(0.1)
             again = self._server.ask(step)
-            if again == answer:
-                return answer
-            answer = again
+            if again == response:
+                return response
+            response = again
 
     def _has_ended(self) -> bool:
         try:

@@ -1,7 +1,7 @@
-"""What a case of requests is made of: the words that files of cases are written in.
+"""Cases and their steps, in which files of cases are written.
 
-A file of cases has a list `CASES` of `Case(name, step, step, ...)`. Steps are plain records; `bench.oracle.ask`
-sends them.
+A file of cases has a list `CASES` of `Case(name, step, step, ...)`. Steps are plain records; `bench.oracle.ask` sends
+them.
 """
 
 from __future__ import annotations
@@ -12,51 +12,51 @@ import struct
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-#: A request or an answer in JSON, or protobuf's JSON form.
+#: A request or a response in JSON, or in protobuf's JSON form.
 Document = dict[str, Any]
 
-#: The name of shared memory in cases. On a machine each run has its own in its place: `bench.oracle.ask`.
+#: The key of shared memory in cases. `bench.oracle.ask` replaces it by a key of its own for each run.
 KEY = "naiad_case"
 
-#: Bodies of errors over HTTP, whose text is kept apart; those of early ones are not marked as JSON (Triton).
+#: Bodies of errors over HTTP without their text, which is recorded separately. Triton does not mark early ones as JSON.
 ERROR: Document = {"content-type": "application/json", "json": {}}
 EARLY_ERROR: Document = {"content-type": "text/plain", "json": {}}
-#: The body of an answer that says nothing but its status.
+#: The body of a response that has only a status.
 EMPTY: Document = {"content-type": "application/json", "text": ""}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where our answer is knowingly another one than Triton's: why, and what it says instead."""
+    """A difference on purpose between our response and Triton's: the reason, and our values."""
 
     reason: str
-    #: Fields of `bench.oracle.answers.Answer` that are ours; `...` for one that is not compared.
+    #: Our values of fields of `bench.oracle.responses.StepResponse`; `...` for a field that is not compared.
     ours: Document
 
 
 @dataclass(frozen=True)
 class Step:
-    """One request: a kind that `bench.oracle.ask.AskedServer` can send, and what it says."""
+    """One request: a kind that `bench.oracle.ask.AskedServer` can send, and its arguments."""
 
     kind: str
     args: Document
-    #: What may differ: members of the answer at any depth, and entries of lists that have such a name.
+    #: What may differ: members of the response at any depth, and entries of lists with this name.
     ignore: tuple[str, ...] = ()
     difference: Difference | None = None
 
     def differs(self, reason: str, **ours: Any) -> Step:
-        """Return this step, with the fields in which our answer is another one, and the reason for that."""
+        """Return this step with the fields in which our response differs, and the reason."""
         return replace(self, difference=Difference(reason, ours))
 
     def digest(self) -> str:
-        """Return a short text that is another one when the request is another one."""
-        told = json.dumps([self.kind, self.args, self.ignore], sort_keys=True, default=bytes.hex)
-        return hashlib.sha256(told.encode()).hexdigest()[:12]
+        """Return a short text that differs if the request differs."""
+        content = json.dumps([self.kind, self.args, self.ignore], sort_keys=True, default=bytes.hex)
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Steps that are taken in order, on one server that other cases use before and after."""
+    """Steps that are sent in order, to one server that other cases use before and after."""
 
     name: str
     steps: list[Step] = field(default_factory=list)
@@ -77,12 +77,12 @@ def post(
     ignore: tuple[str, ...] = (),
     method: str = "POST",
 ) -> Step:
-    """POST `body`: bytes as they are, anything else as JSON."""
+    """POST `body`: bytes unchanged, anything else as JSON."""
     return Step("http", {"method": method, "path": path, "body": body, "headers": headers or {}}, ignore)
 
 
 def chunked(path: str, *chunks: bytes, headers: dict[str, str] | None = None) -> Step:
-    """POST a body in chunks, each sent as it is here."""
+    """POST a body in chunks, each of which is sent as one."""
     return Step("chunked", {"path": path, "chunks": list(chunks), "headers": headers or {}})
 
 
@@ -92,7 +92,8 @@ def infer(
 ) -> Step:  # fmt: skip
     """An HTTP inference request: JSON header, then binary tensor data.
 
-    `length` is what Inference-Header-Content-Length says; the truth where there is binary data, no such header else.
+    `length` is the value of Inference-Header-Content-Length. By default it is correct if there is binary data, and
+    there is no such header otherwise.
     """
     text = json.dumps(header).encode()
     path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
@@ -115,18 +116,18 @@ def stream(
     requests: list[Document], raws: list[list[bytes]] | None = None, ignore: tuple[str, ...] = (),
     metadata: dict[str, str] | None = None,
 ) -> Step:  # fmt: skip
-    """All requests down one ModelStreamInfer call; the answers in order."""
+    """All requests on one ModelStreamInfer call; the responses in order."""
     args: Document = {"requests": requests, "raws": raws or [[] for _ in requests]}
     return Step("stream", args | ({"metadata": metadata} if metadata else {}), ignore)
 
 
 def region(key: str, content: bytes) -> Step:
-    """Make the POSIX shared memory `key` with this content, in place of an older one."""
+    """Create the POSIX shared memory `key` with this content. It replaces an older one."""
     return Step("region", {"key": key, "content": content})
 
 
 def read_region(key: str, offset: int, byte_size: int) -> Step:
-    """Read what a server has written into `key`."""
+    """Read what a server has written to the shared memory `key`."""
     return Step("read_region", {"key": key, "offset": offset, "byte_size": byte_size})
 
 
@@ -136,14 +137,14 @@ def remove_region(key: str) -> Step:
 
 def tensor(name: str, datatype: str, shape: list[Any], data: Any = None, **parameters: Any) -> Document:
     """An input of an HTTP request."""
-    told: Document = {"name": name, "datatype": datatype, "shape": shape}
+    found: Document = {"name": name, "datatype": datatype, "shape": shape}
     if data is not None:
-        told["data"] = data
+        found["data"] = data
     if parameters:
-        told["parameters"] = parameters
-    return told
+        found["parameters"] = parameters
+    return found
 
 
 def bytes_tensor(*values: bytes) -> bytes:
-    """Strings as a BYTES tensor is framed."""
+    """Return strings in the format of a BYTES tensor."""
     return b"".join(struct.pack("<I", len(value)) + value for value in values)

@@ -1,4 +1,4 @@
-"""The pictures that the README shows, drawn from stored numbers alone; needs matplotlib (dependency group `bench`)."""
+"""The pictures of the documents, drawn only from stored numbers. Needs matplotlib (dependency group `bench`)."""
 
 from __future__ import annotations
 

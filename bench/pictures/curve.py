@@ -1,4 +1,4 @@
-"""The curve: latency with one client and throughput with four, against the size of the tensor."""
+"""The curve: latency with one client and throughput with four, by the size of the tensor."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 COLOURS = {"JSON": VERMILLION, "HTTP, binary": BLUE, "gRPC": GREEN, "shared memory": PURPLE}
 
-#: Diagonals of the throughput panel, where so many requests a second lie, and at which size each is labelled: where
-#: no curve comes near.
+#: Diagonals of the throughput panel, one for each rate in requests per second, and the size at which its label is: far
+#: from every curve.
 RATES = {1: 16 * MIB, 10: 4 * MIB, 100: 32 * MIB, 1_000: 7 * KIB, 10_000: 1.5 * MIB}
 
 
@@ -86,13 +86,13 @@ def _panel(axes: Axes, curve: Curve, clients: int, value: Callable[[CurvePoint],
     axes.yaxis.set_major_locator(LogLocator(base=10))
     axes.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
     axes.set_xlabel("size of the tensor, as much in as out")
-    # JSON ends early: its name goes there, and has no neighbours to be moved apart from
+    # JSON ends early: its name is at its end, where it has no neighbours
     for last in {end.x for end in ends}:
         label_ends(axes, [end for end in ends if end.x == last])
 
 
 def _diagonals(axes: Axes) -> None:
-    """Draw where equal rates lie: a rate times a size is a throughput."""
+    """Draw lines of equal rate: the throughput is the rate times the size."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)

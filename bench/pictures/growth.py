@@ -1,4 +1,4 @@
-"""The growth: requests a second, and CPU time per request, while connections, models or instances become more."""
+"""The growth: requests per second and CPU time per request by the number of connections, models or instances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TITLES = {
 
 
 def draw_growth(growth: Growth) -> Figure:
-    """Return the picture of a measurement: a column for each thing that grows."""
+    """Return the picture of a measurement, with a column for each axis of growth."""
     with mpl.rc_context(RC):
         figure = paper(6.2)
         rows = figure.subplots(

@@ -1,4 +1,4 @@
-"""Names beside the ends of lines, moved apart where they would lie on one another."""
+"""Names next to the ends of lines. They are moved apart where they would overlap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class End(NamedTuple):
-    """The last point of a line, in data, with what is written beside it."""
+    """The last point of a line, in units of the data, with its label."""
 
     x: float
     y: float
@@ -19,14 +19,14 @@ class End(NamedTuple):
     colour: str
 
 
-#: Between the middles of two labels, in points.
+#: The distance between the middles of two labels, in points.
 LINE_HEIGHT_PT = 11.5
 
 
 def apart(wanted: Sequence[float], distance: float) -> list[float]:
-    """Return positions as near to the wanted ones as the distance between neighbours allows, in the same order."""
+    """Return positions near the wanted ones, in the same order, with at least `distance` between neighbours."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    groups: list[list[float]] = []  # of offsets-free positions that stand together: their middle is their mean
+    groups: list[list[float]] = []  # wanted positions of neighbours that touch; their block is centred at their mean
     for index in order:
         groups.append([wanted[index]])
         while len(groups) > 1 and _span(groups[-1], distance)[0] - _span(groups[-2], distance)[1] < distance:
@@ -47,7 +47,7 @@ def _span(group: list[float], distance: float) -> tuple[float, float]:
 
 
 def label_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write each text to the right of its end. The limits of the axes must be final."""
+    """Write each label to the right of its point. The limits of the axes must be final."""
     if not ends:
         return
     points_per_pixel = 72 / axes.figure.dpi

@@ -1,6 +1,6 @@
-"""What all pictures have in common: paper, type, colours that colour-blind readers can tell apart, and files.
+"""What all pictures have in common: paper, fonts, colours that colour-blind readers can distinguish, and files.
 
-Triton is dashed and lighter everywhere, ours is solid.
+Triton's lines are dashed and lighter in every picture, ours are solid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INK, SOFT, FAINT, PAPER = "#1f2328", "#59636e", "#d9dee3", "#ffffff"
 
-#: Okabe and Ito's palette, darkened where it is text on white.
+#: The palette of Okabe and Ito. Colours that are used for text on white are darker.
 VERMILLION, BLUE, GREEN, PURPLE = "#d55e00", "#0072b2", "#00805f", "#b0508a"
 
 WIDTH_IN, DPI = 10.4, 160  # shown at about 830 pixels: 10 points here are 11 pixels there
@@ -58,7 +58,7 @@ def plain(axes: Axes, title: str) -> None:
 
 
 def headline(figure: Figure, title: str, *, with_triton: bool, extra: list[Line2D] | None = None) -> None:
-    """Write the title, and which line is whose, above the panels."""
+    """Write the title and the legend of the servers above the panels."""
     figure.text(0.012, 0.985, title, fontsize=13.5, fontweight="bold", va="top")
     keys = [Line2D([], [], color=INK, linewidth=2.2, label="Naiad")]
     if with_triton:
@@ -70,12 +70,12 @@ def headline(figure: Figure, title: str, *, with_triton: bool, extra: list[Line2
 
 
 def footnote(figure: Figure, *lines: str) -> None:
-    """Write settings below the panels."""
+    """Write lines of settings below the panels."""
     figure.text(0.012, 0.015, "\n".join(lines), fontsize=7.8, color=SOFT, va="bottom", linespacing=1.5)
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write the figure as PNG and SVG; returns the files."""
+    """Write the figure as PNG and SVG. Returns the files."""
     written: list[Path] = []
     with mpl.rc_context(RC):
         for ending, metadata in (("png", {"Software": ""}), ("svg", {"Date": None, "Creator": ""})):

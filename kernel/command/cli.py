@@ -21,11 +21,11 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Naiad, an inference server that speaks Triton's protocols and reads Triton's model repositories.",
-    epilog="Try it: [bold]python -m kernel run[/bold] serves demo models and says what to type next.",
+    epilog="Try it: [bold]python -m kernel run[/bold] serves demo models and prints what to try next.",
 )
 
 
-# Its flags are a table of their own: typer hands their words on as they are.
+# typer does not parse the flags of `run`: `kernel.command.flags` does.
 @cli.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(context: typer.Context) -> None:
     """Serve a model repository until Ctrl-C or SIGTERM. [dim]Flags: run --help[/dim]"""
@@ -34,7 +34,7 @@ def run(context: typer.Context) -> None:
         return
     options, notes = read_flags(context.args, os.environ)
     check_options(options)
-    from kernel.app import serve  # the other commands do not need the server, nor does a wrong flag
+    from kernel.app import serve  # imported late: other commands and wrong flags do not need the server
 
     raise typer.Exit(serve(options, notes))
 
@@ -43,10 +43,10 @@ def run(context: typer.Context) -> None:
 def models(
     model_repository: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of models; the demo models where none is given.", show_default=False),
+        typer.Argument(help="Folders of models; the demo models if there is none.", show_default=False),
     ] = None,
 ) -> None:
-    """List the models of a repository and say for each whether its configuration is valid."""
+    """List the models of a repository, and whether their configurations are valid."""
     from kernel.command.models import print_models
 
     raise typer.Exit(print_models(tuple(model_repository or (DEMO_REPOSITORY,))))
@@ -60,12 +60,12 @@ def infer(
         typer.Argument(metavar="[NAME=VALUE|NAME=@FILE.npy]...", show_default=False,
                        help="Inputs: a JSON value such as 3, [1,2] or \"text\", a plain text, or a NumPy file."),
     ] = None,
-    url: Annotated[str, typer.Option("--url", "-u", help="Where the server listens for HTTP: HOST:PORT or a URL.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option("--url", "-u", help="Address of the server's HTTP port: HOST:PORT or a URL.")] = "http://127.0.0.1:8000",
     classes: Annotated[
-        int, typer.Option("--classes", "-c", min=0, help="Show this many best classes of each output.")
+        int, typer.Option("--classes", "-c", min=0, help="Number of best classes to show of each output.")
     ] = 0,
 ) -> None:  # fmt: skip
-    """Call a running server and print the outputs, with labels where the model has them."""
+    """Call a running server and print the outputs, with labels if the model has labels."""
     from kernel.command.infer import infer_and_print
 
     raise typer.Exit(infer_and_print(url, model, inputs or [], classes))
@@ -78,7 +78,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run a command; what is wrong with it is said in one line, with code 1."""
+    """Run a command. A wrong command line prints one line and exits with code 1."""
     try:
         sys.exit(cli(standalone_mode=False) or 0)
     except TyperException as error:

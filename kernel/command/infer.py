@@ -1,6 +1,6 @@
-"""`python -m kernel infer`: one request to a running server over HTTP, and its answer for people to read.
+"""`python -m kernel infer`: sends one request to a running server over HTTP, and prints the response.
 
-Standard library only, but for NumPy where a file of it is given: this is no client library.
+It uses only the standard library, and NumPy to read a NumPy file. It is not a client library.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Best classes shown of an output that has labels, where the caller gave no number.
+#: The number of best classes shown for an output with labels, without --classes.
 DEFAULT_CLASSES = 3
 
-#: Longer outputs are cut for display.
+#: The most values of an output that are shown.
 SHOWN_VALUES = 32
 
 _TIMEOUT_S = 300
 
 
 class ClientError(Exception):
-    """What the caller should be told, in one line."""
+    """The request failed. The message is one line for the user."""
 
 
 def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> int:
-    """Send the request that `inputs` (`NAME=VALUE`) describe, print the outputs; returns the exit code."""
+    """Send a request with `inputs` (`NAME=VALUE`) and print the outputs. Returns the exit code."""
     try:
         _infer_and_print(base_url(url), model, inputs, classes)
     except ClientError as error:
@@ -40,7 +40,7 @@ def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> in
 
 
 def base_url(text: str) -> str:
-    """Return the URL that `text` means, which may be a host and port alone, as Triton's clients take them."""
+    """Return the URL for `text`: a URL, or HOST:PORT as in Triton's clients."""
     return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
@@ -52,11 +52,11 @@ def _infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> N
     tensors = build_inputs(metadata, dict(_split(given) for given in inputs))
     if config.get("model_transaction_policy", {}).get("decoupled"):
         for event in _stream(f"{path}/generate_stream", {t["name"]: t["data"] for t in tensors}):
-            _say(", ".join(f"{k} = {v}" for k, v in event.items() if k not in ("model_name", "model_version")))
+            _print_line(", ".join(f"{k} = {v}" for k, v in event.items() if k not in ("model_name", "model_version")))
         return
-    answer = _call(f"{path}/infer", {"inputs": tensors, "outputs": build_outputs(metadata, config, classes)})
-    for line in format_outputs(answer):
-        _say(line)
+    response = _call(f"{path}/infer", {"inputs": tensors, "outputs": build_outputs(metadata, config, classes)})
+    for line in format_outputs(response):
+        _print_line(line)
 
 
 def _split(given: str) -> tuple[str, Any]:
@@ -67,7 +67,7 @@ def _split(given: str) -> tuple[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """Return what a command-line value means: a NumPy file's array as lists, JSON, or the text itself."""
+    """Return the value of a command-line text: the array of a NumPy file as lists, a JSON value, or the text."""
     if text.startswith("@"):
         return _read_npy(text[1:])
     try:
@@ -77,7 +77,7 @@ def read_value(text: str) -> Any:
 
 
 def _read_npy(path: str) -> Any:
-    import numpy as np  # only where a file of it is given
+    import numpy as np  # imported late: most calls have no NumPy file
 
     try:
         return np.load(path, allow_pickle=False).tolist()
@@ -86,7 +86,7 @@ def _read_npy(path: str) -> Any:
 
 
 def build_inputs(metadata: dict[str, Any], values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the request's inputs. Raises `ClientError` that says what the model takes."""
+    """Return the inputs of the request. Raises `ClientError`, whose message lists the model's inputs."""
     known = {tensor["name"]: tensor for tensor in metadata["inputs"]}
     takes = ", ".join(f"{t['name']} ({t['datatype']} {t['shape']})" for t in metadata["inputs"])
     for name in values:
@@ -108,19 +108,19 @@ def build_inputs(metadata: dict[str, Any], values: dict[str, Any]) -> list[dict[
 
 
 def choose_shape(dims: list[int], value: Any, count: int) -> list[int] | None:
-    """Return the shape to send `count` elements with: the value's own where it fits, else `dims` with
-    its variable sizes filled in; None where the elements do not fit."""
+    """Return the shape for the `count` elements of `value`: its own shape if that matches `dims`, else `dims` with the
+    variable sizes filled in; None if the elements do not fit."""
     own = _shape(value)
     if len(own) == len(dims) and all(d in (-1, s) for d, s in zip(dims, own, strict=True)):
         return own
     if len(own) == len(dims) - 1 and all(d in (-1, s) for d, s in zip(dims[1:], own, strict=True)):
         return [1, *own]
     fixed = math.prod(d for d in dims if d != -1)
-    variable = [place for place, d in enumerate(dims) if d == -1]
+    variable = [index for index, d in enumerate(dims) if d == -1]
     if fixed == 0 or count % fixed or (not variable and count != fixed):
         return None
-    # The last variable dimension takes what is left, as /generate does it.
-    return [count // fixed if place in variable[-1:] else max(d, 1) for place, d in enumerate(dims)]
+    # The last variable dimension gets the remaining factor and the others get 1, as in /generate.
+    return [count // fixed if index in variable[-1:] else max(d, 1) for index, d in enumerate(dims)]
 
 
 def _shape(value: Any) -> list[int]:
@@ -140,7 +140,7 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def build_outputs(metadata: dict[str, Any], config: dict[str, Any], classes: int) -> list[dict[str, Any]]:
-    """Ask for every output; for best classes where there are labels or a number of classes was given."""
+    """Request every output; request the best classes if the output has labels or `classes` is not 0."""
     labelled = {output["name"] for output in config.get("output", []) if output.get("label_filename")}
     outputs = []
     for tensor in metadata["outputs"]:
@@ -151,9 +151,9 @@ def build_outputs(metadata: dict[str, Any], config: dict[str, Any], classes: int
     return outputs
 
 
-def format_outputs(answer: dict[str, Any]) -> Iterator[str]:
-    """Give the lines that show an answer."""
-    for output in answer["outputs"]:
+def format_outputs(response: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that show the outputs of a response."""
+    for output in response["outputs"]:
         shape = "x".join(map(str, output["shape"])) or "scalar"
         yield f"{output['name']}  {output['datatype']} {shape}"
         data = output["data"]
@@ -167,7 +167,7 @@ def format_outputs(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _classes_line(element: str) -> str:
-    """Show `0.981234:7:seven` as a class and its score, any other text as it is."""
+    """Format `0.981234:7:seven` as a class and its score; return any other text unchanged."""
     score, _, rest = element.partition(":")
     index, _, label = rest.partition(":")
     try:
@@ -184,14 +184,14 @@ def _number(value: Any) -> str:
 
 
 def _call(url: str, body: dict[str, Any] | None = None) -> Any:
-    with _open(url, body) as reply:
-        return json.loads(reply.read())
+    with _open(url, body) as response:
+        return json.loads(response.read())
 
 
 def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the events of a server-sent stream."""
-    with _open(url, body) as reply:
-        for line in reply:
+    """Yield the server-sent events of a response."""
+    with _open(url, body) as response:
+        for line in response:
             if line.startswith(b"data: "):
                 event = json.loads(line[6:])
                 if "error" in event:
@@ -209,14 +209,14 @@ def _open(url: str, body: dict[str, Any] | None) -> Any:
             text = json.loads(text)["error"]
         except (ValueError, KeyError, TypeError):
             text = text or error.reason
-        raise ClientError(f"the server answered {error.code}: {text}") from None
+        raise ClientError(f"the server returned {error.code}: {text}") from None
     except (urllib.error.URLError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise ClientError(
-            f"no server answers at {url.split('/v2/')[0]}: {reason}. Start one with 'python -m kernel run', or "
-            "name another with --url"
+            f"no server responds at {url.split('/v2/')[0]}: {reason}. Start one with 'python -m kernel run', or "
+            "give another address with --url"
         ) from None
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)

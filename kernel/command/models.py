@@ -1,4 +1,4 @@
-"""`python -m kernel models`: every model of a repository, and whether its configuration is valid."""
+"""`python -m kernel models`: lists the models of a repository, and whether their configurations are valid."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def print_models(repositories: tuple[Path, ...]) -> int:
-    """Print the table; returns 1 where a configuration is not valid, else 0.
+    """Print the table of models. Returns 1 if a configuration is not valid, else 0.
 
-    Model files are not opened: what a backend would complete or refuse shows when the server loads them.
+    It does not open model files; a backend completes or refuses a configuration only when the server loads the model.
     """
     for path in repositories:
         if not path.is_dir():
             raise BadOption(f"model repository '{path}' is not a folder")
     found = scan(repositories)
     rows: list[tuple[str, ...]] = []
-    faults = len(found.duplicates)
+    invalid_count = len(found.duplicates)
     for name, folder in found.models.items():
         source = ModelSource(folder, gpu_count=0, auto_complete=True)
         try:
@@ -34,11 +34,11 @@ def print_models(repositories: tuple[Path, ...]) -> int:
             source.check_label_files(config)
             refuse_unsupported(config)
         except ServingError as error:
-            faults += 1
+            invalid_count += 1
             rows.append((name, "-", "-", f"{error.code.title}: {error.message}"))
             continue
         completed = "" if folder.config_path() else " (no config.pbtxt: completed from the model file)"
         rows.append((name, versions, config.backend, f"valid{completed}"))
     rows += [(name, "-", "-", DUPLICATE_REASON) for name in found.duplicates]
     print_table(("Model", "Versions", "Backend", "Configuration"), sorted(rows))
-    return 1 if faults else 0
+    return 1 if invalid_count else 0

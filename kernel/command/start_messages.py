@@ -1,4 +1,4 @@
-"""What the server prints for people when it has started: the table of models, and what to type next."""
+"""The output of the command line for people: tables of models, backends and options, and a hint for the demo."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from kernel.options import ServerOptions
     from kernel.serving.catalog import Catalog
 
-#: Columns of a table that no terminal shows: enough for the longest reason.
+#: The width of a table that is not printed to a terminal, in columns: enough for the longest reason.
 _FILE_WIDTH = 4000
 
 
 def print_models_table(catalog: Catalog) -> None:
-    """Print Triton's table of models: name, version, and the status with its reason."""
+    """Print Triton's table of models: name, version, status and reason."""
     rows = []
     for item in catalog.index():
         status = item.state or "not loaded"
@@ -37,19 +37,19 @@ def print_models_table(catalog: Catalog) -> None:
 
 
 def print_backends_table(backends: Mapping[str, str]) -> None:
-    """Print what models may name as their backend, and the class that each is."""
+    """Print the table of backends: the name in configurations, and the class."""
     print_table(("Backend", "Class"), sorted(backends.items()))
 
 
 def print_options_table(options: ServerOptions) -> None:
-    """Print Triton's table of how the server was started, as far as the options mean something here."""
+    """Print Triton's table of options, without the options that have no effect in this server."""
     repository = options.repository
     rows = [
         ("server_id", options.server_id),
         ("server_version", __version__),
-        *((f"model_repository_path[{place}]", str(path)) for place, path in enumerate(repository.paths)),
+        *((f"model_repository_path[{index}]", str(path)) for index, path in enumerate(repository.paths)),
         ("model_control_mode", f"MODE_{repository.control_mode.upper()}"),
-        *((f"startup_models_{place}", name) for place, name in enumerate(repository.load_models)),
+        *((f"startup_models_{index}", name) for index, name in enumerate(repository.load_models)),
         ("strict_model_config", str(int(not repository.auto_complete_config))),
         ("model_config_name", repository.config_name),
         ("model_namespacing", str(int(repository.namespacing))),
@@ -61,7 +61,7 @@ def print_options_table(options: ServerOptions) -> None:
 
 
 def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table: on a terminal long cells are folded, elsewhere a row is a line."""
+    """Print a table. On a terminal, long cells are wrapped; otherwise each row is one line."""
     width = None if sys.stdout.isatty() else _FILE_WIDTH
     console = Console(file=sys.stdout, highlight=False, width=width)
     table = Table(*titles, box=box.ASCII2)
@@ -72,22 +72,22 @@ def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Non
 
 
 def _python() -> str:
-    """Return what to type for this interpreter: that of a virtual environment is often not on the path."""
+    """Return the command for this interpreter; the interpreter of a virtual environment is often not in PATH."""
     if shutil.which("python") == sys.executable:
         return "python"
     return min(os.path.relpath(sys.executable), sys.executable, key=len)
 
 
 def print_demo_hint(http_port: int) -> None:
-    """Tell somebody who started the server for the first time what to try."""
+    """Print first requests to try with the demo models."""
     body = DEMO_REPOSITORY / "digit.json"
     url = f"http://localhost:{http_port}/v2/models"
     print(
-        "\nThese are demo models. In another terminal, have a handwritten digit classified:\n\n"
+        "\nThese are demo models. In another terminal, classify a handwritten digit:\n\n"
         f"    curl -s {url}/digits/infer -d @{body}\n\n"
-        "or add and subtract, and look at what a model takes:\n\n"
+        "or add and subtract numbers, and show the inputs and outputs of a model:\n\n"
         f"    {_python()} -m kernel infer add_sub INPUT0=[1,2,3,4] INPUT1=[10,20,30,40]\n"
         f"    curl -s {url}/digits\n\n"
-        "Serve your own models with --model-repository FOLDER; Ctrl-C ends the server.\n",
+        "Serve your own models with --model-repository FOLDER. Ctrl-C stops the server.\n",
         flush=True,
     )

@@ -1,7 +1,7 @@
-"""What a configuration may leave out: the backend from the model's files, and Triton's defaults.
+"""Fills in the fields that a configuration may omit: the backend from the model's files, and Triton's defaults.
 
-Both change the message in place and can be applied again without effect, so that they also run after
-a backend has completed the configuration. Pure: files and the number of GPUs are handed in.
+Both functions change the message in place. Running them again changes nothing, so they also run after a
+backend has completed the configuration. The module does no I/O: callers pass in file names and GPU count.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
-#: Triton forgets a sequence after a second without a request.
+#: Triton ends a sequence after one second without a request.
 DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
-#: Backends that Triton starts with two instances on a CPU, because one does not fill it.
+#: Backends that Triton starts with two instances on a CPU, because one instance does not use all of it.
 _TWO_INSTANCES_ON_CPU = ("onnxruntime", "tensorflow")
 
 
 class FileKind(enum.Enum):
-    """What the model file of a format must be to count as one."""
+    """Whether the model of a format is a file or a folder."""
 
     FILE = enum.auto()
     FOLDER = enum.auto()
@@ -35,7 +35,7 @@ class FileKind(enum.Enum):
 
 
 class ModelFormat(msgspec.Struct, frozen=True):
-    """A kind of model that its file name gives away. `platform` is empty where Triton has no name for it."""
+    """A model format that the server recognises by its file name. `platform` is empty where Triton defines none."""
 
     backend: str
     platform: str
@@ -43,6 +43,7 @@ class ModelFormat(msgspec.Struct, frozen=True):
     kind: FileKind
 
     def is_in(self, files: Mapping[str, bool]) -> bool:
+        """Return whether `files` (name → whether it is a folder) contain a model of this format."""
         is_folder = files.get(self.filename)
         return is_folder is not None and (self.kind is FileKind.EITHER or is_folder == (self.kind is FileKind.FOLDER))
 
@@ -63,8 +64,8 @@ FORMATS = (
 def fill_backend(config: ModelConfig, model_name: str, files: Mapping[str, bool] | None) -> None:
     """Fill in `name`, `backend`, `platform` and `default_model_filename`.
 
-    `files` are the entries of the model's first version folder, each with whether it is a folder; None
-    where there is no version. Raises `BadConfig` where nothing says what the backend is.
+    `files` maps each name in the model's first version folder to whether it is a folder; None if the model
+    has no version. Raises `BadConfig` if neither configuration, files nor model name determine the backend.
     """
     if not config.name:
         config.name = model_name
@@ -79,27 +80,28 @@ def fill_backend(config: ModelConfig, model_name: str, files: Mapping[str, bool]
 
 
 def _format_of(config: ModelConfig, files: Mapping[str, bool]) -> ModelFormat | None:
-    """Return the format that the configuration's own fields name, or else the files; None if neither does."""
+    """Return the format that the configuration names, else the format of the files, else None."""
     candidates: tuple[ModelFormat, ...] = FORMATS
     named = False
-    for given, attribute in _TELLING_FIELDS:
+    for given, attribute in _FORMAT_FIELDS:
         value = getattr(config, given)
         if value:
             matching = tuple(each for each in candidates if getattr(each, attribute) == value)
-            # A value of no known format does not undo what an earlier field said: a model file may have any
-            # name, and a platform that is not the backend's is for `check.py` to refuse.
+            # An unknown value does not discard the candidates of an earlier field: a model file may have any
+            # name, and `check.py` refuses a platform that does not belong to the backend.
             candidates = matching or (candidates if named else ())
             named = True
     present = next((each for each in candidates if each.is_in(files)), None)
     return present or (candidates[0] if named and candidates else None)
 
 
-#: Fields of the configuration and of a format that say the same, the most telling first.
-_TELLING_FIELDS = (("backend", "backend"), ("platform", "platform"), ("default_model_filename", "filename"))
+#: Fields of the configuration that name a format, each with the matching field of `ModelFormat`; the most
+#: decisive first.
+_FORMAT_FIELDS = (("backend", "backend"), ("platform", "platform"), ("default_model_filename", "filename"))
 
 
 def _fill_from_name(config: ModelConfig, model_name: str) -> None:
-    """Take the backend from a model name of the form `NAME.BACKEND`."""
+    """Set the backend from a model name of the form `NAME.BACKEND`."""
     _, dot, backend = model_name.partition(".")
     if not dot:
         raise BadConfig(
@@ -111,11 +113,11 @@ def _fill_from_name(config: ModelConfig, model_name: str) -> None:
 
 
 def normalise(config: ModelConfig, gpu_count: int) -> None:
-    """Fill in Triton's defaults of version policy, batching, pinned memory and instance groups."""
+    """Fill in Triton's defaults for version policy, batching, pinned memory and instance groups."""
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
     _normalise_batching(config)
-    # An ensemble has no instances of its own, and its configuration may not speak of them.
+    # An ensemble has no instances, so its configuration must not contain these two settings.
     if not config.HasField("ensemble_scheduling"):
         _normalise_pinned_memory(config)
         _normalise_instance_groups(config, gpu_count)
@@ -156,7 +158,7 @@ def _normalise_instance_groups(config: ModelConfig, gpu_count: int) -> None:
 
 
 def _kind_for(group: ModelInstanceGroup, gpu_count: int) -> ModelInstanceGroup.Kind:
-    """Return the kind that KIND_AUTO means: GPU where there are some and every one asked for exists."""
+    """Return the kind for KIND_AUTO: GPU if the machine has GPUs and all that the group names, else CPU."""
     if gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus):
         return ModelInstanceGroup.KIND_GPU
     return ModelInstanceGroup.KIND_CPU

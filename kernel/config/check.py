@@ -1,8 +1,8 @@
-"""Every rule that a configuration must satisfy, with Triton's texts: one function per rule.
+"""Every rule that a configuration must satisfy, with Triton's error texts; one function per rule.
 
-`check_config` is asked before anything is started, `check_complete` once the backend has completed the
-configuration. Both want it filled in and normalised (`autofill.py`) and raise at the first broken rule,
-in Triton's order.
+`check_config` runs before and after a backend completes the configuration, `check_complete` only after.
+Both expect a configuration that is filled in and normalised (`autofill.py`). They check the rules in
+Triton's order and raise at the first broken one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernel.errors import BadConfig, InternalError, Unsupported
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
-#: Backends that run formats of their own, and the platforms that name these.
+#: Backend → the platforms that it accepts. Other backends accept any platform.
 _PLATFORMS = {
     "tensorflow": ("tensorflow_graphdef", "tensorflow_savedmodel"),
     "tensorrt": ("tensorrt_plan",),
@@ -27,12 +27,12 @@ _PLATFORMS = {
     "pytorch": ("pytorch_libtorch", "torch_aoti"),
 }
 
-#: As Triton prints it: CUDA compute capability of the oldest GPUs that it uses.
+#: The lowest CUDA compute capability that Triton accepts, as its error text prints it.
 _MIN_COMPUTE_CAPABILITY = "6.000000"
 
 
 def check_config(config: ModelConfig, directory_name: str) -> None:
-    """Check what the configuration says of itself. Raises `BadConfig`, or `Unsupported` for paths."""
+    """Check the rules that need no completed configuration. Raises `BadConfig`, or `Unsupported` for paths."""
     check_name(config)
     check_backend(config)
     check_platform(config)
@@ -49,13 +49,12 @@ def check_config(config: ModelConfig, directory_name: str) -> None:
 
 
 def check_complete(config: ModelConfig, gpu_count: int) -> None:
-    """Check what a backend may have completed: instance groups, inputs and outputs."""
+    """Check instance groups, inputs and outputs. Raises `BadConfig`, or `InternalError` for KIND_AUTO."""
     check_instance_groups(config, gpu_count)
     check_inputs_and_outputs(config)
 
 
 def check_inputs_and_outputs(config: ModelConfig) -> None:
-    """Check every tensor that the configuration has."""
     check_tensors(config)
     check_batch_inputs(config)
     check_batch_outputs(config)
@@ -103,7 +102,7 @@ def check_preferred_batch_sizes(config: ModelConfig) -> None:
 def check_priority_levels(config: ModelConfig) -> None:
     batching = config.dynamic_batching
     levels = batching.priority_levels
-    # Without levels the default and the policies of levels have no effect.
+    # Without levels, the default level and the policies of levels have no effect.
     if not levels:
         return
     if not 1 <= batching.default_priority_level <= levels:
@@ -113,14 +112,14 @@ def check_priority_levels(config: ModelConfig) -> None:
 
 
 def check_preserve_ordering(config: ModelConfig) -> None:
-    """Requests cannot both keep their order and overtake each other."""
+    """Refuse settings that let requests overtake each other when the order must be preserved."""
     batching = config.dynamic_batching
     if not batching.preserve_ordering:
         return
     if batching.priority_levels > 1:
         raise BadConfig(f"Only one priority level is allowed when 'preserve_ordering' is true for {config.name}")
     for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values()):
-        # The action of a time-out that never comes does no harm.
+        # Without a timeout its action has no effect.
         if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
             raise BadConfig(
                 f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {config.name}"
@@ -128,7 +127,7 @@ def check_preserve_ordering(config: ModelConfig) -> None:
 
 
 def check_scheduling_of_ensembles(config: ModelConfig) -> None:
-    """An ensemble has steps, and nothing else has."""
+    """Check that ensembles, and only ensembles, have steps."""
     if config.HasField("ensemble_scheduling"):
         if config.platform != "ensemble":
             raise BadConfig(
@@ -160,12 +159,12 @@ def check_model_metrics(config: ModelConfig) -> None:
 
 
 def check_paths(config: ModelConfig) -> None:
-    """No file that the configuration names may lie outside the model's folder, whoever sent it.
+    """Refuse file names that point outside the model's folder. A client may have sent the configuration.
 
-    This looks at names only; who opens a file must still follow symbolic links. Label files are checked
+    This checks names only: code that opens a file must check symbolic links as well. Label files are checked
     where the model's folder is known, because Triton's text shows the whole path.
     """
-    # Relative to a folder of the model: that of a version, `warmup` or `initial_state`.
+    # Each path is relative to a folder of the model: a version's folder, `warmup` or `initial_state`.
     paths = [config.default_model_filename, *config.cc_model_filenames.values()]
     paths += [given.input_data_file for sample in config.model_warmup for given in sample.inputs.values()]
     paths += [initial.data_file for state in config.sequence_batching.state for initial in state.initial_state]
@@ -212,7 +211,7 @@ def _check_devices(model: str, group: ModelInstanceGroup, gpu_count: int) -> Non
 def _check_profiles(config: ModelConfig, group: ModelInstanceGroup) -> None:
     of_model = f"instance group {group.name} of model {config.name} and platform {config.platform}"
     if group.profile and config.platform != "tensorrt_plan":
-        # Triton has no space before "specifies" either.
+        # The missing space before "specifies" is Triton's.
         raise BadConfig(f"{of_model}specifies profile field which is only supported for TensorRT models")
     for profile in group.profile:
         if not (profile.isascii() and profile.isdigit()):

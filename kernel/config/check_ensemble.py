@@ -1,6 +1,6 @@
-"""The rules for an ensemble by itself: its steps must connect its inputs to its outputs.
+"""The rules for the configuration of an ensemble: its steps must connect its inputs to its outputs.
 
-Whether the models of the steps exist and fit is not known here.
+This module does not check whether the models of the steps exist or have matching tensors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def check_ensemble(config: ModelConfig) -> None:
     _check_fields(config)
     graph = _Graph(config)
     graph.check_inputs()
-    graph.follow()
+    graph.mark_computable()
     graph.check_outputs()
-    graph.check_rest()
+    graph.check_unused()
 
 
 def _check_fields(config: ModelConfig) -> None:
@@ -36,20 +36,24 @@ def _check_fields(config: ModelConfig) -> None:
 
 
 class _Tensor:
-    """A tensor of the ensemble: what it is computed from, what is computed from it, whether it can be."""
+    """A tensor of the ensemble."""
 
-    __slots__ = ("is_output", "name", "ready", "sources", "targets")
+    __slots__ = ("computable", "is_output", "name", "sources", "targets")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        #: The tensor is an output of some step.
         self.is_output = False
-        self.ready = False
+        #: The steps can compute the tensor from the ensemble's inputs.
+        self.computable = False
+        #: The inputs of the step that writes this tensor.
         self.sources: list[_Tensor] = []
+        #: The outputs of all steps that read this tensor.
         self.targets: list[_Tensor] = []
 
 
 class _Graph:
-    """The tensors of an ensemble; each step makes all of its outputs depend on all of its inputs."""
+    """The tensors of an ensemble. Every output of a step depends on every input of that step."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -88,16 +92,16 @@ class _Graph:
             if tensor.name not in self._tensors:
                 raise BadConfig(f"ensemble input '{tensor.name}' for ensemble {self._config.name}' is not used")
 
-    def follow(self) -> None:
-        """Mark every tensor that can be computed from the ensemble's inputs."""
-        waiting = deque(self._tensors[tensor.name] for tensor in self._config.input)
-        for tensor in waiting:
-            tensor.ready = True
-        while waiting:
-            for target in waiting.popleft().targets:
-                if not target.ready and all(source.ready for source in target.sources):
-                    target.ready = True
-                    waiting.append(target)
+    def mark_computable(self) -> None:
+        """Mark every tensor that the steps can compute from the ensemble's inputs."""
+        unvisited = deque(self._tensors[tensor.name] for tensor in self._config.input)
+        for tensor in unvisited:
+            tensor.computable = True
+        while unvisited:
+            for target in unvisited.popleft().targets:
+                if not target.computable and all(source.computable for source in target.sources):
+                    target.computable = True
+                    unvisited.append(target)
 
     def check_outputs(self) -> None:
         ensemble = self._config.name
@@ -105,8 +109,8 @@ class _Graph:
             tensor = self._tensors.get(given.name)
             if tensor is None:
                 raise BadConfig(f"ensemble output '{given.name}' for ensemble {ensemble}' is not used")
-            if not tensor.ready:
-                missing = _origin_of_gap(tensor)
+            if not tensor.computable:
+                missing = _unconnected_source(tensor)
                 raise BadConfig(
                     f"output '{given.name}' for ensemble '{ensemble}' is not written"
                     + (
@@ -116,18 +120,18 @@ class _Graph:
                     )
                 )
 
-    def check_rest(self) -> None:
+    def check_unused(self) -> None:
         outputs = {tensor.name for tensor in self._config.output}
         for name, tensor in self._tensors.items():
-            if name not in outputs and not (tensor.ready and tensor.targets):
+            if name not in outputs and not (tensor.computable and tensor.targets):
                 raise BadConfig(f"ensemble tensor '{name}' is unused in ensemble '{self._config.name}'")
 
 
-def _origin_of_gap(tensor: _Tensor) -> _Tensor:
-    """Return the tensor furthest upstream of an unready `tensor` that is not ready; each is seen once."""
+def _unconnected_source(tensor: _Tensor) -> _Tensor:
+    """Follow the sources that are not computable, and return the last one. A cycle is followed only once."""
     seen: set[str] = set()
     while True:
-        upstream = (source for source in tensor.sources if not source.ready and source.name not in seen)
+        upstream = (source for source in tensor.sources if not source.computable and source.name not in seen)
         found = next(upstream, None)
         if found is None:
             return tensor

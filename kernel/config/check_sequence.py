@@ -23,7 +23,7 @@ _CORRID_TYPES = (TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING)
 
 
 def check_sequence_batching(config: ModelConfig) -> None:
-    """Check a configuration with sequence batching; nothing to check without. Raises `BadConfig`."""
+    """Check the sequence batching of a configuration, if it has any. Raises `BadConfig`."""
     if not config.HasField("sequence_batching"):
         return
     batching = config.sequence_batching
@@ -44,7 +44,7 @@ def check_sequence_batching(config: ModelConfig) -> None:
 
 
 def _check_controls_of(kind: _Control.Kind, batching: ModelSequenceBatching, model: str) -> None:
-    """Check the tensors in their order for one kind of control, as Triton does for each kind anew."""
+    """Check all control tensors for one kind of control. Triton also makes one pass for each kind."""
     name = _Control.Kind.Name(kind)
     seen: set[str] = set()
     found: _Control | None = None
@@ -116,6 +116,6 @@ def _check_oldest(config: ModelConfig) -> None:
 
 
 def _check_direct(config: ModelConfig) -> None:
-    # 0 is the unset value and accepted, whatever the text says.
+    # The text excludes 0, but 0 is the value of an unset field, so Triton accepts it.
     if not 0.0 <= config.sequence_batching.direct.minimum_slot_utilization <= 1.0:
         raise BadConfig(f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}")

@@ -1,4 +1,4 @@
-"""The rules for inputs, outputs and the tensors derived from a batch."""
+"""The rules for inputs, outputs, batch inputs and batch outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DIMENSION_RULE = "integer >= 1, or -1 to indicate a variable-size dimension"
 
 
 def check_tensors(config: ModelConfig) -> None:
-    """Check every input, then every output. Raises `BadConfig`."""
+    """Check all inputs, then all outputs. Raises `BadConfig`."""
     for given in config.input:
         _check_shape(given, "model input", config)
         _check_format(given, config)
@@ -40,7 +40,7 @@ def _check_shape(tensor: ModelInput | ModelOutput, kind: str, config: ModelConfi
     if not tensor.name:
         raise BadConfig(f"{kind} must specify 'name' for {config.name}")
     shown = f"{kind} '{tensor.name}'"
-    # An open enum may hold a number without a name.
+    # A protobuf enum field may contain a number that has no name.
     if tensor.data_type == TYPE_INVALID or tensor.data_type not in DataType.values():
         raise BadConfig(f"{shown} must specify 'data_type' for {config.name}")
     if not tensor.dims:
@@ -57,14 +57,14 @@ def _check_shape(tensor: ModelInput | ModelOutput, kind: str, config: ModelConfi
 
 
 def _check_reshape(tensor: ModelInput | ModelOutput, shown: str, model: str) -> None:
-    """`reshape` must hold as many elements as `dims`, between any two dimensions of variable size."""
+    """Check that `reshape` has as many elements as `dims`, also between any two variable dimensions."""
     dims, shape = list(tensor.dims), list(tensor.reshape.shape)
     if not _are_dimensions(shape):
         raise BadConfig(f"{shown} reshape dimensions must be {_DIMENSION_RULE} for {model}")
     given, wanted = _fixed_sizes(dims), _fixed_sizes(shape)
     if len(given) > 1 and len(wanted) > 1 and len(given) != len(wanted):
         raise BadConfig(f"{shown} has different number of variable-size dimensions for dims and reshape for {model}")
-    # An empty shape holds one element, as Triton has it.
+    # As in Triton, an empty shape has one element.
     if given != wanted:
         raise BadConfig(f"{shown} has different size for dims and reshape for {model}")
 
@@ -74,7 +74,7 @@ def _are_dimensions(dims: Iterable[int]) -> bool:
 
 
 def _fixed_sizes(dims: Sequence[int]) -> list[int]:
-    """Return the element counts before, between and after the dimensions of variable size."""
+    """Return the element counts before, between and after the variable dimensions."""
     variable = [-1, *(index for index, dim in enumerate(dims) if dim == -1), len(dims)]
     return [math.prod(dims[before + 1 : after]) for before, after in pairwise(variable)]
 
@@ -121,7 +121,7 @@ def check_batch_outputs(config: ModelConfig) -> None:
 
 
 def _kind_name(message: type[BatchInput | BatchOutput], kind: int, which: str, model: str) -> str:
-    # An open enum may hold a number without a name, for which Triton prints none.
+    # A protobuf enum field may contain a number that has no name. Triton then prints an empty name.
     known = message.Kind.DESCRIPTOR.values_by_number.get(kind)
     if known is None:
         raise BadConfig(f"unknown batch {which} kind '' for {model}")

@@ -1,7 +1,7 @@
-"""Text → `ModelConfig`: a config.pbtxt, or JSON as in /config. Every fault is a `BadConfig`.
+"""Text → `ModelConfig`: a config.pbtxt, or JSON as in /config. Every error is a `BadConfig`.
 
-An absent config.pbtxt is an empty message; what is missing is filled in by `autofill.py`. Nothing here
-looks at what the fields mean: `check.py` does.
+A model without config.pbtxt has an empty message. `autofill.py` fills in missing fields, and `check.py`
+checks the values; this module only parses.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from kernel.errors import BadConfig
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-#: Longest text that is parsed. Real files have a few KiB; this many take seconds.
+#: The longest text that is parsed. Real files have a few KiB; parsing 4 MiB takes seconds.
 MAX_BYTE_SIZE = 4 << 20
 
-_MAX_REASON = 300
+#: The most characters of protobuf's error text that an error of ours repeats.
+_MAX_REASON_LENGTH = 300
 
-#: Most characters of a wrong line that an error shows.
-_MAX_SHOWN = 120
+#: The most characters of a wrong line that an error shows.
+_MAX_LINE_LENGTH = 120
 
 _MODEL_CONFIG = DESCRIPTOR.message_types_by_name["ModelConfig"]
 
@@ -31,73 +32,73 @@ _MODEL_CONFIG = DESCRIPTOR.message_types_by_name["ModelConfig"]
 def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
     """Parse the bytes of a config.pbtxt, or return an empty message for None.
 
-    `source` is the file's path for the error, which names line and column.
+    `source` is the file's path; errors name it with line and column.
     """
     if text is None:
         return ModelConfig()
-    failed = f"failed to read text proto from {source}"
-    _check_size(text, failed)
+    error_prefix = f"failed to read text proto from {source}"
+    _check_size(text, error_prefix)
     try:
-        return text_format.Parse(_decoded(text, failed), ModelConfig())
+        return text_format.Parse(_decoded(text, error_prefix), ModelConfig())
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         where = "" if line is None else f":{line}:{column or 1}"
-        # protobuf's own text repeats the position in front.
+        # The text of protobuf starts with the position, which `where` has already.
         reason = _shortened(str(error).split(" : ", 1)[-1])
         shown = _wrong_line(text, line, column)
-        if shown and shown not in reason:  # protobuf quotes the line of some faults by itself
+        if shown and shown not in reason:  # protobuf quotes the line in some of its errors
             reason = f"{reason.rstrip('.')}, in the line: {shown}"
-        raise BadConfig(f"{failed}{where}: {reason}") from None
+        raise BadConfig(f"{error_prefix}{where}: {reason}") from None
 
 
-def from_json(text: str | bytes, failed: str) -> ModelConfig:
-    """Parse a configuration in JSON: a load request's override, or what a backend completed.
+def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
+    """Parse a configuration in JSON: the override of a load request, or the configuration from a backend.
 
-    Unknown fields are errors; the case of enum values does not matter. `failed` starts the error's text.
+    Unknown fields are errors. Enum values are accepted in any case. Error texts start with `error_prefix`.
     """
-    _check_size(text, failed)
+    _check_size(text, error_prefix)
     try:
         parsed = json.loads(text, object_pairs_hook=_without_duplicates)
         if not isinstance(parsed, dict):
-            raise BadConfig(f"{failed}: expected a JSON object")
+            raise BadConfig(f"{error_prefix}: expected a JSON object")
         parsed = _with_enums_in_upper_case(_MODEL_CONFIG, parsed)
         return json_format.ParseDict(parsed, ModelConfig())
     except (ValueError, json_format.ParseError) as error:
-        raise BadConfig(f"{failed}: {_shortened(str(error))}") from None
+        raise BadConfig(f"{error_prefix}: {_shortened(str(error))}") from None
     except RecursionError:
-        raise BadConfig(f"{failed}: nested too deeply") from None
+        raise BadConfig(f"{error_prefix}: nested too deeply") from None
 
 
 def _wrong_line(text: bytes, line: int | None, column: int | None) -> str:
-    """Return the line that an error is about, of a long one the part around `column`; empty if there is none."""
+    """Return the line with the error, or the part around `column` of a long line; empty if `line` is unknown."""
     lines = text.decode().split("\n")
     if line is None or not 1 <= line <= len(lines):
         return ""
     shown = lines[line - 1]
-    begin = max(0, (column or 1) - 1 - _MAX_SHOWN // 2) if len(shown) > _MAX_SHOWN else 0
-    return shown[begin : begin + _MAX_SHOWN].strip()
+    begin = max(0, (column or 1) - 1 - _MAX_LINE_LENGTH // 2) if len(shown) > _MAX_LINE_LENGTH else 0
+    return shown[begin : begin + _MAX_LINE_LENGTH].strip()
 
 
 def _shortened(reason: str) -> str:
-    """Return what protobuf says without most of the text that it quotes: a file's line may be very long."""
-    if len(reason) <= _MAX_REASON:
+    """Return the begin and end of protobuf's error text: it may quote a very long line of the file."""
+    if len(reason) <= _MAX_REASON_LENGTH:
         return reason
-    half = _MAX_REASON // 2
+    half = _MAX_REASON_LENGTH // 2
     return f"{reason[:half]} ... {reason[-half:]}"
 
 
-def _check_size(text: str | bytes, failed: str) -> None:
+def _check_size(text: str | bytes, error_prefix: str) -> None:
     if len(text) > MAX_BYTE_SIZE:
-        raise BadConfig(f"{failed}: {len(text)} bytes, at most {MAX_BYTE_SIZE} are allowed")
+        raise BadConfig(f"{error_prefix}: {len(text)} bytes, at most {MAX_BYTE_SIZE} are allowed")
 
 
-def _decoded(text: bytes, failed: str) -> str:
+def _decoded(text: bytes, error_prefix: str) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
         column = error.start - (text.rfind(b"\n", 0, error.start) + 1) + 1
-        raise BadConfig(f"{failed}:{line}:{column}: not UTF-8") from None
+        raise BadConfig(f"{error_prefix}:{line}:{column}: not UTF-8") from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _with_enums_in_upper_case(descriptor: Descriptor, given: Any) -> Any:
-    """Return `given`, a message in JSON, with the names of enum values as protobuf wants them."""
+    """Return `given`, a message in JSON, with its enum values in upper case, as protobuf expects them."""
     if not isinstance(given, dict):
         return given
     by_name = descriptor.fields_by_name

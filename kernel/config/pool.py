@@ -1,7 +1,7 @@
 """The descriptor pool of the generated protobuf modules.
 
-A pool of our own, because `tritonclient` registers messages of the same names in protobuf's default
-pool, and a name can be registered once only; both must work in one process.
+`tritonclient` registers messages with the same names in protobuf's default pool, and a pool accepts each
+name only once. A separate pool lets both packages work in one process.
 """
 
 from __future__ import annotations

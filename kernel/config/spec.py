@@ -1,7 +1,7 @@
-"""`ModelSpec`: what requests need of a configuration, read once at load.
+"""`ModelSpec`: the part of a model's configuration that requests need.
 
-Built from a configuration that was filled in, normalised and checked, so that no request touches
-protobuf. Durations are in nanoseconds here.
+It is built once at load, from a configuration that was filled in, normalised and checked. Requests then
+never read protobuf messages. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """An input or output of a model. In all shapes -1 stands for any size."""
+    """An input or output of a model. In shapes, -1 means any size."""
 
     name: str
-    #: As on the wire: `FP32`, `BYTES`.
+    #: As in the protocols: `FP32`, `BYTES`.
     datatype: str
-    #: As configured: without the batch dimension where the model batches.
+    #: As configured, without the batch dimension.
     dims: tuple[int, ...]
-    #: As clients see it: `dims`, behind the batch dimension -1 where the model batches.
+    #: As clients see it: `dims`, preceded by -1 for the batch dimension if the model batches.
     shape: tuple[int, ...]
-    #: The shape that the model itself uses in the place of `dims`, if it differs.
+    #: The shape that the model uses instead of `dims`; None if it uses `dims`.
     reshape: tuple[int, ...] | None = None
-    #: Inputs: requests may leave it out; shapes may differ within a batch.
+    #: Inputs only: requests may omit the input.
     optional: bool = False
+    #: Inputs only: the requests of a batch may have different shapes.
     allow_ragged_batch: bool = False
     is_shape_tensor: bool = False
-    #: Outputs: the file with the names of classes, relative to the model's folder; may be empty.
+    #: Outputs only: the file with the class labels, relative to the model's folder; may be empty.
     label_filename: str = ""
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """How long a request may wait in its queue and how many may; 0 means without limit."""
+    """Limits of a queue: how long a request may wait in it, and how many requests it holds; 0 means no limit."""
 
-    #: What comes after the time-out: behind all others instead of an error.
+    #: After its timeout a request moves behind all other requests, instead of failing.
     delay_on_timeout: bool = False
     default_timeout_ns: int = 0
     allow_timeout_override: bool = False
@@ -53,54 +54,53 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """How requests are joined in batches; sizes are rows."""
+    """How the dynamic batcher joins requests in batches. Sizes are in rows."""
 
     #: Ascending.
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
     preserve_ordering: bool = False
-    #: 0 where all requests are equal; otherwise levels count from 1, the most urgent.
+    #: 0 if the model has no priorities; otherwise levels count from 1, the most urgent.
     priority_levels: int = 0
     default_priority_level: int = 0
     default_queue_policy: QueuePolicy = QueuePolicy()
-    #: By priority level; others have the default policy.
+    #: Priority level → policy. Other levels have the default policy.
     queue_policies: dict[int, QueuePolicy] = {}
 
     def queue_policy(self, priority_level: int) -> QueuePolicy:
-        """Return the policy of a priority level."""
         return self.queue_policies.get(priority_level, self.default_queue_policy)
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """A model as front doors, kernel and schedulers see it. Tensors are in the configuration's order."""
+    """A model as front doors, kernel and schedulers see it. Tensors are in the order of the configuration."""
 
     name: str
     platform: str
     backend: str
-    #: 0 where the model does not batch.
+    #: In rows; 0 if the model does not batch.
     max_batch_size: int
     inputs: dict[str, TensorSpec]
     outputs: dict[str, TensorSpec]
     #: A request may have any number of responses.
     decoupled: bool = False
-    #: None where each request is executed by itself.
+    #: None if the model executes each request alone.
     dynamic_batching: DynamicBatching | None = None
     sequence_batching: bool = False
     ensemble: bool = False
     response_cache: bool = False
     #: Additional labels of the model's metrics.
     metric_tags: dict[str, str] = {}
-    #: The repository, where the same name may stand in several (--model-namespacing); else empty.
+    #: The model's repository if --model-namespacing allows one name in several repositories; else empty.
     namespace: str = ""
 
     @property
     def required_inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that every request must have."""
+        """The names of the inputs that every request must have."""
         return tuple(name for name, tensor in self.inputs.items() if not tensor.optional)
 
 
 def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
-    """Return the spec of a checked configuration. Of tensors with one name the last counts."""
+    """Return the spec of a checked configuration. If several tensors have the same name, the last one counts."""
     batched = config.max_batch_size >= 1
     return ModelSpec(
         name=config.name,

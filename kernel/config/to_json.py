@@ -1,7 +1,7 @@
-"""`ModelConfig` → the JSON of /config, which Python models and workers are given too.
+"""`ModelConfig` → the JSON of /config. Python models and workers receive the same JSON.
 
-The form is Triton's: every field without presence is written, in the order of the .proto file; enums
-as names; 64-bit integers as numbers, except in the three places that Triton leaves as strings.
+The format is Triton's: every field without presence is written, in the order of the .proto file. Enums are
+written as names, 64-bit integers as numbers. Three 64-bit fields stay strings, as in Triton.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def to_json(config: ModelConfig) -> str:
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
-    """Return what `to_json` writes, as a dict of plain values that shares nothing with `config`."""
+    """Return the content of `to_json` as a dict of plain values. It shares no object with `config`."""
     return _message(_MODEL_CONFIG, config)
 
 
@@ -55,7 +55,7 @@ def _message(descriptor: Descriptor, message: Message) -> dict[str, Any]:
 
 
 def _in_order(descriptor: Descriptor) -> list[FieldDescriptor]:
-    """Return the fields in the order of the .proto file, but scalars of a `oneof` last, as Triton does."""
+    """Return the fields in the order of the .proto file, with the scalars of a `oneof` last, as in Triton."""
     return sorted(
         descriptor.fields,
         key=lambda field: field.containing_oneof is not None and field.message_type is None,
@@ -88,17 +88,17 @@ def _single(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _number(value: float) -> float | int | str:
-    """Return `value` as Triton writes it: whole numbers without a fraction, others than numbers as text."""
+    """Return `value` as Triton writes it: a whole number without a fraction, NaN and infinity as text."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    # Beyond 15 digits protobuf writes an exponent, which makes it a fraction again.
+    # Above 15 digits protobuf writes an exponent, and JSON readers then see a fraction.
     return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
 def _shortest_float32(value: float) -> float:
-    """Return a 32-bit float in as few digits as protobuf writes: 0.1 for 0.10000000149011612."""
+    """Return a 32-bit float with as few digits as protobuf writes: 0.1 for 0.10000000149011612."""
     short = float(f"{value:.6g}")
     if struct.pack("f", short) == struct.pack("f", value):
         return short

@@ -1,9 +1,9 @@
-"""Trains the demo's digit classifier and writes it as ONNX, with a sample request beside it.
+"""Trains the demo's digit classifier, and writes it as ONNX with a sample request.
 
     python kernel/demo/train_digits.py
 
-Needs scikit-learn, whose bundled digits (1797 images of 8 x 8 pixels, UCI) it learns from, and onnx. The
-server needs neither. The network: pixels → 128 (ReLU) → 10 (softmax).
+It needs onnx and scikit-learn, which contains the training data (1797 images of 8 x 8 pixels, UCI). The server
+needs neither package. The network: pixels → 128 (ReLU) → 10 (softmax).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def to_onnx(network: MLPClassifier) -> onnx.ModelProto:
 
 
 def sample_request(image: np.ndarray) -> str:
-    """Return the body of an infer request for one image, a line for each row of pixels."""
+    """Return the body of an infer request for one image, with one line per row of pixels."""
     rows = ",\n".join("      " + json.dumps([[int(pixel) for pixel in row]])[1:-1].replace(", ", ",") for row in image)
     return (
         '{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 8, 8], "data": [\n'
@@ -70,7 +70,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(to_onnx(network), folder / "model.onnx")
     certainty = network.predict_proba(test_x / INK).max(axis=1)
-    # Neither trivial nor wrong, so that the second and third best classes mean something.
+    # A correct but not certain result, so that the second and third best classes are interesting.
     chosen = int(np.flatnonzero((found == test_y) & (certainty > 0.8) & (certainty < 0.95))[0])
     (DEMO / "digit.json").write_text(sample_request(test_x[chosen].reshape(8, 8)))
 

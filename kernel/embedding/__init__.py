@@ -1,4 +1,4 @@
-"""A server within a Python program. `EmbeddedServer` is the public entry, see `kernel.embedding.server`."""
+"""A server inside a Python program. `EmbeddedServer` is the public class, see `kernel.embedding.server`."""
 
 from kernel.embedding.server import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
 

@@ -1,7 +1,8 @@
-"""A request of a program that embeds the server, and the thread that waits for its responses.
+"""Requests of a program that embeds the server: they are submitted on the server's loop, and a thread of the program
+waits for the responses.
 
-It goes to the kernel as those of front doors do, checked in the same order with the same texts, without their
-bytes: arrays in, arrays out.
+The kernel checks them like requests of front doors, in the same order and with the same texts. Inputs and outputs are
+arrays.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
-from kernel.serving.request import Request, RequestedOutput
+from kernel.serving.request import Request
 from kernel.serving.response import Response
+from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,36 +38,36 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ServerLoop(Protocol):
-    """A running server as other threads reach it: its kernel is only touched by what they post."""
+    """A running server, as other threads see it. Only callbacks on the server's loop may use the kernel."""
 
     kernel: Kernel
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Have the loop call `callback`. Raises `NotRunning` where it would never."""
+        """Let the loop call `callback`. Raises `NotRunning` if the server has ended."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beyond its inputs. Meanings are those of Triton's protocols."""
+    """Optional parts of a request. Meanings are those of Triton's protocols."""
 
-    #: Empty for the newest.
+    #: Empty for the newest version.
     model_version: str | int
-    #: Names; as a mapping with the number of best classes that an output is wanted as, 0 for the tensor itself.
+    #: Names of outputs, or name → number of best classes to return (0 for the tensor itself). Default: all outputs.
     outputs: Sequence[str] | Mapping[str, int]
     request_id: str
-    #: For the model, which gets them as they are.
+    #: Custom parameters; the model gets them unchanged.
     parameters: Mapping[str, str | int | bool | float]
     correlation_id: int | str
     sequence_start: bool
     sequence_end: bool
     priority: int
-    #: How long the request may wait in its queue, where the model's policy lets requests say so.
+    #: How long the request may wait in its queue, in microseconds, if the model's queue policy allows the override.
     timeout_us: int
-    #: Seconds that the caller waits for a response; then it gets `TimeoutError` and the request is cancelled.
+    #: Seconds that the caller waits for a response. After them it gets `TimeoutError` and the request is cancelled.
     client_timeout: float
 
 
 class Outputs(dict[str, "Array"]):
-    """The outputs of a response by name: arrays that belong to the caller."""
+    """The outputs of a response: name → array. The caller owns the arrays."""
 
     def __init__(self, response: Response) -> None:
         from kernel.embedding import arrays
@@ -74,14 +76,14 @@ class Outputs(dict[str, "Array"]):
         self.model_name = response.model_name
         self.model_version = response.model_version
         self.request_id = response.id
-        #: What the model says beyond its outputs.
+        #: Parameters that the model set in the response.
         self.parameters: dict[str, ParameterValue] = response.parameters or {}
 
 
 class EmbeddedCall:
-    """One request on its way. The sink of its responses, which a thread of the program takes.
+    """A request of the program. It is the request's sink, and passes responses to a thread of the program.
 
-    Its `request` is set before `begin`. A thread that gives up calls `abandon`.
+    The creator sets `request` before `begin`. A thread that no longer waits for responses calls `abandon`.
     """
 
     def __init__(self, server: ServerLoop, client_timeout: float | None) -> None:
@@ -95,13 +97,13 @@ class EmbeddedCall:
     # ---- in the program's thread -------------------------------------------------------------
 
     def begin(self) -> None:
-        """Submit the request. Raises `NotRunning`; what else is wrong with it is its response."""
+        """Submit the request on the server's loop. Raises `NotRunning`; any other error arrives as its response."""
         self._server.post(self._submit)
 
     def only_outputs(self) -> Outputs:
-        """Return the outputs of the one response.
+        """Wait for the single response and return its outputs.
 
-        Raises its `ServingError`, `InternalError` where there is not exactly one, and `TimeoutError`.
+        Raises the response's `ServingError`, `InternalError` if the number of responses is not 1, or `TimeoutError`.
         """
         found: Outputs | None = None
         count = 0
@@ -113,9 +115,9 @@ class EmbeddedCall:
         return found
 
     def next_outputs(self) -> Outputs | None:
-        """Return the outputs of the next response, None where none comes any more.
+        """Wait for the next response and return its outputs; None after the last response.
 
-        Raises the response's `ServingError`, after which there may be others, and `TimeoutError`.
+        Raises the response's `ServingError`, after which more responses may follow, or `TimeoutError`.
         """
         while not self._ended:
             try:
@@ -131,22 +133,22 @@ class EmbeddedCall:
                 if not response.empty:
                     return Outputs(response)
             finally:
-                self._taken(response)
+                self._consume(response)
         return None
 
-    def _taken(self, response: Response) -> None:
-        """Give the response's memory back, and let a model that waits for its client send the next."""
+    def _consume(self, response: Response) -> None:
+        """Release the response's memory, and let a model that waits for its client send the next response."""
 
-        def give_back() -> None:
+        def release() -> None:
             response.release()
             self.request.consumed()
 
-        if response.on_release is not None or not response.final:
-            with contextlib.suppress(ServingError):  # a server that has ended wants nothing back
-                self._server.post(give_back)
+        if response.leased or not response.final:
+            with contextlib.suppress(ServingError):  # a server that has ended has freed its memory
+                self._server.post(release)
 
     def abandon(self) -> None:
-        """Take no more responses, and cancel the request if it still runs."""
+        """Drop all further responses, and cancel the request if it still runs."""
         if not self._ended:
             self._ended = True
             with contextlib.suppress(ServingError):
@@ -168,8 +170,8 @@ class EmbeddedCall:
             self.send(Response(request.model_name, request.model_version, request.id, error=error))
         except Exception as error:
             logger.exception("a request could not be submitted")
-            bug = InternalError(f"{type(error).__name__}: {error}")
-            self.send(Response(request.model_name, request.model_version, request.id, error=bug))
+            internal = InternalError(f"{type(error).__name__}: {error}")
+            self.send(Response(request.model_name, request.model_version, request.id, error=internal))
 
     def _abandon(self) -> None:
         self._abandoned = True
@@ -179,9 +181,10 @@ class EmbeddedCall:
 
 
 class ResponseStream:
-    """The responses of one request as they come. A stream that is closed or forgotten cancels its request.
+    """An iterator over the responses of one request. Closing or dropping the stream cancels the request.
 
-    An error among the responses is raised, and iteration may go on after it. For one thread at a time.
+    A response with an error is raised as `ServingError`; the iteration can continue after it. Only one thread at a time
+    may use the stream.
     """
 
     def __init__(self, call: EmbeddedCall) -> None:
@@ -195,7 +198,7 @@ class ResponseStream:
             outputs = self._call.next_outputs()
         except ServingError:
             raise
-        except BaseException:  # a time-out, an interrupt
+        except BaseException:  # a timeout or an interrupt
             self.close()
             raise
         if outputs is None:
@@ -203,7 +206,7 @@ class ResponseStream:
         return outputs
 
     def close(self) -> None:
-        """Take no more responses."""
+        """Drop all further responses, and cancel the request if it still runs."""
         self._call.abandon()
 
     def __enter__(self) -> ResponseStream:
@@ -227,9 +230,10 @@ def make_call(
     *,
     streaming: bool,
 ) -> EmbeddedCall:
-    """Return a call whose request has these inputs. Raises `InvalidArgument`, and `TypeError` for unknown options.
+    """Return a call with a new request; `begin` submits it.
 
-    `spec` says which datatypes plain values become.
+    Plain values in `inputs` are converted to the datatypes of `spec`, see `arrays.input_tensor` for shapes and
+    ownership. Raises `InvalidArgument`, or `TypeError` for an unknown option.
     """
     from kernel.embedding import arrays
 
@@ -257,7 +261,10 @@ def make_call(
 
 
 def read_options(options: RequestOptions) -> RequestOptions:
-    """Return the options as a worker can be told them. Raises `InvalidArgument`, and `TypeError` for unknown ones."""
+    """Check the options: their types, and that they fit into messages to a worker.
+
+    Raises `InvalidArgument`, or `TypeError` for an unknown option.
+    """
     for name in options:
         if name not in RequestOptions.__optional_keys__:
             raise TypeError(f"a request has no option '{name}', only {', '.join(RequestOptions.__annotations__)}")
@@ -285,5 +292,5 @@ def _requested(outputs: Sequence[str] | Mapping[str, int]) -> list[RequestedOutp
         return [RequestedOutput(name) for name in outputs]
     for name, count in outputs.items():
         if count < 0:
-            raise InvalidArgument(f"output '{name}' cannot be wanted as {count} classes")
+            raise InvalidArgument(f"the number of classes of output '{name}' is negative: {count}")
     return [RequestedOutput(name, classification=count) for name, count in outputs.items()]

@@ -1,7 +1,7 @@
-"""A server within a Python program: the same that `python -m kernel run` starts, without a process of its own.
+"""A server inside a Python program: the server of `python -m kernel run`, in a thread instead of a process.
 
-Requests go straight to the kernel, as arrays; other programs can be served beside, over HTTP and gRPC. Models
-run in worker processes as ever, which end with the server, and that with the program.
+The program's requests go directly to the kernel, with arrays. The server can also serve other programs over HTTP and
+gRPC. Models run in worker processes. The workers end with the server, and the server ends with the program.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: What to call an address that stands for all of the machine's.
-_CALLED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+#: Wildcard address → an address that reaches it from this machine.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class EmbeddedServer:
-    """A server in a thread of this program. Its methods may be called from any thread.
+    """A server in a thread of this program. Any thread may call its methods. All except `stream` and `unload` block.
 
-    Errors are `ServingError` with Triton's texts. A server that is not running raises `NotRunning`, which is one.
-    Logs are those of Python's `logging`. With asyncio: `await asyncio.to_thread(server.infer, …)`.
+    Errors are `ServingError` with Triton's texts; a server that is not running raises its subclass `NotRunning`. Log
+    lines go to Python's `logging`. With asyncio, use `await asyncio.to_thread(server.infer, …)`.
     """
 
     def __init__(
@@ -68,37 +68,38 @@ class EmbeddedServer:
         options: ServerOptions | None = None,
         **flags: Keyword,
     ) -> None:
-        """Flags are those of `python -m kernel run` as keywords, such as `model_control_mode="explicit"`.
+        """Check the options; `start` starts the server. Raises `BadOption`.
 
-        A list gives a flag several times. Front doors are closed but those that have a port (0 for any free one)
-        or are asked for (`http=True`), and listen on this machine only, unless they have an address. Without a
-        repository the demo models are served. It does not poll through waits, which would take the interpreter from
-        the program's threads, unless `busy_poll_us` says so. `options` take the place of everything else, also of
-        that. Raises `BadOption`.
+        `flags` are the flags of `python -m kernel run` as keywords, such as `model_control_mode="explicit"`; a list is
+        a repeated flag. Without `model_repository` the server serves the demo models. Some defaults differ from the
+        command line. A front door is open only if it has a port (`http_port=0` for a free one) or is enabled
+        (`http=True`). It listens on 127.0.0.1 unless it has an address. The server does not poll, because polling
+        takes the interpreter from the program's threads; `busy_poll_us` enables it. `options` replaces
+        `model_repository` and `flags`; its defaults are those of the command line.
         """
         if options is None:
             options, self._notes = read_keywords({"model_repository": model_repository, **flags}, os.environ)
         elif model_repository is not None or flags:
-            raise BadOption("give either options or flags")
+            raise BadOption("give either options or flags, not both")
         else:
             self._notes = []
         check_options(options)
         if options.log != LogOptions(access=options.log.access):
-            raise BadOption("a server within a program logs by Python's logging: set levels, formats and files there")
+            raise BadOption("an embedded server logs by Python's logging: set levels, formats and files there")
         self._options = options
         self._lock = threading.Lock()
         self._running: ServerThread | None = None
-        # Stops the server when nobody can reach it any more, and at the end of the program.
+        # Stops the server when this object is garbage-collected, and at the end of the program.
         self._finalizer: weakref.finalize[[], EmbeddedServer] | None = None
-        #: What was found out about models, and for which state of the catalog it holds.
+        #: Model name and version → generation of the catalog, and the spec, which is valid for this generation.
         self._specs: dict[tuple[str, str], tuple[int, ModelSpec]] = {}
 
     # ---- start and stop ----------------------------------------------------------------------
 
     def start(self) -> EmbeddedServer:
-        """Load the models and open the front doors; returns this server. One that runs goes on.
+        """Load the models, open the front doors, and return this server. Does nothing if the server runs.
 
-        Raises `StartFailed` with a reason of one line; nothing is left running then.
+        Raises `StartFailed` with a reason of one line; then everything that was started has been stopped.
         """
         with self._lock:
             if self._running is None:
@@ -112,9 +113,10 @@ class EmbeddedServer:
         return self
 
     def stop(self) -> None:
-        """Refuse new requests, wait for those in flight (`exit_timeout_secs`), end the workers.
+        """Refuse new requests, wait for requests in flight up to `exit_timeout_secs`, and end the workers.
 
-        Returns when all is done. A stopped server can be started again; stopping it again does nothing.
+        Returns when all of this is done. Does nothing if the server does not run. A stopped server can be started
+        again.
         """
         with self._lock:
             if self._running is not None and self._finalizer is not None:
@@ -130,40 +132,44 @@ class EmbeddedServer:
     ) -> None:
         self.stop()
 
-    # ---- where it listens --------------------------------------------------------------------
+    # ---- addresses ---------------------------------------------------------------------------
 
     @property
     def ports(self) -> Mapping[str, int]:
-        """The ports of the front doors that are open, by `http`, `grpc` and `metrics`."""
+        """The ports of the open front doors: `http`, `grpc` and `metrics` → port."""
         return self._thread.ports
 
     @property
     def http_url(self) -> str:
-        """Where to find the HTTP front door, such as `http://127.0.0.1:8000`. Raises KeyError where there is none."""
+        """The URL of the HTTP front door, such as `http://127.0.0.1:8000`. Raises `KeyError` if it is closed."""
         scheme = "http" if self._options.http.tls is None else "https"
-        return f"{scheme}://{self._place('http', self._options.http_listener)}"
+        return f"{scheme}://{self._address('http', self._options.http_listener)}"
 
     @property
     def grpc_url(self) -> str:
-        """What gRPC clients connect to, such as `127.0.0.1:8001`. Raises KeyError where there is no such door."""
-        return self._place("grpc", self._options.grpc_listener)
+        """The address for gRPC clients, such as `127.0.0.1:8001`. Raises `KeyError` if the front door is closed."""
+        return self._address("grpc", self._options.grpc_listener)
 
     @property
     def metrics_url(self) -> str:
-        """Where to find the metrics, such as `http://127.0.0.1:8002/metrics`. Raises KeyError where they are not."""
-        return f"http://{self._place('metrics', self._options.metrics_listener)}/metrics"
+        """The URL of the metrics, such as `http://127.0.0.1:8002/metrics`. Raises `KeyError` if the port is closed."""
+        return f"http://{self._address('metrics', self._options.metrics_listener)}/metrics"
 
-    def _place(self, door: str, listener: ListenAddress) -> str:
-        address = _CALLED.get(listener.address, listener.address)
+    def _address(self, door: str, listener: ListenAddress) -> str:
+        address = _LOOPBACK.get(listener.address, listener.address)
         return f"{f'[{address}]' if ':' in address else address}:{self.ports[door]}"
 
     # ---- inference ---------------------------------------------------------------------------
 
     def infer(self, model_name: str, inputs: Mapping[str, Any], **options: Unpack[RequestOptions]) -> Outputs:
-        """Execute a request and return its outputs, arrays by their names.
+        """Execute a request and return its outputs: name → array. The caller owns the arrays.
 
-        `inputs` are arrays, or what NumPy can read as such; plain lists and numbers become the datatype that the
-        model wants. Raises `ServingError`, and `TimeoutError` after `client_timeout` seconds.
+        `inputs` maps names to arrays, or to objects that NumPy converts to arrays. Shapes include the batch dimension
+        if the model batches. Plain lists and numbers are converted to the datatype of the model's input; arrays must
+        have that datatype. The input arrays must not change during the call. `options` are those of `RequestOptions`.
+
+        Raises `ServingError`, `TypeError` for an unknown option, and `TimeoutError` after `client_timeout` seconds,
+        which cancels the request.
         """
         call = make_call(self._thread, self._spec(model_name, options), model_name, inputs, options, streaming=False)
         call.begin()
@@ -174,10 +180,11 @@ class EmbeddedServer:
             raise
 
     def stream(self, model_name: str, inputs: Mapping[str, Any], **options: Unpack[RequestOptions]) -> ResponseStream:
-        """Begin a request and return its responses as they come: any number of them, for a decoupled model.
+        """Begin a request and return an iterator over its responses; a decoupled model may send any number of them.
 
-        Errors of the request itself are raised by the iteration. Leaving it, or the `with` block of the stream,
-        cancels the request. As `infer`; `client_timeout` counts for each response.
+        Arguments and errors are those of `infer`, with three differences. The iteration raises the errors of the
+        request. The input arrays must not change before the first response. `client_timeout` limits the wait for each
+        response. Closing the stream, or leaving its `with` block, cancels the request.
         """
         call = make_call(self._thread, self._spec(model_name, options), model_name, inputs, options, streaming=True)
         call.begin()
@@ -189,38 +196,44 @@ class EmbeddedServer:
         known = self._specs.get((model_name, version))
         if known is not None and known[0] == generation:
             return known[1]
-        spec = self._ask(lambda kernel: kernel.resolve(model_name, version).spec)
+        spec = self._call_kernel(lambda kernel: kernel.resolve(model_name, version).spec)
         self._specs[model_name, version] = generation, spec
         return spec
 
     # ---- models ------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether the server takes requests, with strict readiness whether all its models do."""
-        return self._ask(lambda kernel: kernel.ready())
+        """Return whether the server takes requests; with strict readiness, whether all models are ready as well."""
+        return self._call_kernel(lambda kernel: kernel.ready())
 
     def model_ready(self, model_name: str, model_version: str | int = "") -> bool:
-        """Whether a model version can execute requests now. Raises for unknown or not ready versions."""
-        return self._ask(lambda kernel: kernel.model_ready(model_name, str(model_version)))
+        """Return whether a model version can execute requests now.
+
+        Raises `ServingError` for a version that is unknown or not READY.
+        """
+        return self._call_kernel(lambda kernel: kernel.model_ready(model_name, str(model_version)))
 
     def models(self, *, ready: bool = False) -> list[IndexItem]:
-        """Return the repository index: name, version, state and reason of each version, or of those READY."""
+        """Return the repository index: name, version, state and reason of all versions, or of the READY ones.
+
+        Raises `ServingError` if a repository cannot be read.
+        """
         kernel = self._thread.kernel
         return self._thread.run(lambda: kernel.repository.index(ready))
 
     def metadata(self, model_name: str, model_version: str | int = "") -> ModelMetadata:
-        """Return what a model takes and gives, as `GET /v2/models/NAME` does."""
+        """Return name, versions, inputs and outputs of a model, as in `GET /v2/models/NAME`. Raises `ServingError`."""
 
         def describe(kernel: Kernel) -> ModelMetadata:
             model = kernel.resolve(model_name, str(model_version))
             versions = [model] if model_version else kernel.catalog.ready_models(model_name)
             return model_metadata(model.spec, [each.version for each in versions])
 
-        return self._ask(describe)
+        return self._call_kernel(describe)
 
     def config(self, model_name: str, model_version: str | int = "") -> dict[str, Any]:
-        """Return the configuration of a model, completed, as `GET /v2/models/NAME/config` does."""
-        text = self._ask(lambda kernel: to_json(kernel.resolve(model_name, str(model_version)).config))
+        """Return the completed configuration of a model, as in `GET /v2/models/NAME/config`. Raises `ServingError`."""
+        text = self._call_kernel(lambda kernel: to_json(kernel.resolve(model_name, str(model_version)).config))
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -231,10 +244,11 @@ class EmbeddedServer:
         config: str | Mapping[str, Any] | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Load a model, or load it again; returns when it is READY. Needs `model_control_mode="explicit"`.
+        """Load a model, or load it again after changes; returns when it is READY.
 
-        `config` takes the place of its configuration, and `files`, contents by path in the model's folder, that
-        of the repository.
+        `config` replaces the configuration in the repository. `files` (path in the model's folder → content) replaces
+        the whole folder, and needs `config`. Raises `ServingError`, also without `model_control_mode="explicit"`; an
+        old version then still serves.
         """
         parameters: dict[str, Any] = {f"{FILE_PREFIX}{path}": content for path, content in (files or {}).items()}
         if config is not None:
@@ -243,7 +257,10 @@ class EmbeddedServer:
         self._thread.run(lambda: kernel.repository.load(model_name, parameters))
 
     def unload(self, model_name: str, *, unload_dependents: bool = False) -> None:
-        """Unload a model; returns at once, requests in flight finish. Unknown names are no error."""
+        """Unload a model. Returns before its requests in flight have finished. An unknown name is not an error.
+
+        Raises `ServingError` without `model_control_mode="explicit"`.
+        """
         kernel = self._thread.kernel
         self._thread.run(lambda: kernel.repository.unload(model_name, unload_dependents))
 
@@ -256,11 +273,11 @@ class EmbeddedServer:
             raise NotRunning
         return thread
 
-    def _ask(self, question: Callable[[Kernel], _T]) -> _T:
-        """Return the answer of the kernel, which is asked on its own loop."""
+    def _call_kernel(self, function: Callable[[Kernel], _T]) -> _T:
+        """Call `function` with the kernel, on the kernel's loop, and return its result."""
         thread = self._thread
 
-        async def ask() -> _T:
-            return question(thread.kernel)
+        async def call() -> _T:
+            return function(thread.kernel)
 
-        return thread.run(ask)
+        return thread.run(call)

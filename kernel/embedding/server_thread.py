@@ -1,6 +1,6 @@
-"""Runs a server on an event loop in a thread of its own, and lets other threads call into that loop.
+"""Runs a server on an event loop in its own thread, and lets other threads run code on that loop.
 
-Whatever was posted runs, until the server has ended; then posting is refused. No thread waits for ever.
+All posted callbacks run. After the server has ended, posting raises `NotRunning`. No thread waits forever.
 """
 
 from __future__ import annotations
@@ -37,56 +37,56 @@ class NotRunning(Unavailable):
 
 
 class ServerThread:
-    """One server from its start to its end. Implements `kernel.command.terminal.ServerOperator` for a program.
+    """One run of a server, from start to stop. Implements `kernel.operator.ServerOperator` for a program.
 
-    `kernel` and `ports` are there once `start` has returned; the kernel is only touched on the loop.
+    `kernel` and `ports` are set when `start` returns. Only code on the loop may use the kernel.
     """
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
         self.kernel: Kernel
         self.ports: Mapping[str, int] = {}
-        # The program may end, or forget the server, without a word: the thread keeps neither from happening.
+        # A daemon, so that the thread does not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name="naiad server", daemon=True)
         self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        # A server can be forgotten, and so stopped, while the same thread holds another lock of this kind.
+        # Reentrant: the garbage collector may call `stop` in a thread that already holds the lock.
         self._lock = threading.RLock()
-        #: The loop while it takes calls.
+        #: The loop while callbacks may be posted to it, else None.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop_wanted: asyncio.Event
+        self._stop_requested: asyncio.Event
         self._stopping = False
         self._has_served = False
 
     # ---- for other threads -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start; returns when every front door listens. Raises `StartFailed`, and nothing is left then."""
+        """Start the server; returns when every front door listens. On `StartFailed` the thread has ended."""
         self._thread.start()
         try:
             self._opened.result()
-        except BaseException:  # also an interrupt: nobody else would stop the thread
+        except BaseException:  # also an interrupt: the caller has no server to stop
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Drain, close and end the workers; returns when that is done. More calls do nothing."""
+        """Drain requests, close front doors and end workers; returns when this is done. More calls do nothing."""
         with self._lock:
             self._stopping = True
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._stop_wanted.set)
-        # The garbage collector may find a forgotten server in the server's own thread.
+                self._loop.call_soon_threadsafe(self._stop_requested.set)
+        # The garbage collector may call `stop` in the server's own thread, which cannot wait for itself.
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Have the loop call `callback`, which must not raise. Raises `NotRunning`."""
+        """Let the loop call `callback`, which must not raise. Raises `NotRunning`."""
         with self._lock:
             if self._loop is None:
                 raise NotRunning
             self._loop.call_soon_threadsafe(callback)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Run a coroutine on the loop and return what it returns. Raises `NotRunning` if the server ends before."""
+        """Run a coroutine on the loop and return its result. Raises `NotRunning` if the server ends first."""
         with self._lock:
             if self._loop is None:
                 raise NotRunning
@@ -106,12 +106,12 @@ class ServerThread:
                 backend="asyncio",
                 backend_options={"use_uvloop": self.options.event_loop == "uvloop"},
             )
-            failure = StartFailed("the server was stopped before it had started")
+            failure = StartFailed("the server was stopped during its start")
         except (CannotListen, BadOption) as error:
             failure = StartFailed(str(error))
         except BaseException as error:
             failure = error
-            # At the end of the interpreter a loop cannot be closed any more, which then hurts nobody.
+            # At the exit of the interpreter, closing the loop fails after a successful run; this is not logged.
             if self._opened.done() and not self._has_served:
                 logger.exception("the server has failed")
         if not self._opened.done():
@@ -119,30 +119,30 @@ class ServerThread:
 
     async def _serve(self) -> None:
         with self._lock:
-            self._stop_wanted = asyncio.Event()
+            self._stop_requested = asyncio.Event()
             self._loop = asyncio.get_running_loop()
             if self._stopping:
-                self._stop_wanted.set()
+                self._stop_requested.set()
         try:
             await Server(self.options, self).run()
             self._has_served = True
         finally:
             with self._lock:
                 self._loop = None
-            # What was posted until now runs before this goes on; coroutines are then cancelled with the loop.
+            # Callbacks that were posted before run now; coroutines are cancelled when the loop closes.
             await asyncio.sleep(0)
 
-    # ---- Owner -------------------------------------------------------------------------------
+    # ---- ServerOperator ----------------------------------------------------------------------
 
     def begin(self, log: LogSettings) -> None:
-        """Nothing: where the log goes is the program's to say."""
+        """Do nothing: the program configures logging."""
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
-        await self._stop_wanted.wait()
+        await self._stop_requested.wait()
         stop.set()
 
     def models_loaded(self, catalog: Catalog) -> None:
-        """Nothing: the program can ask."""
+        """Do nothing: the program can call `EmbeddedServer.models`."""
 
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         reasons = {item.name: " ".join(item.reason.split()) for item in catalog.index() if item.name in failed}

@@ -1,13 +1,12 @@
-"""Whether the kernel, and a worker, poll for what comes next instead of sleeping until it comes.
+"""Busy polling: the kernel and the workers poll for the next message, instead of sleeping, if it is expected soon.
 
-To wake a process on another processor takes 5 to 50 µs, most of it on a virtual machine, and a request alone is
-handed over four times: client, kernel, worker, kernel, client. So where a wait is expected to be short, whoever
-waits asks again and again for a while, and gives its processor up to anybody who wants it between two askings.
-Where others want it all the time, nobody polls.
+Waking a process on another processor takes 5 to 50 µs, longest on virtual machines. A single request is handed over
+four times: client, kernel, worker, kernel, client. So a process that expects a short wait polls for a while, and
+yields its processor to other processes between two polls. If others need the processors all the time, polling pauses.
 
-A wait is expected to be as long as the last one like it: a quiet server, one with slow models and one whose
-clients take their time sleep as ever. `BusyPolling` decides, `LoopPoller` asks on the event loop;
-`backends.worker.mailbox` does the same in a worker, and `kernel.loop.clock` for the time that a scheduler waits for.
+The expected length of a wait is that of the last wait of the same kind. So a server that is idle, or that has slow
+models or slow clients, sleeps as without polling. `BusyPolling` decides, `LoopPoller` polls on the event loop,
+`backends.worker.message_reader` in workers, and `kernel.loop.clock` for the alarms of schedulers.
 """
 
 from __future__ import annotations
@@ -16,56 +15,56 @@ import asyncio
 import os
 import time
 
-#: Who takes longer to give the processor back has let another process run on it.
-_WANTED_NS = 5_000
+#: A yield that takes longer than this has let another process run.
+_OTHER_RAN_NS = 5_000
 
-#: With more requests in flight for each processor than these, there is always work, and asking for more costs time.
-_MOST_PER_PROCESSOR = 4
+#: With more requests in flight per processor than this there is always work, and polling only costs time.
+_MAX_IN_FLIGHT_PER_PROCESSOR = 4
 
-#: Somebody who takes the processor for so long is not the one that we wait for.
+#: The peer that we wait for works for a shorter time than this. A longer yield counts as a busy processor.
 BUSY_NS = 300_000
 
-#: It may be the host of a virtual machine, now and then. A process that computes takes it again and again: so much
-#: time in all, or so much more than one part in so many of the time that has passed.
+#: Polling pauses when the long yields add up to this time. Of the sum, 1/`BUSY_DIVISOR` of the elapsed time is
+#: subtracted: the host of a virtual machine takes the processor now and then, a computing process again and again.
 BUSY_SUM_NS = 8_000_000
-BUSY_PARTS = 64
+BUSY_DIVISOR = 64
 
-#: For how long polling ends then: at first, and at most.
+#: The first pause and the longest pause of polling.
 _FIRST_PAUSE_NS = 100_000_000
 _LONGEST_PAUSE_NS = 1_600_000_000
 
-#: A pause is short again when it went well before for as long as so many of the last one.
+#: A pause has the first length again if polling worked for this many times the last pause.
 GOOD_PAUSES = 10
 
 
-def give_way() -> tuple[int, int]:
-    """Give the processor up once. Returns the time after it, and for how long it was away, in nanoseconds."""
-    given_ns = time.monotonic_ns()
+def yield_processor() -> tuple[int, int]:
+    """Let other processes run once. Returns the time after that, and how long they ran, in nanoseconds."""
+    yielded_ns = time.monotonic_ns()
     os.sched_yield()
     now_ns = time.monotonic_ns()
-    return now_ns, now_ns - given_ns
+    return now_ns, now_ns - yielded_ns
 
 
-class GivingWay:
-    """Ends polling for a while where the processors are busy. Pure.
+class PollPause:
+    """Pauses polling while the processors are busy. Pure.
 
-    A process that was asleep gets a busy processor at once when it is woken; one that polled and gave it up waits for
-    its turn, some milliseconds. Pauses grow while one follows soon on the other.
+    On a busy processor, Linux runs a process that slept as soon as it is woken. A process that polls and yields waits
+    some milliseconds for its next time slice. A pause that follows soon after another is twice as long.
     """
 
     def __init__(self) -> None:
         self._pause_ns = _FIRST_PAUSE_NS
-        #: For how long others took the processor beyond what they may, and when that was counted.
+        #: The sum of long yields, see `BUSY_SUM_NS`, and the time when it was last changed.
         self._taken_ns = 0
         self._counted_ns = 0
-        #: Nobody polls before.
+        #: Polling pauses until this time.
         self.until_ns = 0
 
-    def gave(self, now_ns: int, away_ns: int) -> bool:
-        """The processor was given up for `away_ns`. Returns whether to go on."""
+    def yielded(self, now_ns: int, away_ns: int) -> bool:
+        """Count a yield of `away_ns` that ended at `now_ns`. Returns whether to continue polling."""
         if away_ns < BUSY_NS:
             return True
-        self._taken_ns = away_ns + max(0, self._taken_ns - (now_ns - self._counted_ns) // BUSY_PARTS)
+        self._taken_ns = away_ns + max(0, self._taken_ns - (now_ns - self._counted_ns) // BUSY_DIVISOR)
         self._counted_ns = now_ns
         if self._taken_ns < BUSY_SUM_NS:
             return True
@@ -77,82 +76,82 @@ class GivingWay:
 
 
 class BusyPolling:
-    """When the kernel polls, and whether workers may. Pure: time comes in nanoseconds that only grow."""
+    """Decides when the kernel polls, and for how long workers may. Pure: callers pass in monotonic nanoseconds."""
 
     def __init__(self, longest_ns: int, processor_count: int) -> None:
-        """Waits longer than `longest_ns` are slept through. On a single processor, so are all: who polls there
-        only keeps the others from doing what it polls for."""
+        """The kernel sleeps during waits longer than `longest_ns`, and on a single processor during all waits:
+        there, polling would only take time from the process that it waits for."""
         self.longest_ns = longest_ns if processor_count > 1 else 0
         self._processor_count = processor_count
-        #: The most requests in flight with which anybody polls.
-        self.most_in_flight = _MOST_PER_PROCESSOR * processor_count
-        self._giving_way = GivingWay()
-        #: Requests that workers have.
+        #: With more requests in flight nothing polls.
+        self.max_in_flight = _MAX_IN_FLIGHT_PER_PROCESSOR * processor_count
+        self._pause = PollPause()
+        #: The number of requests that workers have.
         self.in_flight = 0
-        #: Whether the last wait was short: for clients, and for workers.
+        #: Whether the last wait was short; [0] for waits for clients, [1] for waits for workers.
         self._short = [False, False]
         self._for_workers = False
         self._since_ns = 0
 
     @property
     def worker_ns(self) -> int:
-        """How long a worker may poll that is given a request now: not at all where others have work to do."""
+        """How long a worker may poll after the request that it gets now; 0 if other workers need the processors."""
         return self.longest_ns if self.in_flight <= self._processor_count else 0
 
     def woke(self, now_ns: int) -> bool:
-        """A wait that was slept through is over. Returns whether to poll during the next."""
-        # Asked for each request and each answer while nobody polls, so without a call.
+        """Return whether to poll during the next wait. Called after a wait without polling."""
+        # Repeats `_begin_wait` to save a call: without polling, this runs for each request and each response.
         self._short[self._for_workers] = now_ns - self._since_ns < self.longest_ns
         self._since_ns = now_ns
         self._for_workers = self.in_flight > 0
-        return self._short[self._for_workers] and now_ns >= self._giving_way.until_ns
+        return self._short[self._for_workers] and now_ns >= self._pause.until_ns
 
-    def goes_on(self, now_ns: int, away_ns: int, *, moved: bool) -> bool:
-        """Return whether to go on after `away_ns` without the processor; `moved`: what was waited for has come.
+    def keeps_polling(self, now_ns: int, away_ns: int, *, moved: bool) -> bool:
+        """Return whether to continue polling after a yield of `away_ns`; `moved`: a message came or went meanwhile.
 
-        With few requests in flight it may well be the one that we wait for who has the processor meanwhile. With
-        many there is always somebody to run, who had better not wait for us.
+        With few requests in flight, the process that ran during the yield is likely the one that we wait for. With
+        many, other processes always have work, and polling would delay them.
         """
-        if away_ns > _WANTED_NS:
-            goes_on = self._giving_way.gave(now_ns, away_ns)
-            if not goes_on or self.in_flight >= self._processor_count:
-                self._wait(now_ns)
+        if away_ns > _OTHER_RAN_NS:
+            keeps_polling = self._pause.yielded(now_ns, away_ns)
+            if not keeps_polling or self.in_flight >= self._processor_count:
+                self._begin_wait(now_ns)
                 return False
         if moved:
             self._short[self._for_workers] = True
-            return self._wait(now_ns)
+            return self._begin_wait(now_ns)
         if now_ns - self._since_ns < self.longest_ns:
             return True
         self._short[self._for_workers] = False
         return False
 
-    def _wait(self, now_ns: int) -> bool:
-        """Begin to wait; returns whether to poll."""
+    def _begin_wait(self, now_ns: int) -> bool:
+        """Begin the next wait. Returns whether to poll during it."""
         self._for_workers = self.in_flight > 0
         self._since_ns = now_ns
-        return self._short[self._for_workers] and now_ns >= self._giving_way.until_ns
+        return self._short[self._for_workers] and now_ns >= self._pause.until_ns
 
 
 class LoopPoller:
-    """Keeps the running event loop from sleeping while `BusyPolling` says so, by a call in each of its turns.
+    """Keeps the event loop from sleeping while `BusyPolling` polls: it schedules a callback in each iteration.
 
-    Handles of workers tell it what moves.
+    Worker handles report every message to and from their workers.
     """
 
     def __init__(self, polling: BusyPolling) -> None:
         self.polling = polling
         self._moved = False
         self._loop: asyncio.AbstractEventLoop
-        #: Whether the next move has to begin a wait: nothing polls now, and something may.
+        #: Polling is enabled, but not running: the next message decides whether it starts.
         self._asleep = polling.longest_ns > 0
 
-    def moved(self, more_requests: int) -> None:
-        """Something went to a worker, or came from one, which has `more_requests` by that: fewer are negative."""
+    def moved(self, request_delta: int) -> None:
+        """Report a message to or from a worker, which changes the worker's number of requests by `request_delta`."""
         polling = self.polling
-        polling.in_flight += more_requests
+        polling.in_flight += request_delta
         if not self._asleep:
             self._moved = True
-        elif polling.in_flight <= polling.most_in_flight:
+        elif polling.in_flight <= polling.max_in_flight:
             self._wake()
 
     def _wake(self) -> None:
@@ -160,12 +159,12 @@ class LoopPoller:
             self._asleep = False
             self._moved = False
             self._loop = asyncio.get_running_loop()
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._poll)
 
-    def _turn(self) -> None:
-        now_ns, away_ns = give_way()
+    def _poll(self) -> None:
+        now_ns, away_ns = yield_processor()
         moved, self._moved = self._moved, False
-        if self.polling.goes_on(now_ns, away_ns, moved=moved):
-            self._loop.call_soon(self._turn)
+        if self.polling.keeps_polling(now_ns, away_ns, moved=moved):
+            self._loop.call_soon(self._poll)
         else:
             self._asleep = True

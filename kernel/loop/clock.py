@@ -1,4 +1,4 @@
-"""Time as the kernel sees it: monotonic nanoseconds, and one alarm per scheduler."""
+"""The kernel's clock: monotonic nanoseconds, and one alarm per scheduler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.loop.busy_poll import GivingWay, give_way
+from kernel.loop.busy_poll import PollPause, yield_processor
 from kernel.loop.iteration_end import IterationEnd
 from kernel.loop.timer import Timer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-#: A time for alarms: the end of this turn of the loop, see `kernel.loop.iteration_end`.
+#: A time for alarms: the end of this event-loop iteration, see `kernel.loop.iteration_end`.
 ITERATION_END = 0
 
 
@@ -23,7 +23,7 @@ class Clock(Protocol):
         """Return monotonic nanoseconds."""
 
     def wall_ns(self) -> int:
-        """Return nanoseconds since the epoch, for what is shown to people."""
+        """Return nanoseconds since the epoch, for timestamps that people read."""
 
     def alarm(self, callback: Callable[[], None]) -> Alarm:
         """Return an alarm that calls `callback`."""
@@ -31,64 +31,65 @@ class Clock(Protocol):
 
 class Alarm(Protocol):
     def set(self, at_ns: int | None) -> None:
-        """Ring once, not before `at_ns`, or at `ITERATION_END`. Replaces an earlier setting; None only clears it."""
+        """Ring once, not before `at_ns`, or at `ITERATION_END`. Replaces an earlier time; None clears the alarm."""
 
     def close(self) -> None:
-        """Clear it, and give back what it holds until it is set again."""
+        """Clear the alarm and free its system resources. It can be set again."""
 
 
 class LoopClock:
     """The clock of a running asyncio loop."""
 
-    #: Asked for each request: without a frame of Python.
+    #: Called for each request, so without a Python frame.
     now_ns = staticmethod(time.monotonic_ns)
     wall_ns = staticmethod(time.time_ns)
 
     def __init__(self, poll_ns: int = 0) -> None:
-        """Alarms that ring in `poll_ns` or less are polled for, see `kernel.loop.busy_poll`."""
+        """The loop polls for alarms that ring within `poll_ns`, see `kernel.loop.busy_poll`."""
         self._poll_ns = poll_ns
-        self._giving_way = GivingWay()
+        self._poll_pause = PollPause()
 
     def alarm(self, callback: Callable[[], None]) -> Alarm:
-        return LoopAlarm(asyncio.get_running_loop(), callback, self._poll_ns, self._giving_way)
+        return LoopAlarm(asyncio.get_running_loop(), callback, self._poll_ns, self._poll_pause)
 
 
 class LoopAlarm:
-    """An alarm on a `Timer`, which is made at the first use.
+    """An alarm on a `Timer`, which is created at its first use.
 
-    The timer is left as it is where it will expire soon enough, and asked again then: a scheduler that waits for each
-    batch anew, and mostly in vain, costs a system call in each of its delays, not in each of its waits.
+    If the timer expires before the alarm's time, it is not set again until it has expired. A scheduler sets its alarm
+    for each batch and mostly clears it again; this costs one system call per queue delay, not one per batch.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None], poll_ns: int, giving_way: GivingWay
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None], poll_ns: int, poll_pause: PollPause
     ) -> None:
-        """Polled for where it rings in `poll_ns` or less, and others do not need the processor."""
+        """The loop polls for the alarm if it rings within `poll_ns`, unless `poll_pause` pauses polling."""
         self._loop = loop
         self._callback = callback
         self._poll_ns = poll_ns
-        self._giving_way = giving_way
-        self._turn_end = IterationEnd.here()
+        self._poll_pause = poll_pause
+        self._iteration_end = IterationEnd.current()
         self._timer: Timer | None = None
         self._at_ns: int | None = None
         #: When the timer expires; None for never.
         self._timer_ns: int | None = None
-        #: Whether the loop is kept turning, and whether the end of its turn is waited for.
+        #: `_poll` is scheduled for the next iteration.
         self._polling = False
-        self._turn_ends = False
+        #: `_iteration_ended` is scheduled for the end of this iteration.
+        self._end_scheduled = False
 
     def set(self, at_ns: int | None) -> None:
         self._at_ns = at_ns
         if at_ns == ITERATION_END:
-            if not self._turn_ends:
-                self._turn_ends = True
-                self._turn_end.decide(self._turn_ended)
+            if not self._end_scheduled:
+                self._end_scheduled = True
+                self._iteration_end.add_decision(self._iteration_ended)
             return
         if at_ns is None or self._polling:
             return
-        if self._poll_ns and self._polls(at_ns):
+        if self._poll_ns and self._may_poll(at_ns):
             self._polling = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._poll)
         elif self._timer_ns is None or at_ns < self._timer_ns:
             self._arm(at_ns)
 
@@ -98,17 +99,17 @@ class LoopAlarm:
             timer, self._timer = self._timer, None
             timer.close()
 
-    def _polls(self, at_ns: int) -> bool:
+    def _may_poll(self, at_ns: int) -> bool:
         now_ns = time.monotonic_ns()
-        return at_ns - now_ns <= self._poll_ns and now_ns >= self._giving_way.until_ns
+        return at_ns - now_ns <= self._poll_ns and now_ns >= self._poll_pause.until_ns
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         self._polling = False
-        self._giving_way.gave(*give_way())
+        self._poll_pause.yielded(*yield_processor())
         self._ring_or_wait()
 
-    def _turn_ended(self) -> None:
-        self._turn_ends = False
+    def _iteration_ended(self) -> None:
+        self._end_scheduled = False
         if self._at_ns == ITERATION_END:
             self._at_ns = None
             self._callback()
@@ -118,7 +119,7 @@ class LoopAlarm:
         if self._timer is None:
             try:
                 self._timer = Timer(self._loop, self._expired)
-            except OSError:  # no file descriptor is left: to the millisecond, then
+            except OSError:  # no file descriptor is left: use a timer of the loop, which counts in milliseconds
                 self._loop.call_later((at_ns - time.monotonic_ns()) / 1e9, self._expired)
                 return
         self._timer.set(at_ns)

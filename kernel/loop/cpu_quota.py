@@ -1,4 +1,4 @@
-"""How many processors this process may use: those it may run on, or fewer where its control group has a quota."""
+"""The number of processors that this process may use: its CPU affinity, or less if its control group has a quota."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def processor_count() -> int:
 
 
 def _quota_files() -> list[Path]:
-    """Return `cpu.max` of this process' control group (version 2) and of all above it, as far as they are seen."""
+    """Return the `cpu.max` files of this process' control group (version 2) and of all visible groups above it."""
     try:
         lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
@@ -27,7 +27,7 @@ def _quota_files() -> list[Path]:
 
 
 def _quota(file: Path) -> float:
-    """Return how many processors' time `file` grants: "QUOTA PERIOD" in microseconds, or "max PERIOD" for any."""
+    """Return the processors that `file` allows: "QUOTA PERIOD" in microseconds, or "max PERIOD" for no limit."""
     try:
         quota, period = file.read_text().split()
         return int(quota) / int(period)

@@ -1,7 +1,7 @@
-"""What is done once in a turn of the event loop, when all that had come has been looked at.
+"""Callbacks at the end of an event-loop iteration, after all its input was handled.
 
-Requests that are read in the same turn can share a batch, and the messages of a turn share a send. So a scheduler
-that makes batches decides at the end of the turn, and what was sent in it leaves behind that, in the same turn.
+Requests that are read in one iteration can share a batch, and the messages of one iteration share a send. So a
+scheduler that makes batches decides at the end of the iteration, and the messages are sent after the decisions.
 """
 
 from __future__ import annotations
@@ -15,62 +15,64 @@ if TYPE_CHECKING:
 
 
 class IterationEnd:
-    """The ends of the turns of one event loop. Of the loop's thread."""
+    """The callbacks of one event loop. Use it only in the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._decisions: list[Callable[[], None]] = []
-        self._departures: list[Callable[[], None]] = []
-        self._expected = False
+        self._sends: list[Callable[[], None]] = []
+        self._scheduled = False
 
     @staticmethod
-    def here() -> IterationEnd:
-        """Return that of the running loop: the same for all who ask while it runs."""
+    def current() -> IterationEnd:
+        """Return the one object of the running loop."""
         loop = asyncio.get_running_loop()
-        if _thread.turn_end is None or _thread.turn_end.loop is not loop:
-            _thread.turn_end = IterationEnd(loop)
-        return _thread.turn_end
+        if _thread.iteration_end is None or _thread.iteration_end.loop is not loop:
+            _thread.iteration_end = IterationEnd(loop)
+        return _thread.iteration_end
 
-    def decide(self, callback: Callable[[], None]) -> None:
-        """Call `callback` at the end of this turn; what it sends leaves with the rest.
+    def add_decision(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, at the end of this iteration; the iteration's messages are sent after it.
 
-        What a decision asks to decide comes at the end of the next turn: the loop looks for input in between.
+        A decision that is added by a decision runs at the end of the next iteration, after the loop has read input.
         """
         self._decisions.append(callback)
-        self._expect()
+        self._schedule()
 
-    def leave(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, which sends what was said in this turn, after all decisions of the turn."""
-        self._departures.append(callback)
-        self._expect()
+    def add_send(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, after all decisions of this iteration, to send the messages of the iteration."""
+        self._sends.append(callback)
+        if not self._scheduled:  # repeats `_schedule`, to save a call for each send
+            self._scheduled = True
+            self.loop.call_soon(self._end)
 
-    def _expect(self) -> None:
-        if not self._expected:
-            self._expected = True
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
             self.loop.call_soon(self._end)
 
     def _end(self) -> None:
         try:
             decisions, self._decisions = self._decisions, []
             self._call(decisions)
-            departures, self._departures = self._departures, []
-            self._call(departures)
-        finally:  # also where the program is being ended: there are turns to come
-            self._expected = False
-            if self._decisions or self._departures:
-                self._expect()
+            sends, self._sends = self._sends, []
+            self._call(sends)
+        finally:  # also after KeyboardInterrupt: the loop may run again
+            self._scheduled = False
+            if self._decisions or self._sends:
+                self._schedule()
 
     def _call(self, callbacks: list[Callable[[], None]]) -> None:
         for callback in callbacks:
             try:
                 callback()
-            except Exception as error:  # one that fails does not take the others along
-                context = {"message": "a callback at the end of a turn failed", "exception": error}
+            except Exception as error:  # the other callbacks still run
+                context = {"message": "a callback at the end of an event-loop iteration failed", "exception": error}
                 self.loop.call_exception_handler(context)
 
 
 class _Thread(threading.local):
-    turn_end: IterationEnd | None = None
+    iteration_end: IterationEnd | None = None
 
 
 _thread = _Thread()

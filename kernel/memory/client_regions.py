@@ -1,7 +1,7 @@
-"""The regions that clients registered, by name: register, look up with bounds, list, unregister.
+"""The regions that clients registered, by name: register, lease with bounds checks, list, unregister.
 
-Texts and codes are Triton's (shared_memory_manager.cc). Nothing here maps memory: the kernel holds
-descriptors, workers map them. It stands in `kernel` and not in `shm` because it speaks its errors.
+Texts and codes are Triton's (shared_memory_manager.cc). Nothing here maps memory: the kernel holds descriptors, and
+workers map them. The module is in `kernel` and not in `shm` because it raises errors of `kernel.errors`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from kernel.errors import (
     RegionNotFound,
 )
 from shm import posix
-from shm.region import Region, RegionKind, Span
+from shm.region import FileHandle, Region, RegionKind
+from shm.tensor import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from shm.tensor import ClientSpan
 
-    from kernel.serving.request import SharedMemoryRef
-
-#: Enough for every client that was seen; a bound on descriptors that a client can make us hold.
+#: Limits the descriptors that clients can make the server hold. No known client needs as many.
 MAX_REGIONS = 1024
 _UINT64_MAX = 2**64 - 1
 
 
 class RegionRegistry:
-    """Client regions by name. Unregistering drops the name at once, the memory after its last use."""
+    """Client regions by name.
+
+    A region that is unregistered while requests use it stays listed and usable until the last of them has ended, as
+    in Triton since 2024-11. Then the region is removed and its memory is freed.
+    """
 
     def __init__(self) -> None:
         self._regions: dict[str, Region] = {}
-        #: Called with every region whose last use has ended, before its descriptor is closed.
-        self.on_closed: list[Callable[[Region], None]] = []
 
     # ---- system shared memory ----------------------------------------------------------------
 
     def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Register `byte_size` bytes from `offset` of the POSIX object `key` under `name`."""
+        """Register `byte_size` bytes from `offset` of the POSIX object `key` under `name`. Raises `ServingError`."""
         if name in self._regions:
             raise RegionExists(name)
         if posix.is_reserved(key):
@@ -62,8 +63,7 @@ class RegionRegistry:
         if byte_size < 1 or offset < 0 or offset + byte_size > posix.size_of(fd):
             os.close(fd)
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
-        region = Region(name, RegionKind.SYSTEM, fd, byte_size, key=key, offset=offset)
-        region.on_closed(self._closed)
+        region = Region(name, RegionKind.SYSTEM, FileHandle(fd), byte_size, key=key, offset=offset)
         self._regions[name] = region
 
     # ---- CUDA shared memory ------------------------------------------------------------------
@@ -90,37 +90,42 @@ class RegionRegistry:
         return [region]
 
     def unregister(self, kind: RegionKind, name: str = "") -> None:
-        """Forget the region called `name`, or all of `kind`. An unknown name is no error (Triton)."""
+        """Remove the region called `name`, or all of `kind`, once unused. An unknown name is not an error."""
         for region in list(self._regions.values()):
             if region.kind is kind and name in ("", region.name):
-                del self._regions[region.name]
-                region.drop()
+                if region.lease_count:
+                    region.on_unused(self._remove)
+                else:
+                    self._remove(region)
 
-    def lease(self, ref: SharedMemoryRef) -> Span:
-        """Return a use of the byte range `ref`; the caller releases its lease."""
-        region = self._regions.get(ref.name)
+    def _remove(self, region: Region) -> None:
+        """Remove a region and drop it."""
+        if self._regions.get(region.name) is region:
+            del self._regions[region.name]
+        region.drop()
+
+    def lease(self, wanted: ClientSpan) -> Span:
+        """Return a leased span for a client's span; the caller releases its lease. Raises `ServingError`."""
+        region = self._regions.get(wanted.name)
         if region is None:
-            raise RegionNotFound(ref.name)
-        if ref.offset < 0 or ref.byte_size < 0 or ref.offset + ref.byte_size > _UINT64_MAX:
+            raise RegionNotFound(wanted.name)
+        end = wanted.offset + wanted.byte_size
+        if wanted.offset < 0 or wanted.byte_size < 0 or end > _UINT64_MAX:
             raise InvalidArgument(
-                f"Integer overflow detected: byte_size ({ref.byte_size}) + offset ({ref.offset}) exceeds "
-                f"maximum value ({_UINT64_MAX}) for region '{ref.name}'"
+                f"Integer overflow detected: byte_size ({wanted.byte_size}) + offset ({wanted.offset}) exceeds "
+                f"maximum value ({_UINT64_MAX}) for region '{wanted.name}'"
             )
-        if ref.offset >= region.byte_size:
-            raise InvalidArgument(f"Invalid offset for shared memory region: '{ref.name}'")
-        # No bytes at the very beginning end before the region begins (Triton).
-        if not 0 < ref.offset + ref.byte_size <= region.byte_size:
-            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{ref.name}'")
-        # Its owner may have shortened the object since: touching bytes behind the end kills a worker.
+        if wanted.offset >= region.byte_size:
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{wanted.name}'")
+        # Triton also refuses 0 bytes at offset 0.
+        if not 0 < end <= region.byte_size:
+            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{wanted.name}'")
+        # The client may have shortened the object meanwhile: access beyond its end would kill a worker.
         if region.kind is RegionKind.SYSTEM and posix.size_of(region.fd) < region.offset + region.byte_size:
-            raise InvalidArgument(f"shared memory region '{ref.name}' was truncated by its owner")
-        return Span(region.lease(), ref.offset, ref.byte_size)
+            raise InvalidArgument(f"shared memory region '{wanted.name}' was truncated by its owner")
+        return Span(region.lease(), wanted.offset, wanted.byte_size)
 
     def close(self) -> None:
-        """Forget all regions."""
-        self.unregister(RegionKind.SYSTEM)
-        self.unregister(RegionKind.CUDA)
-
-    def _closed(self, region: Region) -> None:
-        for callback in self.on_closed:
-            callback(region)
+        """Remove all regions, also those in use, whose memory is freed after the last lease."""
+        for region in list(self._regions.values()):
+            self._remove(region)

@@ -1,4 +1,4 @@
-"""Where a request's input bytes lie when a worker reads them: in the message, an arena or a client's region."""
+"""Places the inputs of a request where a worker can read them: in the message, in an arena, or in a client's region."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from kernel.errors import ArenaFull
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
 from shm.datatypes import DATATYPES
-from shm.region import Span
 
 if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.serving.model import Model
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 
 class InputPlacer:
-    """Gives every input its place. One arena per model, so that no model's worker sees another's inputs."""
+    """Gives each input its place. Each model has its own arena, so that no worker sees the inputs of another model."""
 
     def __init__(self, regions: RegionRegistry, arena_byte_size: int) -> None:
         self._regions = regions
@@ -26,22 +26,24 @@ class InputPlacer:
     def lease(self, request: Request) -> None:
         """Lease the client regions that `request` names. Raises `ServingError`.
 
-        Whoever calls releases the request's leases where that, or anything after it, fails.
+        If this or a later step fails, the caller releases the request's leases.
         """
         for tensor in request.inputs:
-            if tensor.shared_memory is not None:
-                tensor.span = self._regions.lease(tensor.shared_memory)
+            if tensor.client_span is not None:
+                tensor.span, tensor.client_span = self._regions.lease(tensor.client_span), None
+                request.leased = True
+            elif tensor.span is not None:  # in the memory of another model's output
                 request.leased = True
         for output in request.outputs:
-            if output.shared_memory is not None:
-                output.span = self._regions.lease(output.shared_memory)
+            if output.client_span is not None:
+                output.span, output.client_span = self._regions.lease(output.client_span), None
                 request.leased = True
 
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        """Return a buffer in the model's arena for a message that is about to be received; None where none is free.
+        """Return a buffer in the model's arena to receive a message of `byte_size` bytes; None if there is no space.
 
-        `first_tensor` is the offset of the first tensor in the message. An announced size costs no memory, only
-        address space of the arena: buffers take at most half of it, so that tensors that are copied find some.
+        `first_tensor` is the offset of the first tensor in the message. The announced size costs address space of the
+        arena, not memory. Buffers take at most half of the arena; the rest is left for tensors that are copied.
         """
         arena = self._arena(model)
         start = -first_tensor % ALIGNMENT
@@ -53,10 +55,10 @@ class InputPlacer:
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
         """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
 
-        Inputs that lie in `received_in` stay where they are; others are copied. Afterwards nothing refers to
+        Inputs in `received_in` stay there if they are aligned; others are copied. After this call no input refers to
         `received_in.view`.
         """
-        # A model that was loaded again while the message came has another arena: then the inputs are copied.
+        # If the model was reloaded while the message was received, it has a new arena: then the inputs are copied.
         in_arena = received_in is not None and received_in.region is self._arena(model).region
         usable = received_in if in_arena else None
         for tensor in request.inputs:
@@ -75,18 +77,18 @@ class InputPlacer:
             model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size)
         return model.input_arena
 
-    def _copy_to_arena(self, tensor: InputTensor, model: Model) -> None:
+    def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:
         assert tensor.data is not None
         byte_size = len(tensor.data)
         block = self._arena(model).take(byte_size)
         if block is None:
             raise ArenaFull(byte_size)
         block.view()[:] = tensor.data
-        tensor.span = Span(block, block.offset, byte_size)
+        tensor.span = block.span
         tensor.data = None  # so that the received message can be freed
 
 
-def _use_in_place(tensor: InputTensor, buffer: ReceiveBuffer) -> bool:
+def _use_in_place(tensor: Tensor, buffer: ReceiveBuffer) -> bool:
     assert tensor.data is not None
     tensor.span = buffer.span(tensor.data, DATATYPES[tensor.datatype].byte_size or 1)
     if tensor.span is None:

@@ -1,6 +1,6 @@
-"""The access log: one line for every HTTP request and gRPC call, where --log-access asks for it.
+"""The access log (--log-access): one line for every HTTP request and gRPC call.
 
-Front doors say what they know when an answer is complete. Without the flag they never get here.
+Front doors call `log_access` when a response is complete. Without the flag they do not use this module.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ logger = logging.getLogger("access")
 
 
 class Access(msgspec.Struct):
-    """What is known of one request. None stands for a size that nobody counted."""
+    """One line of the access log. A size is None if the front door does not count it."""
 
-    #: Address and port; empty where the peer has none.
+    #: Address and port; empty if the peer has none.
     peer: str
-    #: Of HTTP, or "gRPC".
+    #: The HTTP method, or "gRPC".
     method: str
-    #: As it was sent, with the query; of a gRPC call "/service/method".
+    #: The path as the client sent it, with the query; for a gRPC call "/service/method".
     path: str
-    #: 200, or OK.
+    #: The HTTP status as "200", or the gRPC status as "OK".
     status: str
     duration_ns: int
-    #: Of the body.
+    #: Size of the request body.
     bytes_in: int | None = None
-    #: Of the body; over HTTP with the head.
+    #: Size of the response body; for HTTP including the response head.
     bytes_out: int | None = None
+    #: Empty if the request has no model; likewise version and request id.
     model: str = ""
     version: str = ""
     request_id: str = ""
 
 
 def log_access(access: Access) -> None:
-    """Write the line of `access`."""
+    """Write one line to the access log."""
     duration_ms = access.duration_ns / 1e6
     words = [
         access.peer or "-",
@@ -70,7 +71,7 @@ def log_access(access: Access) -> None:
 
 
 def peer_text(peer: object) -> str:
-    """Return a peer's address, as `transport.get_extra_info("peername")` gives it, for the log."""
+    """Return the log text of a peer's address, which comes from `transport.get_extra_info("peername")`."""
     if isinstance(peer, tuple) and len(peer) >= 2:
         host = str(peer[0])
         return f"[{host}]:{peer[1]}" if ":" in host else f"{host}:{peer[1]}"
@@ -78,7 +79,7 @@ def peer_text(peer: object) -> str:
 
 
 def _word(text: str) -> str:
-    """Return `text` without spaces: what a client has called something cannot pass for another field."""
+    """Return `text` without spaces, so that a name from a client cannot look like another field."""
     return text.replace(" ", "%20")
 
 

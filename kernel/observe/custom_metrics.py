@@ -1,7 +1,7 @@
-"""Metrics that a model version defines itself: what its workers report of them, added up. Pure.
+"""Metrics that a model version defines: the sums of what its workers report. Pure.
 
-Triton's instances share one registry, and so they do here in effect: increments and observations of all workers add
-up, and a gauge that is set has the value that was set last. Families go away with their version.
+In Triton all instances share one registry. Workers here have the same effect: their increments and observations add
+up, and a gauge has the value that was set last. The families are removed with their model version.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class TooManySeries(Exception):
-    """A model version has as many series as it may have."""
+    """The model version already has `MAX_SERIES` series."""
 
 
 class CustomSeries(msgspec.Struct):
     """The values of one family under one set of labels."""
 
-    #: Of a counter or a gauge.
+    #: The value of a counter or gauge.
     value: float = 0.0
-    #: Of a histogram.
+    #: The observations of a histogram.
     histogram: Histogram | None = None
-    #: When a worker reported the series last, monotonic.
+    #: When a worker last reported the series; monotonic.
     changed_ns: int = 0
-    #: How many workers have it.
+    #: The number of workers that have the series.
     holders: int = 0
 
     def observe(self, bounds: Sequence[float], counts: Sequence[int], total: float) -> None:
-        """Add observations of a histogram: how many in each bucket, and their sum."""
+        """Add observations to a histogram: `counts` per bucket, `total` is their sum."""
         assert self.histogram is not None
         self.histogram.add(bounds, counts, total)
 
-    def joined(self, other: CustomSeries, kind: MetricKind) -> CustomSeries:
-        """Return what the page shows where two models have the same series: a new one."""
+    def merged(self, other: CustomSeries, kind: MetricKind) -> CustomSeries:
+        """Return the series that the metrics page shows if two models have it. Changes neither of them."""
         if kind is MetricKind.GAUGE:
             return self if self.changed_ns > other.changed_ns else other
         if self.histogram is None or other.histogram is None:
@@ -51,7 +51,7 @@ class CustomSeries(msgspec.Struct):
 
 
 class CustomFamily(msgspec.Struct):
-    """Series with one name, kind and help text: that of who defined the family first (Triton)."""
+    """Series with one name and kind. As in Triton, the help text is that of the first definition."""
 
     name: str
     help: str
@@ -63,21 +63,21 @@ class CustomMetrics:
     """The families of one model version."""
 
     def __init__(self) -> None:
-        #: Instances might define one name with different kinds, of which the page shows the first.
+        #: Instances may define one name with different kinds; the metrics page shows the first.
         self.families: dict[tuple[str, MetricKind], CustomFamily] = {}
         self._series_count = 0
 
     def define(self, name: str, help_text: str, kind: MetricKind) -> CustomFamily:
-        """Return the family with this name and kind, which is new unless a worker defined it before."""
+        """Return the family with this name and kind; create it if no worker has defined it before."""
         family = self.families.get((name, kind))
         if family is None:
             family = self.families[name, kind] = CustomFamily(name, help_text, kind, {})
         return family
 
     def hold(self, family: CustomFamily, labels: Labels, bounds: Sequence[float]) -> CustomSeries:
-        """Return the series of `family` for a worker that has it now. Raises `TooManySeries`.
+        """Count one more worker that has the series, and return it. Raises `TooManySeries`.
 
-        `bounds` are those of a histogram; the first worker's stay.
+        `bounds` are the buckets of a new histogram; an existing one keeps its own.
         """
         series = family.series.get(labels)
         if series is None:
@@ -90,15 +90,15 @@ class CustomMetrics:
         return series
 
     def release(self, family: CustomFamily, labels: Labels) -> None:
-        """A worker's model has dropped a series, which goes with the last one that has it."""
+        """Count one worker less, whose model has dropped the series. The last one removes the series."""
         series = family.series[labels]
         series.holders -= 1
         if not series.holders:
             self._drop(family, labels)
 
-    def leave(self, family: CustomFamily, labels: Labels) -> None:
-        """A worker that had the series has ended. What it counted stays, so that counters never go down; a gauge
-        that no worker is left for would tell what is so no more."""
+    def worker_ended(self, family: CustomFamily, labels: Labels) -> None:
+        """Count one worker less, which has ended. Counters and histograms stay, because they must never decrease; a
+        gauge is removed with its last worker, because its value is no longer true."""
         series = family.series[labels]
         series.holders -= 1
         if not series.holders and family.kind is MetricKind.GAUGE:
@@ -109,19 +109,19 @@ class CustomMetrics:
         self._series_count -= 1
 
     def check(self) -> None:
-        """Recompute what is kept twice."""
+        """Recompute the number of series."""
         counted = sum(len(family.series) for family in self.families.values())
         assert self._series_count == counted, (self._series_count, counted)
 
 
-def joined(models: Iterable[tuple[str, CustomMetrics]]) -> tuple[list[CustomFamily], list[str]]:
-    """Return the families of all models that have series, each name once, and a line about each that is left out.
+def merged_families(models: Iterable[tuple[str, CustomMetrics]]) -> tuple[list[CustomFamily], list[str]]:
+    """Merge the families of all models by name. Returns also a log line for each family that is left out.
 
-    `models` are names of models and their metrics. Where two use the same name with different kinds, or one that a
-    histogram of the other gives its samples, the first one's is shown.
+    `models` are names of models and their metrics. Families without series are not returned. If the names or sample
+    names of two families of different kinds collide, the first family is returned.
     """
     shown: dict[str, CustomFamily] = {}
-    #: Which family has which names on the page, and whose it is.
+    #: Name of a family or sample → family and model that use it.
     taken: dict[str, tuple[str, str]] = {}
     left_out: list[str] = []
     for model, metrics in models:
@@ -130,7 +130,7 @@ def joined(models: Iterable[tuple[str, CustomMetrics]]) -> tuple[list[CustomFami
                 continue
             known = shown.get(family.name)
             if known is not None and known.kind is family.kind:
-                _join(known, family)
+                _merge_into(known, family)
                 continue
             names = sample_names(family.name, family.kind)
             owners = [taken[name] for name in names if name in taken]
@@ -145,7 +145,7 @@ def joined(models: Iterable[tuple[str, CustomMetrics]]) -> tuple[list[CustomFami
     return list(shown.values()), left_out
 
 
-def _join(known: CustomFamily, other: CustomFamily) -> None:
+def _merge_into(known: CustomFamily, other: CustomFamily) -> None:
     for labels, series in other.series.items():
         mine = known.series.get(labels)
-        known.series[labels] = series if mine is None else mine.joined(series, known.kind)
+        known.series[labels] = series if mine is None else mine.merged(series, known.kind)

@@ -1,6 +1,6 @@
-"""A histogram as Prometheus has them: observations counted by upper bounds. Pure.
+"""A histogram in Prometheus' sense: it counts observations by upper bounds. Pure.
 
-One observation is a search in a short list and two additions, 0.11 µs, so that latencies can be observed always.
+An observation is a search in a short list and two additions: 0.11 µs, cheap enough to observe every latency.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ if TYPE_CHECKING:
 class Histogram:
     """Counts of observations up to each bound, and above the last one.
 
-    Bounds are shown in one unit and observed in another, finer one: `scale` is how many of the finer make up one
-    of the shown, such as 10**9 for seconds that are observed in nanoseconds.
+    Bounds may have a larger unit than observations: `scale` is the ratio, such as 10**9 for bounds in seconds and
+    observations in nanoseconds.
     """
 
     __slots__ = ("_bounds", "bounds", "counts", "scale", "sum")
 
     def __init__(self, bounds: Iterable[float], scale: int = 1) -> None:
-        """Bounds may come from a configuration: they are sorted, and what is no finite number is left out."""
-        #: Upper bounds in the shown unit, ascending, without the infinite one.
+        """Bounds may come from a model's configuration: they are sorted, and NaN and infinite bounds are ignored."""
+        #: Upper bounds in the unit of bounds, ascending, without the infinite bound.
         self.bounds = tuple(sorted({float(bound) for bound in bounds if math.isfinite(bound)}))
         self.scale = scale
+        #: The bounds in the unit of observations.
         self._bounds = [round(bound * scale) for bound in self.bounds] if scale > 1 else list(self.bounds)
-        #: Observations by bucket: not cumulative; the last are those above all bounds.
+        #: Observations in each bucket, not cumulative. The last bucket is above all bounds.
         self.counts = [0] * (len(self.bounds) + 1)
-        #: Sum of the observations, in the finer unit.
+        #: Sum in the unit of observations.
         self.sum: float = 0
 
     def observe(self, value: int) -> None:
-        """Count one observation, in the finer unit. One that equals a bound lies below it."""
+        """Count one observation. An observation that equals a bound is in the bucket below it."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     def add(self, bounds: Sequence[float], counts: Sequence[int], total: float) -> None:
-        """Add observations that were counted elsewhere; `counts` has one more than `bounds`.
+        """Add the counts of another histogram; `counts` has one entry more than `bounds`.
 
-        Where the bounds are others than ours, each counts as if it had been the upper bound of its bucket.
+        If the bounds differ, each observation counts as the upper bound of its bucket.
         """
         for index, count in enumerate(counts):
             if count:
-                place = bisect_left(self._bounds, bounds[index]) if index < len(bounds) else -1
-                self.counts[place] += count
+                bucket = bisect_left(self._bounds, bounds[index]) if index < len(bounds) else -1
+                self.counts[bucket] += count
         self.sum += total
 
     def cumulative(self) -> list[int]:
-        """Return the number of observations up to each bound, and of all."""
+        """Return the number of observations up to each bound; the last entry counts all observations."""
         return list(accumulate(self.counts))

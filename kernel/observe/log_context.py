@@ -1,7 +1,7 @@
-"""Which model the running code works for, so that its log lines can say it without being told.
+"""The model that the running code works for. Log lines add it without an argument.
 
-Tasks and callbacks inherit it from where they were made: what a worker prints, and what becomes of it later,
-belongs to the model that it was started for.
+Tasks and callbacks inherit the model from the code that creates them. So the output of a worker, and later log
+lines about the worker, have the model for which the worker was started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _model: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def about_model(name: str, version: int) -> Iterator[None]:
-    """Have log lines of the block, and of what it starts, belong to a model's version."""
+    """Log lines in this block, and in tasks that it starts, belong to a version of a model."""
     token = _model.set((name, str(version)))
     try:
         yield
@@ -27,5 +27,5 @@ def about_model(name: str, version: int) -> Iterator[None]:
 
 
 def current_model() -> tuple[str, str] | None:
-    """Return name and version of the model that the running code works for, if any."""
+    """Return name and version of the model that the running code works for, or None."""
     return _model.get()

@@ -1,7 +1,7 @@
-"""What a log record becomes: a line in one of Triton's two forms, or a JSON object on a line of its own.
+"""Formats a log record as a line in one of Triton's two formats, or as a JSON object on one line.
 
-One record is one line in every form: whatever a client, a model or an exception has put into a message, it
-can neither end the line nor steer a terminal.
+A record is exactly one line. Text of a client, a model or an exception can neither end the line nor control a
+terminal.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kernel.observe.log_context import current_model
 if TYPE_CHECKING:
     from kernel.settings import LogSettings
 
-#: A longer message is cut: most of such a text is what a client sent.
+#: A longer message is cut, in characters: most of such a text comes from a client.
 MAX_MESSAGE = 8192
 
-#: The same for a traceback, and for the single values that JSON lines have.
+#: The same limits for a traceback and for one field of a JSON line.
 _MAX_TRACEBACK = 32768
 _MAX_FIELD = 512
 
-#: What `extra=` of a log call may say; the JSON form shows it.
+#: Keys of `extra=` of a log call that JSON lines show.
 FIELDS = (
     "request_id",
     "model",
@@ -38,7 +38,7 @@ FIELDS = (
     "duration_ms",
 )
 
-#: Triton writes verbose lines as I.
+#: Other levels have the letter I: Triton uses it for verbose lines, too.
 _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
 _LEVELS = {
     logging.INFO: "INFO",
@@ -49,29 +49,29 @@ _LEVELS = {
 
 
 class LineFormatter(logging.Formatter):
-    """Formats records as the settings of the moment say. Times are UTC."""
+    """Formats records by the current settings. Times are UTC."""
 
     def __init__(self, settings: LogSettings, *, escape: bool = True) -> None:
-        """Without `escape` messages have no quotes, as TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 asks for."""
+        """Without `escape` (TRITON_SERVER_ESCAPE_LOG_MESSAGES=0) messages have no quotes."""
         super().__init__()
         self._settings = settings
         self._escape = escape
         self._pid = os.getpid()
 
     def format(self, record: logging.LogRecord) -> str:
-        form = self._settings.values.log_format
-        if form == "json":
+        log_format = self._settings.values.log_format
+        if log_format == "json":
             return self._json(record)
         text = _cut(record.getMessage(), MAX_MESSAGE)
         if record.exc_info:
             text = f"{text}\n{_cut(self.formatException(record.exc_info), _MAX_TRACEBACK)}"
         text = quote(text) if self._escape else _printable(text)
-        when = _utc(record)
+        time = _utc(record)
         letter = _LETTERS.get(record.levelno, "I")
-        where = f"{self._pid} {record.filename}:{record.lineno}]"
-        if form == "ISO8601":
-            return f"{when:%Y-%m-%dT%H:%M:%SZ} {letter} {where} {text}"
-        return f"{letter}{when:%m%d %H:%M:%S.%f} {where} {text}"
+        source = f"{self._pid} {record.filename}:{record.lineno}]"
+        if log_format == "ISO8601":
+            return f"{time:%Y-%m-%dT%H:%M:%SZ} {letter} {source} {text}"
+        return f"{letter}{time:%m%d %H:%M:%S.%f} {source} {text}"
 
     def _json(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -91,18 +91,18 @@ class LineFormatter(logging.Formatter):
                 line[name] = _cut(value, _MAX_FIELD) if isinstance(value, str) else value
         if record.exc_info:
             line["traceback"] = _cut(self.formatException(record.exc_info), _MAX_TRACEBACK)
-        # ASCII only: whatever reads it and in whatever encoding, no character ends the line.
+        # ASCII only: no character ends the line, in any reader and any encoding.
         return json.dumps(line, separators=(",", ":"))
 
 
 def quote(text: str) -> str:
-    """Return `text` as a JSON string in which everything can be seen and nothing else happens."""
+    """Return `text` as a JSON string of visible characters only."""
     return _printable(json.dumps(text, ensure_ascii=False))
 
 
 def _printable(text: str) -> str:
-    """Return `text` with JSON's escapes for all that is no visible character: ends of lines, escape sequences,
-    marks that change the direction of writing, halves of surrogate pairs."""
+    """Return `text` with every invisible character as a JSON escape: line ends, terminal control sequences,
+    marks that change the writing direction, lone surrogates."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)

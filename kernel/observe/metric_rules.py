@@ -1,7 +1,7 @@
-"""What metrics that models define may be called, and how they may be cut into buckets. Pure.
+"""Rules for the names, labels and buckets of metrics that models define. Pure.
 
-The rules and texts are those of prometheus-cpp, which Triton uses. Workers refuse what breaks them where the model
-can see it, and the kernel refuses it again: so no model can write a line of the page that is not its own.
+Rules and texts are those of prometheus-cpp, which Triton uses. Workers check them, so that the model gets the error.
+The kernel checks them again, so that no model can forge lines of the metrics page.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
 
 
 class MetricKind(enum.Enum):
-    """The value is the word behind `# TYPE`."""
+    """The kind of a family. The value is the word after `# TYPE`."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
-#: Labels of a series by name, in the order of their names.
+#: The labels of a series, sorted by name: (name, value).
 Labels = tuple[tuple[str, str], ...]
 
-#: Labels often come from requests: without a limit clients could fill the memory of the server, and the page.
+#: Labels often come from requests. The limits keep clients from filling the server's memory and the metrics page.
 MAX_SERIES = 10_000
 MAX_LABELS_LENGTH = 4096
 MAX_BUCKETS = 1000
 
-#: The server's own families. Triton lets models write into them.
+#: The server's own families, in which models cannot define metrics. In Triton they can.
 RESERVED_PREFIXES = (
     "nv_inference_", "nv_model_", "nv_worker_", "nv_arena_", "nv_server_", "nv_cpu_", "nv_gpu_", "nv_energy_",
     "nv_cache_", "nv_pinned_memory_",
 )  # fmt: skip
 
-#: Names that begin with two underscores are Prometheus' own.
+#: Prometheus reserves names that begin with two underscores.
 _METRIC_NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
-#: What stands behind a histogram's name in the names of its samples.
+#: Suffixes of the sample names of a histogram.
 _SUFFIXES = ("_count", "_sum", "_bucket")
 
 
 def check_family_name(name: str) -> None:
-    """Raise `InvalidArgument` for what is no name of a metric, or one of the server's own."""
+    """Raise `InvalidArgument` if `name` is not a metric name or belongs to the server's own families."""
     if not _METRIC_NAME.fullmatch(name):
         raise InvalidArgument("Invalid metric name")
     if name.startswith(RESERVED_PREFIXES):
@@ -56,9 +56,9 @@ def check_family_name(name: str) -> None:
 
 
 def checked_labels(labels: Mapping[str, str], kind: MetricKind) -> Labels:
-    """Return `labels` in the order of their names. Raises `InvalidArgument`.
+    """Return `labels` sorted by name. Raises `InvalidArgument`.
 
-    What UTF-8 cannot carry in values becomes `?`.
+    Characters of values that UTF-8 cannot encode become `?`.
     """
     for name in labels:
         if not _LABEL_NAME.fullmatch(name) or (kind is MetricKind.HISTOGRAM and name == "le"):
@@ -70,8 +70,8 @@ def checked_labels(labels: Mapping[str, str], kind: MetricKind) -> Labels:
 
 
 def check_buckets(bounds: Sequence[float]) -> None:
-    """Raise `InvalidArgument` unless `bounds` ascend."""
-    # A bound that is no number is less than none, and equal to none.
+    """Raise `InvalidArgument` if `bounds` are not strictly ascending or too many."""
+    # NaN is not less than any bound; a single NaN is found because it does not equal itself.
     if any(not lower < upper for lower, upper in pairwise(bounds)) or any(bound != bound for bound in bounds):
         raise InvalidArgument("Bucket Boundaries must be strictly sorted")
     if len(bounds) > MAX_BUCKETS:
@@ -79,5 +79,5 @@ def check_buckets(bounds: Sequence[float]) -> None:
 
 
 def sample_names(name: str, kind: MetricKind) -> list[str]:
-    """Return what a family and its samples are called."""
+    """Return the names of a family and of its samples."""
     return [name, *(name + suffix for suffix in _SUFFIXES if kind is MetricKind.HISTOGRAM)]

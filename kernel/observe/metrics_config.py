@@ -1,6 +1,6 @@
-"""What `--metrics-config` and a model's `model_metrics` say about latency metrics. Pure.
+"""The settings of latency metrics: `--metrics-config` and a model's `model_metrics`. Pure.
 
-Names and texts are Triton's. Settings that Triton passes over in silence are complained about, and have no effect.
+Names and texts are Triton's. Settings that Triton silently ignores have no effect here either, but are logged.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 REQUEST_DURATION = "nv_inference_request_duration_seconds"
 
-#: Default buckets of the histograms, and so what `model_metrics` can set others for.
+#: Histogram family → default buckets. `model_metrics` can set other buckets for these families.
 DEFAULT_BUCKETS: dict[str, tuple[float, ...]] = {
     FIRST_RESPONSE: (100, 500, 2000, 5000),
-    # From a small model behind the lean path to a language model that streams.
+    # From a small model on the fast path to a language model that streams.
     REQUEST_DURATION: (
         0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
     ),
@@ -35,7 +35,7 @@ _SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
 
 
 class MetricsConfig(msgspec.Struct, frozen=True):
-    """Which latency metrics there are."""
+    """The latency metrics that the server measures."""
 
     #: Cumulative durations: nv_inference_*_duration_us.
     counter_latencies: bool = True
@@ -43,14 +43,14 @@ class MetricsConfig(msgspec.Struct, frozen=True):
     histogram_latencies: bool = False
     #: Quantiles of the last minute: nv_inference_*_summary_us.
     summary_latencies: bool = False
-    #: Which quantiles, from 0.0 to 1.0.
+    #: The quantiles of summaries, from 0.0 to 1.0.
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
 
 
 def parse_metrics_config(settings: Iterable[str]) -> tuple[MetricsConfig, list[str]]:
-    """Return what the values of --metrics-config mean, and a line about each that has no effect.
+    """Parse the values of --metrics-config. Returns also a log line for each value without effect.
 
-    Raises `BadOption` for one that is not `<setting>=<value>`.
+    Raises `BadOption` if a value is not `<setting>=<value>`.
     """
     config = MetricsConfig()
     complaints: list[str] = []
@@ -61,19 +61,22 @@ def parse_metrics_config(settings: Iterable[str]) -> tuple[MetricsConfig, list[s
         if name in _SWITCHES and value.lower() in ("true", "false"):
             config = msgspec.structs.replace(config, **{name: value.lower() == "true"})
         elif name in _SWITCHES:
-            complaints.append(f"--metrics-config setting '{name}' is true or false, '{value}' has no effect")
+            complaints.append(f"--metrics-config setting '{name}' must be true or false, '{value}' has no effect")
         elif name == "summary_quantiles":
             quantiles, wrong = _parse_quantiles(value)
             complaints += wrong
             config = msgspec.structs.replace(config, quantiles=quantiles or config.quantiles)
         else:
             known = ", ".join((*_SWITCHES, "summary_quantiles"))
-            complaints.append(f"--metrics-config setting '{name}' is unknown and has no effect; there are {known}")
+            complaints.append(f"--metrics-config setting '{name}' is unknown and has no effect; settings are {known}")
     return config, complaints
 
 
 def _parse_quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
-    """Return the quantiles of `0.5:0.05,0.9:0.01` and what is wrong with others. Ours have no error in rank."""
+    """Parse a text such as `0.5:0.05,0.9:0.01`. Returns the quantiles, and a line for each wrong one.
+
+    The second numbers, allowed errors of the rank, are ignored: our quantiles are exact in rank.
+    """
     quantiles: dict[float, None] = {}
     complaints: list[str] = []
     for pair in text.split(","):
@@ -91,12 +94,12 @@ def _parse_quantiles(text: str) -> tuple[tuple[float, ...], list[str]]:
         if 0 <= quantile <= 1 and math.isfinite(error):
             quantiles[quantile] = None
         else:
-            complaints.append(f"Invalid option: [{pair}]. Error: a quantile lies between 0 and 1")
+            complaints.append(f"Invalid option: [{pair}]. Error: a quantile must be between 0 and 1")
     return tuple(quantiles), complaints
 
 
 def buckets_of(config: ModelConfig) -> tuple[dict[str, tuple[float, ...]], list[str]]:
-    """Return the buckets of a model's histograms by family, and a line for each family that has none to set."""
+    """Return family → buckets of a model's histograms, and a log line for each family that cannot be configured."""
     buckets = dict(DEFAULT_BUCKETS)
     complaints: list[str] = []
     for control in config.model_metrics.metric_control:

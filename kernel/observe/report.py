@@ -1,6 +1,6 @@
-"""Statistics of a model version in the form of Triton's statistics extension, for both protocols. Pure.
+"""Statistics of a model version in the format of Triton's statistics extension, for HTTP and gRPC. Pure.
 
-Field names and their order are those of the JSON of `/stats`, and of the gRPC message.
+Field names and their order are those of the JSON of `/stats` and of the gRPC message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class InferStatistics(msgspec.Struct, frozen=True):
-    """Requests, by how they ended and where their time went."""
+    """Counts and durations of requests, by outcome and by stage."""
 
     success: Duration
     fail: Duration
@@ -29,7 +29,7 @@ class InferStatistics(msgspec.Struct, frozen=True):
 
 
 class InferBatchStatistics(msgspec.Struct, frozen=True):
-    """Executions with one number of rows."""
+    """Counts and durations of the executions with one batch size, in rows."""
 
     batch_size: int
     compute_input: Duration
@@ -47,17 +47,17 @@ class ModelReport(msgspec.Struct, frozen=True):
     inference_count: int
     execution_count: int
     inference_stats: InferStatistics
-    #: By the index of the response among those of its request.
+    #: Index of a response among the responses of its request → statistics.
     response_stats: dict[str, ResponseStatistics]
     batch_stats: list[InferBatchStatistics]
     memory_usage: list[MemoryUsage]
 
 
 def model_report(model: Model) -> ModelReport:
-    """Return what is so now."""
+    """Return the current statistics of `model`."""
     counted = model.statistics
-    answered = counted.success.count
-    executed = answered - counted.cache_hit.count
+    succeeded = counted.success.count
+    executed = succeeded - counted.cache_hit.count
     return ModelReport(
         name=model.name,
         version=model.version_text,
@@ -67,7 +67,7 @@ def model_report(model: Model) -> ModelReport:
         inference_stats=InferStatistics(
             success=counted.success,
             fail=counted.fail,
-            queue=Duration(answered, counted.queue_ns),
+            queue=Duration(succeeded, counted.queue_ns),
             compute_input=Duration(executed, counted.input_ns),
             compute_infer=Duration(executed, counted.infer_ns),
             compute_output=Duration(executed, counted.output_ns),

@@ -1,7 +1,7 @@
-"""What a model version has done: counts and durations, as plain integers that are rendered when asked for.
+"""Counts and durations of the requests of a model version: plain integers, rendered only for responses.
 
-Meanings are Triton's (statistics extension): `inference_count` counts rows, `execution_count` batches;
-a request that fails counts as a failure alone. Durations are nanoseconds.
+Meanings are Triton's (statistics extension): `inference_count` counts rows, `execution_count` counts batches. A
+failed request counts only as failure. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 
-#: Why requests failed, the `reason` label of nv_inference_request_failure.
+#: The values of the label `reason` of nv_inference_request_failure.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 _NS_PER_MS = 1_000_000
@@ -31,14 +31,14 @@ _NS_PER_S = 1_000_000_000
 
 
 class Duration(msgspec.Struct):
-    """How often something was done and how long it took altogether."""
+    """A number of events, and the sum of their durations."""
 
     count: int = 0
     ns: int = 0
 
 
 class BatchStatistics(msgspec.Struct):
-    """Executions of one batch size, and where their time went."""
+    """The executions with one batch size: their number, and the sums of their durations by stage."""
 
     count: int = 0
     input_ns: int = 0
@@ -47,7 +47,7 @@ class BatchStatistics(msgspec.Struct):
 
 
 class ResponseStatistics(msgspec.Struct):
-    """What a backend reports of the responses with one index. Those that report none have none, as in Triton."""
+    """The statistics that a backend reports for the responses with one index. Reporting is optional, as in Triton."""
 
     compute_infer: Duration
     compute_output: Duration
@@ -58,17 +58,17 @@ class ResponseStatistics(msgspec.Struct):
 
 
 class MemoryUsage(msgspec.Struct, frozen=True):
-    """Memory that a backend reports to have taken for the model."""
+    """Memory that the model uses, as its backend reports it."""
 
     #: CPU, CPU_PINNED or GPU.
     type: str
-    #: The device.
+    #: Number of the device.
     id: int
     byte_size: int
 
 
 class Summaries:
-    """Quantiles of where the time of requests went, in microseconds; kept only where they are asked for."""
+    """Quantiles of the durations of requests by stage, in microseconds. They exist only if the settings enable them."""
 
     def __init__(self) -> None:
         self.request = SlidingQuantiles()
@@ -79,17 +79,18 @@ class Summaries:
 
 
 class ModelStatistics:
-    """Counters of one model version, lost when it is loaded again."""
+    """The counters of one model version. They start at 0 with each load."""
 
     def __init__(self, *, decoupled: bool = False) -> None:
-        #: Whether responses are observed one by one (`record_response`), not with the executions.
+        #: `record_response` observes each response; otherwise `record_execution` observes all of them.
         self.decoupled = decoupled
         self.inference_count = 0
         self.execution_count = 0
         #: Nanoseconds since the epoch of the last execution, 0 before the first.
         self.last_inference_ns = 0
-        #: Requests that succeeded: how many, from reception to response, and how long they waited and computed.
+        #: Requests that succeeded, and their durations from reception to response.
         self.success = Duration()
+        #: The parts of these durations.
         self.queue_ns = 0
         self.input_ns = 0
         self.infer_ns = 0
@@ -98,30 +99,29 @@ class ModelStatistics:
         self.failures: dict[str, int] = dict.fromkeys(FAILURE_REASONS, 0)
         self.cache_hit = Duration()
         self.cache_miss = Duration()
-        #: Executions by batch size.
+        #: Batch size in rows → executions.
         self.batches: dict[int, BatchStatistics] = {}
+        #: Index of a response among the responses of its request → statistics.
         self.responses: dict[str, ResponseStatistics] = {}
         self.memory_usage: list[MemoryUsage] = []
-        #: Requests that were accepted and are not executing yet.
-        self.pending = 0
-        #: Requests that a full queue refused: they were never accepted, and are counted nowhere else.
+        #: Requests that a full queue refused. They were never accepted, and no other counter contains them.
         self.refused = 0
-        #: How often a worker of this version died, and how often another one took its place.
+        #: How often a worker of this version died, and how often a dead worker was replaced.
         self.workers_lost = 0
         self.workers_restarted = 0
         self.load_ns = 0
         #: From reception to the final response, of requests that succeeded.
         self.durations = Histogram(DEFAULT_BUCKETS[REQUEST_DURATION], _NS_PER_S)
-        #: From reception to the first response that is no error; None where nobody asks for it.
+        #: From reception to the first response that is not an error; None if the settings do not enable it.
         self.first_responses: Histogram | None = None
         self.summaries: Summaries | None = None
-        #: What the model itself measures.
+        #: The metrics that the model defines.
         self.custom = CustomMetrics()
 
-    def measure(self, metrics: MetricsConfig, config: ModelConfig) -> list[str]:
-        """Observe what `metrics` and the model's own configuration ask for; called before the first request.
+    def configure(self, metrics: MetricsConfig, config: ModelConfig) -> list[str]:
+        """Create the histograms and quantiles that `metrics` and the model's `config` enable.
 
-        Returns a line about each setting that has no effect.
+        Call it before the first request. Returns a log line for each setting without effect.
         """
         buckets, complaints = buckets_of(config)
         self.durations = Histogram(buckets[REQUEST_DURATION], _NS_PER_S)
@@ -132,12 +132,13 @@ class ModelStatistics:
         return complaints
 
     def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, wall_ns: int) -> None:
-        """Count an execution that has ended, and each of its requests that has not failed."""
-        input_ns, infer_ns, output_ns = times.input_ns, times.infer_ns, times.output_ns
+        """Count an execution that has ended, and all its requests that have not failed."""
+        start_ns = times.compute_start_ns
+        input_ns = times.input_end_ns - start_ns
+        infer_ns = times.output_start_ns - times.input_end_ns
+        output_ns = times.compute_end_ns - times.output_start_ns
         self.execution_count += 1
         self.last_inference_ns = wall_ns
-        # Whatever was not computing was waiting, also at a worker that was given it ahead of time.
-        computing_since_ns = now_ns - input_ns - infer_ns - output_ns
         success = self.success
         rows = 0
         for request in batch.requests:
@@ -146,7 +147,7 @@ class ModelStatistics:
                 continue
             self.inference_count += request.batch_size
             duration_ns = now_ns - request.received_ns
-            waited_ns = computing_since_ns - request.queue_start_ns
+            waited_ns = start_ns - request.queue_start_ns
             success.count += 1
             success.ns += duration_ns
             if waited_ns > 0:
@@ -169,14 +170,14 @@ class ModelStatistics:
         size.output_ns += output_ns
 
     def record_response(self, request: Request, response: Response, now_ns: int) -> None:
-        """Observe a response of a decoupled model, whose requests may be answered at any time."""
+        """Observe a response of a decoupled model, which may respond at any time."""
         if self.first_responses is not None and request.response_count == 1 and response.outputs is not None:
             self.first_responses.observe((now_ns - request.received_ns) // _NS_PER_MS)
         if response.final and not request.failed:
             self.durations.observe(now_ns - request.received_ns)
 
     def record_failure(self, request: Request, error: ServingError, now_ns: int) -> None:
-        """Count a request that got `error`. One refused by a full queue was never accepted (Triton)."""
+        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure."""
         if isinstance(error, QueueFull):
             self.refused += 1
             return
@@ -186,19 +187,24 @@ class ModelStatistics:
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True):
-    """Where the time of one execution went, in nanoseconds."""
+    """The times of one execution, in monotonic nanoseconds of the kernel's clock. The names are Triton's.
 
-    input_ns: int
-    infer_ns: int
-    output_ns: int
+    The input stage ends at `input_end_ns`, the inference stage at `output_start_ns`, the output stage at
+    `compute_end_ns`; each begins where the one before ends.
+    """
+
+    compute_start_ns: int
+    input_end_ns: int
+    output_start_ns: int
+    compute_end_ns: int
 
 
 def _summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:
     summaries.request.observe(duration_ns // 1000, now_ns)
     summaries.queue.observe(waited_ns // 1000, now_ns)
-    summaries.compute_input.observe(times.input_ns // 1000, now_ns)
-    summaries.compute_infer.observe(times.infer_ns // 1000, now_ns)
-    summaries.compute_output.observe(times.output_ns // 1000, now_ns)
+    summaries.compute_input.observe((times.input_end_ns - times.compute_start_ns) // 1000, now_ns)
+    summaries.compute_infer.observe((times.output_start_ns - times.input_end_ns) // 1000, now_ns)
+    summaries.compute_output.observe((times.compute_end_ns - times.output_start_ns) // 1000, now_ns)
 
 
 def _reason(request: Request, error: ServingError) -> str:

@@ -1,6 +1,6 @@
 """Settings of backends from the command line: --backend-config=[BACKEND,]SETTING=VALUE. Pure.
 
-Those of one backend go before those of all. Every backend has `default-max-batch-size`, as in Triton.
+A setting for one backend overrides a setting for all. As in Triton, every backend has `default-max-batch-size`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernel.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Settings by backend; those under "" are for all.
+#: Backend → its settings. The settings under "" apply to all backends.
 BackendConfigs = dict[str, dict[str, str]]
 
 _DEFAULTS = {"default-max-batch-size": "4"}
@@ -22,11 +22,11 @@ def parse_backend_configs(values: Iterable[str]) -> BackendConfigs:
     """Read the values of --backend-config. Raises `InvalidArgument`."""
     configs: BackendConfigs = {}
     for value in values:
-        # A comma behind the equals sign belongs to the value.
+        # A comma after the equals sign belongs to the value.
         comma, equals = value.find(","), value.find("=")
-        for_one = 0 <= comma < equals or equals < 0 <= comma
-        backend, given = (value[:comma], value[comma + 1 :]) if for_one else ("", value)
-        if for_one and not backend:
+        names_backend = 0 <= comma < equals or equals < 0 <= comma
+        backend, given = (value[:comma], value[comma + 1 :]) if names_backend else ("", value)
+        if names_backend and not backend:
             raise InvalidArgument(
                 "No backend specified. --backend-config option format is <backend name>,<setting>=<value> or "
                 f"<setting>=<value>. Got {value}"
@@ -39,5 +39,5 @@ def parse_backend_configs(values: Iterable[str]) -> BackendConfigs:
 
 
 def backend_config(configs: BackendConfigs, backend: str) -> dict[str, str]:
-    """Return the settings that hold for `backend`."""
+    """Return the settings that apply to `backend`."""
     return {**_DEFAULTS, **configs.get("", {}), **configs.get(backend, {})}

@@ -1,7 +1,7 @@
-"""Which CPUs the workers of an instance group may use: the option --host-policy, and what it means here.
+"""The option --host-policy: which CPUs the workers of an instance group may use.
 
-A policy has a name that instance groups refer to; groups without one have that of their kind. Texts are
-Triton's (command_line_parser.cc, numa_utils.cc), which finds most faults when an instance is loaded.
+Instance groups refer to a policy by its name; a group without a name has the policy of its kind. Error texts
+are Triton's (command_line_parser.cc, numa_utils.cc). Like Triton, most errors appear when an instance is loaded.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelInstanceGroup
 
-#: Settings by policy.
+#: Policy name → its settings.
 HostPolicies = dict[str, dict[str, str]]
 
 _NUMA_NODE = "numa-node"
 _CPU_CORES = "cpu-cores"
 
-#: Where Linux says which CPUs a NUMA node has.
+#: The folder in which Linux lists the CPUs of each NUMA node.
 _NODES = Path("/sys/devices/system/node")
 
 
 def parse_host_policies(values: Iterable[str]) -> HostPolicies:
-    """Read the values of --host-policy, `NAME,SETTING=VALUE` each. Raises `InvalidArgument` or `Unsupported`."""
+    """Parse the values of --host-policy: `NAME,SETTING=VALUE`. Raises `InvalidArgument` or `Unsupported`."""
     policies: HostPolicies = {}
     for value in values:
         name, comma, rest = value.partition(",")
@@ -49,10 +49,10 @@ def policy_name(group: ModelInstanceGroup, kind: str, device: int) -> str:
 
 
 def policy_cpus(policy: dict[str, str], nodes: Path = _NODES) -> tuple[int, ...]:
-    """Return the CPUs that a policy allows, ascending; none for any. Blocks to read `nodes`.
+    """Return the CPUs that a policy allows, ascending; an empty tuple allows all. Reads files below `nodes`: blocks.
 
-    `cpu-cores` goes before `numa-node`, which means the node's CPUs: what a process touches first lies in
-    the memory of the node that it runs on. Raises `ServingError`.
+    `numa-node` allows the CPUs of that node, because Linux places a page in the node of the CPU that first
+    touches it. `cpu-cores` overrides `numa-node`. Raises `ServingError`.
     """
     if _CPU_CORES in policy:
         return _parse_cores(policy[_CPU_CORES])
@@ -70,7 +70,7 @@ def _parse_cores(text: str) -> tuple[int, ...]:
             raise InvalidArgument(
                 f"host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got {part}"
             )
-        # More CPUs than Linux can have are not listed one by one.
+        # Linux has fewer than 65536 CPUs; the limit keeps the set small.
         cpus.update(range(_integer(lower, _CPU_CORES), min(_integer(upper, _CPU_CORES), 1 << 16) + 1))
     return tuple(sorted(cpus))
 
@@ -83,7 +83,7 @@ def _integer(text: str, setting: str) -> int:
 
 def _cpus_of_node(node: int, nodes: Path) -> tuple[int, ...]:
     if not nodes.is_dir():
-        return ()  # a machine without nodes
+        return ()  # the machine has no NUMA nodes
     try:
         listed = (nodes / f"node{node}" / "cpulist").read_text()
     except OSError:

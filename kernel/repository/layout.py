@@ -1,7 +1,7 @@
-"""Which models and versions a model repository contains, from a listing of its folders. Pure.
+"""Finds the models and versions of a model repository in a listing of its folders. Pure.
 
-REPOSITORY/MODEL/config.pbtxt          the configuration, may be absent
-REPOSITORY/MODEL/configs/NAME.pbtxt    other configurations, to be chosen by name
+REPOSITORY/MODEL/config.pbtxt          the configuration; may be absent
+REPOSITORY/MODEL/configs/NAME.pbtxt    alternative configurations, selected by name
 REPOSITORY/MODEL/VERSION/...           the files of one version; VERSION is a number
 """
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_FOLDER = "configs"
 
-#: Folders of a model that are no versions, and not worth a warning.
+#: Folders in a model's folder that are not versions and cause no warning.
 _OTHER_FOLDERS = frozenset({CONFIGS_FOLDER, "initial_state", "warmup"})
 
 _MAX_VERSION = 2**63 - 1
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A file or folder. `modified_ns` of a folder is that of the newest thing in it, its own if empty."""
+    """A file or folder. `modified_ns` of a folder is the time of its newest child, or its own time if it is empty."""
 
     name: str
     is_folder: bool = False
@@ -39,26 +39,26 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class ModelFolder(msgspec.Struct, frozen=True):
-    """A model in a repository. Equal values mean that nothing has changed on disk."""
+    """A model in a repository. Two equal values mean that the model has not changed on disk."""
 
     name: str
     #: The model's folder.
     path: str
     entry: Entry
-    #: Version folders by number, ascending.
+    #: Version number → folder, ascending.
     versions: dict[int, Entry]
-    #: What an operator should be told about folders that look like versions.
+    #: One log line for each folder that looks like a version but is not one.
     warnings: tuple[str, ...] = ()
-    #: The repository, where the same name may stand in several (--model-namespacing); else empty.
+    #: The repository if --model-namespacing allows one name in several repositories; else empty.
     namespace: str = ""
 
     @property
     def identifier(self) -> str:
-        """The name by which the server tells this model from all others, as Triton prints it."""
+        """The unique name of this model in the server, in Triton's format."""
         return f"{self.namespace}::{self.name}" if self.namespace else self.name
 
     def config_path(self, config_name: str = "") -> str | None:
-        """Return the path of configuration `config_name` if there is one, else of config.pbtxt, or None."""
+        """Return the path of the configuration `config_name` if it exists, else of config.pbtxt, else None."""
         configs = self.entry.child(CONFIGS_FOLDER)
         filename = f"{config_name}.pbtxt"
         if config_name and configs is not None and _has_file(configs, filename):
@@ -66,9 +66,9 @@ class ModelFolder(msgspec.Struct, frozen=True):
         return posixpath.join(self.path, CONFIG_FILENAME) if _has_file(self.entry, CONFIG_FILENAME) else None
 
     def first_version_files(self) -> dict[str, bool] | None:
-        """Return the names in one version folder, each with whether it is a folder; None without versions.
+        """Return name → "is a folder" for the entries of one version folder; None if the model has no version.
 
-        It is the folder whose name sorts first as text, by which Triton guesses a model's backend.
+        Like Triton, the server uses the version folder whose name sorts first as text to guess the backend.
         """
         if not self.versions:
             return None
@@ -77,19 +77,19 @@ class ModelFolder(msgspec.Struct, frozen=True):
 
 
 class RepositoryContents(msgspec.Struct, frozen=True):
-    """What all repositories together contain, by identifier in order."""
+    """The models of all repositories, sorted by identifier."""
 
     models: dict[str, ModelFolder]
-    #: Models that are in several repositories, with their folders. They cannot be loaded.
+    #: Identifier → folders, of models that are in several repositories. Such a model cannot be loaded.
     duplicates: dict[str, tuple[str, ...]]
 
     def named(self, name: str) -> list[ModelFolder]:
-        """Return the models called `name`: at most one without namespacing."""
+        """Return the models called `name`. Without namespacing there is at most one."""
         return [folder for folder in self.models.values() if folder.name == name]
 
 
 def check_model_name(name: str) -> None:
-    """Refuse a name that a client gave and that is not the name of a folder. Raises `InvalidArgument`."""
+    """Refuse a name from a client that cannot be the name of a model's folder. Raises `InvalidArgument`."""
     if not name:
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
     if name.isspace():
@@ -99,12 +99,12 @@ def check_model_name(name: str) -> None:
 
 
 def model_folder(repository: str, entry: Entry, *, namespacing: bool = False) -> ModelFolder:
-    """Read the listing of one model's folder in the folder `repository`."""
+    """Return the model of one folder in `repository`; `entry` is the folder's listing."""
     return _model_folder(entry.name, posixpath.join(repository, entry.name), entry, repository if namespacing else "")
 
 
 def overriding_folder(name: str, path: str, entries: tuple[Entry, ...]) -> ModelFolder:
-    """Read the listing of a folder at `path` that stands in for that of model `name`."""
+    """Return model `name` with the folder at `path`, whose listing is `entries`, instead of a repository's folder."""
     return _model_folder(name, path, Entry(name, is_folder=True, children=entries), "")
 
 
@@ -114,7 +114,7 @@ def _model_folder(name: str, path: str, entry: Entry, namespace: str) -> ModelFo
 
 
 def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: bool = False) -> RepositoryContents:
-    """Read the listings of repositories, by their paths. Files and hidden folders are no models."""
+    """Return the models in `repositories`: path → listing. Files and hidden folders are not models."""
     found: dict[str, list[ModelFolder]] = {}
     for path, entries in repositories.items():
         for entry in entries:
@@ -129,7 +129,7 @@ def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: boo
 
 
 def known_names(listings: Mapping[str, Iterable[str]], *, namespacing: bool = False) -> tuple[dict[str, str], set[str]]:
-    """Return the names of the models in listings of repositories, by identifier, and which are duplicates."""
+    """Return identifier → name of the models in `listings` (path → folder names), and the duplicate identifiers."""
     names: dict[str, str] = {}
     duplicates: set[str] = set()
     for path, found in listings.items():

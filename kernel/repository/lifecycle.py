@@ -1,7 +1,7 @@
-"""Carries loads and unloads out: which models, in what order, and the swap of versions in the catalog.
+"""Loads and unloads models: chooses models and versions, and replaces versions in the catalog.
 
-A load is all or nothing over the versions of a model. A version that serves goes on serving until the
-new one is ready, and stays where the new one fails. Loads of different models run at the same time.
+A load succeeds for all versions of a model or fails for all. The old versions serve until the new ones are
+ready, and stay if the new ones fail. Different models load at the same time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Lifecycle:
         self._catalog = catalog
         self._settings = settings
         self._loader = VersionLoader(clock, schedule, new_keeper, settings)
-        #: What serves, by identifier and version.
+        #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
-        #: What each model was loaded from; None where a client overrode it.
+        #: Identifier → the folder that the model was loaded from; None if a client overrode the configuration.
         self._sources: dict[str, ModelFolder | None] = {}
-        #: Identifiers that were ever asked to load, by name.
+        #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -58,8 +58,11 @@ class Lifecycle:
     # ---- start and stop ----------------------------------------------------------------------
 
     async def start(self, names: Iterable[str] = ()) -> list[str]:
-        """Load the models of the start; returns the names of those that failed, whose reasons are in
-        the catalog."""
+        """Load the models that are served from the start, and return the sorted names of those that failed.
+
+        In explicit mode these are `names` (["*"] for all models), else all models. The catalog has the
+        reasons of failures.
+        """
         found = await self._scan()
         wanted = list(names) if self._settings.explicit else ["*"]
         if wanted == ["*"]:
@@ -69,14 +72,14 @@ class Lifecycle:
             failed = [name for name in wanted if not found.named(name)]
             folders = [folder for name in wanted for folder in found.named(name)]
         for name in failed:
-            logger.error("failed to load '%s': %s", name, _why_not_there(name, found))
+            logger.error("failed to load '%s': %s", name, _not_found_reason(name, found))
         failed += await self._load_all(folders)
         if self._settings.poll_s:
-            self._run(self._poll_for_ever())
+            self._start_task(self._poll_forever())
         return sorted(set(failed))
 
     async def poll(self) -> None:
-        """Load what is new or has changed in the repositories, and unload what is gone (poll mode)."""
+        """Load new and changed models of the repositories, and unload removed ones (poll mode)."""
         try:
             found = await self._scan()
         except ServingError as error:
@@ -86,13 +89,13 @@ class Lifecycle:
             await self._unload(identifier)
         await self._load_all(found.models.values())
 
-    async def _poll_for_ever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             await asyncio.sleep(self._settings.poll_s)
             await self.poll()
 
     async def _load_all(self, folders: Iterable[ModelFolder]) -> list[str]:
-        """Load models at the same time; returns the names of those that failed."""
+        """Load models at the same time, and return the names of those that failed."""
         failed: list[str] = []
 
         async def load(folder: ModelFolder) -> None:
@@ -108,8 +111,7 @@ class Lifecycle:
         return failed
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End every worker, `at_once` without finalizing models. What is still unanswered is answered
-        with an error."""
+        """End every worker; `at_once` does not finalize models. Unfinished requests fail with `ServerStopping`."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -122,34 +124,34 @@ class Lifecycle:
     # ---- RepositoryControl -------------------------------------------------------------------
 
     async def index(self, ready: bool = False) -> list[IndexItem]:
-        """Return the repository index, with what is in the repositories now. Raises `InternalError`."""
-        await self._look()
+        """Return the index of the repositories as they are now. Raises `InternalError`."""
+        await self._update_names()
         return self._catalog.index(ready)
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load a model, from what the request brings or from the repositories. Raises `ServingError`.
+        """Load a model from the repositories, or from the files in `parameters`. Raises `ServingError`.
 
-        Whoever gives up waiting does not end the load.
+        The load continues if the caller is cancelled.
         """
         self._check_explicit()
         check_model_name(name)
         try:
             given = parse_load_parameters(parameters or {})
         except UnusableParameters as error:
-            raise _not_polled(name, error) from error
+            raise _poll_failed(name, error) from error
         if given.files:
-            await self._apart(self._load_files(name, given.files, given.config))
+            await self._uncancelled(self._load_files(name, given.files, given.config))
             return
-        await self._look()
+        await self._update_names()
         found = await asyncio.to_thread(
             scan, self._settings.repositories, namespacing=self._settings.namespacing, only=name
         )
         if not found.models:
-            raise _not_polled(name, _why_not_there(name, found))
-        await self._apart(self._load_each(found.models.values(), given.config))
+            raise _poll_failed(name, _not_found_reason(name, found))
+        await self._uncancelled(self._load_each(found.models.values(), given.config))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Unload every model called `name`. Without ensembles no model depends on another."""
+        """Unload every model called `name`. No model has dependents, because ensembles are not supported yet."""
         self._check_explicit()
         for identifier in sorted(self._identifiers.get(name, ())):
             await self._unload(identifier)
@@ -158,10 +160,10 @@ class Lifecycle:
         if not self._settings.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
-    # ---- what there is -----------------------------------------------------------------------
+    # ---- listing the repositories ------------------------------------------------------------
 
-    async def _look(self) -> None:
-        """Read which models the repositories have, by their names alone. Raises `InternalError`."""
+    async def _update_names(self) -> None:
+        """Read the names of the models in the repositories into the catalog. Raises `InternalError`."""
 
         def names() -> dict[str, list[str]]:
             return {str(path): list_names(str(path)) for path in self._settings.repositories}
@@ -169,7 +171,7 @@ class Lifecycle:
         self._catalog.set_known(*known_names(await asyncio.to_thread(names), namespacing=self._settings.namespacing))
 
     async def _scan(self) -> RepositoryContents:
-        """Read the repositories with everything in them. Raises `InternalError`."""
+        """List the repositories with all files, and put the names into the catalog. Raises `InternalError`."""
         namespacing = self._settings.namespacing
         found = await asyncio.to_thread(scan, self._settings.repositories, namespacing=namespacing)
         names = {identifier: folder.name for identifier, folder in found.models.items()}
@@ -179,7 +181,7 @@ class Lifecycle:
     # ---- loading -----------------------------------------------------------------------------
 
     async def _load_each(self, folders: Iterable[ModelFolder], config: str | None) -> None:
-        """Load models of one name, which are several only with namespacing. Raises `ServingError`."""
+        """Load the models of one name; only with namespacing there are several. Raises `ServingError`."""
         results = await asyncio.gather(*(self._load(folder, config) for folder in folders), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         texts = [error.message for error in errors if isinstance(error, ModelLoadFailed)]
@@ -189,7 +191,7 @@ class Lifecycle:
             raise errors[0]
 
     async def _load_files(self, name: str, files: dict[str, bytes], config: str | None) -> None:
-        """Load a model from files that a client sent instead of a repository. Raises `ServingError`."""
+        """Load a model from the files of a load request. Raises `ServingError`."""
         try:
             override = await asyncio.to_thread(OverrideFolder, files)
             try:
@@ -198,17 +200,17 @@ class Lifecycle:
             finally:
                 await asyncio.to_thread(override.release)
         except UnusableParameters as error:
-            raise _not_polled(name, error) from error
+            raise _poll_failed(name, error) from error
 
     async def _load(
         self, folder: ModelFolder, config_override: str | None = None, files: OverrideFolder | None = None
     ) -> None:
-        """Load every version that the policy chooses. Raises `ModelLoadFailed` or `InternalError`."""
+        """Load every version that the version policy selects. Raises `ModelLoadFailed` or `InternalError`."""
         identifier = folder.identifier
         self._identifiers.setdefault(folder.name, set()).add(identifier)
         async with self._lock(identifier):
             if config_override is None and self._sources.get(identifier) == folder:
-                return  # nothing has changed since it was loaded
+                return  # the folder has not changed since the last load
             settings = self._settings
             source = ModelSource(
                 folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
@@ -217,12 +219,12 @@ class Lifecycle:
             try:
                 config = await asyncio.to_thread(source.read, config_override)
             except ServingError as error:
-                self._broken(folder, error, config_override)
-                raise _not_polled(folder.name, error) from error
+                self._mark_broken(folder, error, config_override)
+                raise _poll_failed(folder.name, error) from error
             try:
                 versions = source.versions(config)
             except ServingError as error:
-                self._broken(folder, error, config_override)
+                self._mark_broken(folder, error, config_override)
                 raise ModelLoadFailed(f"load failed for model '{identifier}': {error.message}\n") from error
             for line in source.warnings(config):
                 logger.warning("model '%s': %s", identifier, line)
@@ -230,8 +232,8 @@ class Lifecycle:
             await self._load_versions(source, config, versions, files)
             self._sources[identifier] = folder if config_override is None else None
 
-    def _broken(self, folder: ModelFolder, error: ServingError, config_override: str | None) -> None:
-        """Show why nothing of a model can be loaded, unless a client's own configuration is to blame."""
+    def _mark_broken(self, folder: ModelFolder, error: ServingError, config_override: str | None) -> None:
+        """Put the error into the index, unless the model serves or the configuration came from a client."""
         if config_override is None and folder.identifier not in self._loaded:
             self._catalog.set_broken(folder.identifier, f"{error.code.title}: {error.message}")
 
@@ -260,27 +262,27 @@ class Lifecycle:
         errors = {v: result for v, result in found.items() if isinstance(result, BaseException)}
         if errors:
             for entry in loaded.values():
-                self._run(self._retire(identifier, entry, forget=False))
+                self._start_task(self._retire(identifier, entry, mark_unloaded=False))
             for update in updates:
-                self._run(update.abandon())
-            self._versions_failed(identifier, errors, list(loaded), serving, staying)
+                self._start_task(update.abandon())
+            self._raise_failure(identifier, errors, list(loaded), serving, staying)
         for entry in loaded.values():
-            entry.use(files)
+            entry.hold_files(files)
         for update in updates:
             self._commit(update)
         self._publish(identifier, loaded | staying, serving)
 
     def _commit(self, update: InstanceUpdate) -> None:
-        """Let a version that serves have other instances; what its former ones execute is finished."""
-        former = update.commit()
-        for keeper in former:
-            self._run(_end(keeper))
+        """Change the instances of a serving version. Removed instances finish their batches."""
+        removed = update.commit()
+        for keeper in removed:
+            self._start_task(_end(keeper))
         logger.info(
-            "successfully updated the instances of '%s' version %d: %d new, %d gone",
-            update.version.model.name, update.version.model.version, len(update.new), len(former),
+            "successfully updated the instances of '%s' version %d: %d new, %d removed",
+            update.version.model.name, update.version.model.version, len(update.new), len(removed),
         )  # fmt: skip
 
-    def _versions_failed(
+    def _raise_failure(
         self,
         identifier: str,
         errors: dict[int, BaseException],
@@ -288,7 +290,7 @@ class Lifecycle:
         serving: dict[int, LoadedVersion],
         staying: dict[int, LoadedVersion],
     ) -> None:
-        """Note why versions failed; what served before still does. Always raises."""
+        """Put the errors of failed versions into the catalog, and raise `ModelLoadFailed`. Old versions still serve."""
         text = ""
         for version, error in sorted(errors.items()):
             if not isinstance(error, ServingError):
@@ -306,7 +308,7 @@ class Lifecycle:
         raise ModelLoadFailed(f"load failed for model '{identifier}': {text}\n")
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
-        """Let the versions serve that are ready now, and retire those that did before and are not among them."""
+        """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""
         self._loaded[identifier] = ready
         for version, entry in ready.items():
             self._catalog.set_state(identifier, version, ModelState.READY, "", entry.model)
@@ -315,27 +317,27 @@ class Lifecycle:
                 continue
             if version not in ready:
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", entry.model)
-            self._run(self._retire(identifier, entry, forget=version not in ready))
+            self._start_task(self._retire(identifier, entry, mark_unloaded=version not in ready))
 
     # ---- unloading ---------------------------------------------------------------------------
 
     async def _unload(self, identifier: str) -> None:
-        """Take a model's versions away at once; requests in flight finish in the background."""
+        """Stop serving a model's versions now; requests in flight finish in the background."""
         async with self._lock(identifier):
             for version, loaded in self._loaded.pop(identifier, {}).items():
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", loaded.model)
-                self._run(self._retire(identifier, loaded, forget=True))
+                self._start_task(self._retire(identifier, loaded, mark_unloaded=True))
             self._sources.pop(identifier, None)
 
-    async def _retire(self, identifier: str, loaded: LoadedVersion, *, forget: bool) -> None:
-        """Let requests in flight finish, then end the workers; `forget` also marks the version unloaded."""
+    async def _retire(self, identifier: str, loaded: LoadedVersion, *, mark_unloaded: bool) -> None:
+        """Wait for requests in flight, then end the workers. `mark_unloaded` shows the version as unloaded."""
         model = loaded.model
         try:
             await model.drain()
         finally:
             model.close(Unavailable(f"model '{model.name}' was unloaded"))
             await loaded.stop()
-        if forget:
+        if mark_unloaded:
             entry = self._catalog.entry(identifier, model.version)
             if entry is not None and entry.model is model:
                 self._catalog.set_state(identifier, model.version, ModelState.UNAVAILABLE, UNLOADED)
@@ -346,39 +348,39 @@ class Lifecycle:
     def _lock(self, identifier: str) -> asyncio.Lock:
         return self._locks.setdefault(identifier, asyncio.Lock())
 
-    async def _apart(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, which goes on when the caller is cancelled, until the server closes."""
-        await asyncio.shield(self._run(work))
+    async def _uncancelled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for `work`. It continues if the caller is cancelled, until `close` cancels it."""
+        await asyncio.shield(self._start_task(work))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` in the background until it is done or the server closes."""
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start `work` in the background; `close` cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waited may have given up
+            task.exception()  # mark it as retrieved: a cancelled caller no longer waits for it
 
 
 async def _end(keeper: InstanceKeeper) -> None:
-    """Let an instance finish what it has, then end its worker."""
+    """Let an instance finish its batches, then end its worker."""
     try:
-        await keeper.leave()
+        await keeper.retire()
     finally:
         await keeper.stop()
 
 
-def _not_polled(name: str, reason: ServingError | str) -> InternalError:
-    """Return what a client reads where no configuration was found or it was wrong; the log has the reason."""
+def _poll_failed(name: str, reason: ServingError | str) -> InternalError:
+    """Log why a configuration is missing or wrong, and return Triton's general error for the client."""
     text = reason if isinstance(reason, str) else reason.message
     logger.error("Poll failed for model directory '%s': %s", name, text)
     return InternalError(f"failed to load '{name}', failed to poll from model repository")
 
 
-def _why_not_there(name: str, found: RepositoryContents) -> str:
+def _not_found_reason(name: str, found: RepositoryContents) -> str:
     if name in found.duplicates:
         return f"not unique across all model repositories: {', '.join(found.duplicates[name])}"
     return "model not found in any model repository."

@@ -1,6 +1,6 @@
-"""What model configurations may ask for that this server cannot do yet: refused, or said in the log.
+"""Settings of model configurations that this server does not support yet.
 
-A configuration is never accepted and then quietly not followed.
+Such a setting is never ignored silently: the model is refused if responses would change, else the log has a warning.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
 
-#: Each instance is a process.
+#: The most instances of one model. Each instance is a process.
 MAX_INSTANCES = 1024
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
-    """Raise `Unsupported` for what would change a model's answers if it were left out, or is out of reach."""
+    """Raise `Unsupported` for too many instances, and for features without which responses would be wrong."""
     instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
     if instances > MAX_INSTANCES:
         raise Unsupported(
-            f"model '{config.name}' asks for {instances} instances, each of which is a process: at most "
+            f"model '{config.name}' asks for {instances} instances; each instance is a process, and at most "
             f"{MAX_INSTANCES} are allowed"
         )
     if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
@@ -39,7 +39,7 @@ def refuse_unsupported(config: ModelConfig) -> None:
 
 
 def ignored_settings(config: ModelConfig) -> list[str]:
-    """Return what has no effect here, one phrase each: performance features that change no answer."""
+    """Return one phrase for each setting that has no effect in this server and does not change responses."""
     found: list[str] = []
     if config.response_cache.enable:
         found.append("response_cache (every request is executed)")
@@ -52,5 +52,5 @@ def ignored_settings(config: ModelConfig) -> list[str]:
     if any(group.secondary_devices for group in config.instance_group):
         found.append("instance_group.secondary_devices")
     if config.cc_model_filenames:
-        found.append("cc_model_filenames (there is no GPU whose compute capability would choose one)")
+        found.append("cc_model_filenames (the server uses no GPU)")
     return found

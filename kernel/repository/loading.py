@@ -1,7 +1,7 @@
-"""Loads one version of a model: workers, the completed configuration, the scheduler, the warm-up.
+"""Loads one version of a model: starts workers, completes the configuration, starts the scheduler, warms up.
 
-At most so many versions load at the same time, and a version that fails is tried again, both as the
-command line says. What fails leaves no worker behind. A version that serves can be given other instances.
+The settings limit how many versions load at the same time, and how often a failed load is repeated. A failed
+load leaves no worker running. The instances of a version can be changed while it serves.
 """
 
 from __future__ import annotations
@@ -31,76 +31,76 @@ if TYPE_CHECKING:
     from kernel.repository.override import OverrideFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
-    from kernel.repository.source import ModelSource, Prepared
+    from kernel.repository.source import ModelSource, PreparedConfig
     from kernel.serving.model import SchedulerFactory
 
 logger = logging.getLogger(__name__)
 
 
 class LoadedInstance(msgspec.Struct, frozen=True, eq=False):
-    """An instance with what keeps it running."""
+    """An instance of a loaded version."""
 
     plan: InstancePlan
     keeper: InstanceKeeper
 
 
 class LoadedVersion(msgspec.Struct):
-    """A version with what keeps it running."""
+    """A version that can serve: the model and its instances."""
 
     model: Model
     origin: Origin
     #: In the order of the configuration.
     instances: list[LoadedInstance]
-    #: The folder of the server's own that the model was loaded from, if it was; workers read from it again
-    #: when they are restarted.
+    #: The files of the load request, if it had files. Restarted workers read them again.
     files: OverrideFolder | None = None
 
-    def use(self, files: OverrideFolder | None) -> None:
-        """Keep `files` until the workers have ended."""
+    def hold_files(self, files: OverrideFolder | None) -> None:
+        """Keep `files`, if any, until `stop` has ended the workers."""
         self.files = files
         if files is not None:
             files.retain()
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End the workers, `at_once` without finalizing the model."""
+        """End the workers; `at_once` does not finalize the model."""
         await asyncio.gather(*(each.keeper.stop(at_once=at_once) for each in self.instances))
         if self.files is not None:
             await asyncio.to_thread(self.files.release)
 
 
 class InstanceUpdate(msgspec.Struct, frozen=True):
-    """The instances that a version which serves can have instead of its own. The new ones are warm, and wait.
+    """A prepared change of the instances of a serving version. New instances are warm and take no batches yet.
 
-    Whoever has it calls `commit` or `abandon`, once.
+    The owner calls either `commit` or `abandon`, once.
     """
 
     version: LoadedVersion
     origin: Origin
-    prepared: Prepared
-    #: All of them, in the order of the configuration, and those among them that are new.
+    prepared: PreparedConfig
+    #: All instances after the change, in the order of the configuration.
     instances: list[LoadedInstance]
+    #: The instances in `instances` that the version does not have yet.
     new: list[LoadedInstance]
 
     def commit(self) -> list[InstanceKeeper]:
-        """Let the version have them. Returns the keepers of those that it has no more, to be stopped after `leave`."""
+        """Apply the change. Returns the keepers of removed instances; the caller calls their `leave` and `stop`."""
         version = self.version
         for each in self.new:
             if not each.plan.passive:
                 each.keeper.serve()
         for each in self.instances:
-            each.keeper.use(self.prepared.json)
+            each.keeper.set_restart_config(self.prepared.json)
         former, version.instances = version.instances, self.instances
         version.origin = self.origin
         version.model.config = self.prepared.config
         return [each.keeper for each in former if each not in self.instances]
 
     async def abandon(self) -> None:
-        """End the new instances; the version keeps those that it has."""
+        """End the new instances. The version stays unchanged."""
         await asyncio.gather(*(each.keeper.stop() for each in self.new))
 
 
 class VersionLoader:
-    """Loads versions of models; holds what all loads share."""
+    """Loads versions of models, and changes the instances of loaded ones."""
 
     def __init__(
         self,
@@ -113,15 +113,15 @@ class VersionLoader:
         self._schedule = schedule
         self._new_keeper = new_keeper
         self._settings = settings
-        self._gate = asyncio.Semaphore(settings.load_thread_count)
+        self._load_limit = asyncio.Semaphore(settings.load_thread_count)
 
     async def load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
-        """Return a loaded version that takes requests. Raises `ServingError`; no worker is left then."""
-        async with self._gate:
+        """Load a version and return it; it takes requests. On `ServingError` its workers have ended."""
+        async with self._load_limit:
             with about_model(source.name, version):
-                return await self._try_to_load(source, config, version)
+                return await self._load_with_retries(source, config, version)
 
-    async def _try_to_load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
+    async def _load_with_retries(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
         for attempt in range(self._settings.load_retry_count):
             try:
                 return await self._load(source, config, version)
@@ -144,7 +144,7 @@ class VersionLoader:
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await _load_instances(instances, prepared.json)
             model = Model(prepared.spec, prepared.config, version, self._schedule, self._clock)
-            for line in model.statistics.measure(self._settings.metrics, prepared.config):
+            for line in model.statistics.configure(self._settings.metrics, prepared.config):
                 logger.warning("model '%s': %s", source.name, line)
             model.start()
             await self._join(model, instances, source)
@@ -163,9 +163,9 @@ class VersionLoader:
         return LoadedVersion(model, source.origin(config), instances)
 
     async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
-        """Start the instances that `config` has and `version` has not. Raises `ServingError`; none is left then."""
+        """Start the instances of `config` that `version` does not have. On `ServingError` they have ended."""
         model = version.model
-        async with self._gate:
+        async with self._load_limit:
             with about_model(source.name, model.version):
                 refuse_unsupported(config)
                 prepared = await asyncio.to_thread(source.prepare, with_changes(model.config, config))
@@ -181,7 +181,7 @@ class VersionLoader:
                 return update
 
     def _match(self, version: LoadedVersion, config: ModelConfig, source: ModelSource) -> list[LoadedInstance]:
-        """Return the instances of `config`: those of `version` as far as they do, and others to be loaded. Blocks."""
+        """Return the instances for `config`: matching ones of `version`, and new ones to load. Blocks."""
         plans = self._plan(config, source, version.model.version)
         found = match_instances([each.plan for each in version.instances], plans)
         return [
@@ -190,14 +190,14 @@ class VersionLoader:
         ]
 
     async def _join(self, model: Model, instances: list[LoadedInstance], source: ModelSource) -> None:
-        """Make the instances ones of `model`, and have them execute its warm-up. Raises `ServingError`."""
+        """Add the instances to `model` and run its warm-up on them. Raises `ServingError`."""
         joined = [each.keeper.join(model) for each in instances if not each.plan.passive]
         await warm_up(model, joined, source, self._clock, self._settings.load_timeout_s)
 
     async def _prepare(
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
-    ) -> Prepared:
-        """Start the first worker, and return the configuration as it completes it."""
+    ) -> PreparedConfig:
+        """Start the first worker, and return the configuration as this worker completes it."""
         await keeper.start(source.name)
         if self._settings.auto_complete:
             settings = backend_config(self._settings.backend_configs, config.backend)
@@ -208,7 +208,7 @@ class VersionLoader:
         return prepared
 
     def _plan(self, config: ModelConfig, source: ModelSource, version: int) -> list[InstancePlan]:
-        """Return the instances to start, with what the command line says of them. Blocks."""
+        """Return the plans of all instances, with the settings of the command line. Blocks."""
         settings = backend_config(self._settings.backend_configs, config.backend)
         policies = self._settings.host_policies
         return [
@@ -218,7 +218,7 @@ class VersionLoader:
 
 
 async def _load_instances(instances: list[LoadedInstance], config: str) -> None:
-    """Load all instances at the same time; the first error is raised when all have ended."""
+    """Load all instances at the same time. Raises the first error after all loads have ended."""
     results = await asyncio.gather(*(each.keeper.load(each.plan, config) for each in instances), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

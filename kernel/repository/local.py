@@ -1,7 +1,7 @@
 """Reads a model repository in a local folder: listings for `layout.py`, configurations and other files.
 
-All calls block, for milliseconds on a local disk; who runs an event loop calls them in a thread. What
-cannot be read is an `InternalError`; what is not there, or not for us to read, is left out.
+All functions block, on a local disk for milliseconds; code on an event loop calls them in a thread. Listings
+omit entries that are absent or that the process has no permission to read. Other failures raise `InternalError`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError
 from kernel.repository.layout import Entry
 
-#: Written by Python next to a model's code, and not part of the model.
+#: Python writes these folders next to a model's code; they are not part of the model.
 _IGNORED = frozenset({"__pycache__"})
 
-#: Gone since it was listed, a link to nothing, not for us to read, or nothing that could ever be there.
+#: The entry was removed, is a broken or circular link, is not readable for us, or has an impossible name.
 _ABSENT = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
-#: A folder's device and inode, by which links that lead in a circle are found.
+#: A folder's device and inode. They identify folders, so that circular links are found.
 _Identity = tuple[int, int]
 
 
 def list_repository(path: str, only: str = "") -> tuple[Entry, ...]:
-    """Return everything in a repository, or what is called `only`, sorted by name; links are followed.
+    """Return the entries of a repository sorted by name, or the one entry called `only`. Follows links.
 
-    Raises `InternalError` where the repository cannot be read.
+    Raises `InternalError` if the repository cannot be read.
     """
     if only:
         found = _read(os.path.join(path, only))
@@ -49,7 +49,7 @@ def list_names(path: str) -> list[str]:
 
 
 def read_file(folder: str, name: str) -> bytes:
-    """Return the bytes of the file `name` in `folder`; links are followed. Raises `InternalError`."""
+    """Return the bytes of the file `name` in `folder`. Follows links. Raises `InternalError`."""
     path = os.path.join(folder, name)
     try:
         return Path(path).read_bytes()
@@ -58,7 +58,7 @@ def read_file(folder: str, name: str) -> bytes:
 
 
 def read_config(path: str) -> bytes:
-    """Return a configuration file's bytes, but at most one more than `kernel.config.load` accepts."""
+    """Return the bytes of a configuration file, at most one byte more than `kernel.config.load` accepts."""
     try:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTE_SIZE + 1)
@@ -73,23 +73,23 @@ def _read(path: str) -> Entry | None:
         raise InternalError(f"failed to read '{error.filename}': {error.strerror}") from error
 
 
-def _entry(path: str, above: frozenset[_Identity]) -> Entry | None:
-    """Return what is at `path`, or None; `above` are the folders that contain it."""
+def _entry(path: str, parents: frozenset[_Identity]) -> Entry | None:
+    """Return the file or folder at `path`, or None; `parents` are all folders above it."""
     try:
         status = os.stat(path)
         name = os.path.basename(os.path.abspath(path))
         if not stat.S_ISDIR(status.st_mode):
             return Entry(name, modified_ns=status.st_mtime_ns)
         identity = (status.st_dev, status.st_ino)
-        if identity in above:
+        if identity in parents:
             return None
         names = sorted(os.listdir(path))
     except OSError as error:
         if error.errno in _ABSENT:
             return None
         raise
-    inside = (_entry(os.path.join(path, name), above | {identity}) for name in names if name not in _IGNORED)
+    inside = (_entry(os.path.join(path, name), parents | {identity}) for name in names if name not in _IGNORED)
     children = tuple(child for child in inside if child is not None)
-    # The folder's own time tells only of names that came and went, which the children show as well.
+    # A folder's own time changes only when names are added or removed, which `children` shows as well.
     modified_ns = max((child.modified_ns for child in children), default=status.st_mtime_ns)
     return Entry(name, is_folder=True, modified_ns=modified_ns, children=children)

@@ -1,7 +1,7 @@
-"""What a version was loaded from, and whether what is there now can be served without loading it again. Pure.
+"""The files and configuration from which a version was loaded, and whether a change of them needs a reload. Pure.
 
-Triton's rule (model_lifecycle.cc): the version's folder and whatever else lies in the model's are as they were,
-and of the configuration nothing but instance groups and the version policy has changed.
+Triton's rule (model_lifecycle.cc): no reload is needed if the version's folder and the other files in the model's
+folder are unchanged, and the configuration has changed only in instance groups and version policy.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 if TYPE_CHECKING:
     from kernel.repository.layout import Entry, ModelFolder
 
-#: Fields of a configuration that a version which serves can take over.
+#: Fields of a configuration that can change while a version serves.
 CHANGEABLE = ("instance_group", "version_policy")
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The model's folder as it was listed, and the configuration before a worker completed it."""
+    """The listing of the model's folder, and the configuration before a worker completed it."""
 
     folder: ModelFolder
     config: ModelConfig
-    #: Path of the configuration's file, None where there is none.
+    #: Path of the configuration's file; None if the model has none.
     config_path: str | None = None
 
     def needs_reload(self, now: Origin, version: int) -> bool:
-        """Whether `version`, which was loaded from here, must be loaded again to be what `now` says."""
+        """Return whether `version`, loaded from this origin, must be loaded again because of the changes in `now`."""
         return (
             self.folder.path != now.folder.path
             or self.folder.versions.get(version) != now.folder.versions.get(version)
@@ -38,14 +38,14 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
     def _other_entries(self) -> list[Entry]:
-        """Return what the model's folder has beside versions and the configuration: labels, warm-up, ..."""
+        """Return the entries of the model's folder that are neither versions nor its configuration: labels, ..."""
         config = "" if self.config_path is None else posixpath.relpath(self.config_path, self.folder.path)
         skipped = {entry.name for entry in self.folder.versions.values()} | {config.partition("/")[0]}
         return [entry for entry in self.folder.entry.children if entry.name not in skipped]
 
 
 def with_changes(config: ModelConfig, given: ModelConfig) -> ModelConfig:
-    """Return `config` with what it can take over from `given`."""
+    """Return a copy of `config` with the `CHANGEABLE` fields of `given`."""
     result = _unchangeable(config)
     result.instance_group.extend(given.instance_group)
     result.version_policy.CopyFrom(given.version_policy)

@@ -1,8 +1,8 @@
-"""What a load request brings: a configuration, and files that stand in for the model's folder.
+"""The parameters of a load request: a configuration, and files that replace the model's folder.
 
-`parse_load_parameters` checks the parameters and `file_paths` where the files may go, both without I/O;
-`OverrideFolder` holds the files for as long as the model is loaded from them. Texts are those of Triton's
-model_repository_manager.cc.
+`parse_load_parameters` checks the parameters, `file_paths` checks the files' paths; both do no I/O.
+`OverrideFolder` keeps the files while a version that was loaded from them has workers. Error texts are those
+of Triton's model_repository_manager.cc.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 FILE_PREFIX = "file:"
 
-#: Longest configuration that the network may send. Parsing is the server's own work, some microseconds for
-#: each byte of a text that was made for it, and real ones have a few KiB.
+#: The longest configuration that a load request may have. Real ones have a few KiB; parsing a malicious one
+#: takes the server some microseconds per byte.
 MAX_CONFIG_BYTE_SIZE = 256 << 10
 
-#: Largest sum of the files of one load request: a gRPC message cannot hold more either.
+#: The largest sum of the files of one load request; also the limit of a gRPC message.
 MAX_FILES_BYTE_SIZE = 1 << 31
 
-#: What Triton calls the type of a parameter in its errors.
+#: Triton's names for the types of parameters in its errors.
 _TYPE_NAMES = {str: "STRING", bytes: "BYTES", bool: "BOOL", int: "INT", float: "DOUBLE"}
 
 
 class LoadParameters(msgspec.Struct, frozen=True):
     """The parameters of a load request."""
 
-    #: A configuration in JSON in place of the repository's.
+    #: A configuration in JSON that replaces the one in the repository.
     config: str | None = None
-    #: Contents by the path within the model's folder, in place of the whole folder; none for the repository's.
+    #: Path in the model's folder → content. The files replace the whole folder; empty to use the repository's.
     files: dict[str, bytes] = {}
 
 
 class UnusableParameters(InvalidArgument):
-    """What Triton finds when it polls: a client reads a general text, and the log the reason."""
+    """An error that Triton finds while it polls. The log has the reason; the client gets a general text."""
 
 
 def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
-    """Read the parameters of a load request.
+    """Parse the parameters of a load request.
 
-    Raises `InvalidArgument` for what is too large, and `UnusableParameters`.
+    Raises `UnusableParameters`, or `InvalidArgument` if configuration or files are too large.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -81,7 +81,7 @@ def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
 
 
 def file_paths(names: Iterable[str], folder: str) -> dict[str, str]:
-    """Return where each file goes in `folder`, an absolute path without links. Raises `UnusableParameters`."""
+    """Return the path of each file in `folder`, an absolute path without links. Raises `UnusableParameters`."""
     paths: dict[str, str] = {}
     for name in names:
         path = posixpath.normpath(posixpath.join(folder, name.lstrip("/")))
@@ -101,15 +101,15 @@ def file_paths(names: Iterable[str], folder: str) -> dict[str, str]:
 
 
 class OverrideFolder:
-    """A folder of the server's own with the files of one load request, for as long as somebody uses it.
+    """A temporary folder with the files of one load request. The folder is removed with its last use.
 
-    Whoever makes it is its first user. All methods block, like all file systems.
+    The code that creates it holds the first use. All methods block on the file system.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """Make the folder and write `files`. Raises `UnusableParameters` or `InternalError`; nothing is left then."""
+        """Create the folder and write `files`. On `UnusableParameters` or `InternalError` the folder is removed."""
         self.path = os.path.realpath(tempfile.mkdtemp(prefix="naiad-model-"))
-        self._uses = 1
+        self._use_count = 1
         try:
             for name, path in file_paths(files, self.path).items():
                 os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -122,11 +122,11 @@ class OverrideFolder:
             raise
 
     def retain(self) -> None:
-        """Count one more user."""
-        self._uses += 1
+        """Add one use."""
+        self._use_count += 1
 
     def release(self) -> None:
-        """Count one user less; the last one's going removes the folder."""
-        self._uses -= 1
-        if not self._uses:
+        """End one use; the last one removes the folder."""
+        self._use_count -= 1
+        if not self._use_count:
             shutil.rmtree(self.path, ignore_errors=True)

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class InstancePlan(msgspec.Struct, frozen=True):
-    """One model instance: what a worker is told when it loads the model."""
+    """One model instance, as the `Load` message describes it to a worker."""
 
     name: str
     model_dir: str
     version: int
     kind: str = "CPU"
     device_id: int = 0
-    #: Name of the host policy, and the CPUs that it allows; none for all.
     host_policy: str = ""
+    #: The CPUs that the host policy allows; empty for all.
     cpus: tuple[int, ...] = ()
-    #: Whether the instance is only loaded and executes nothing.
+    #: The instance is loaded, but never executes.
     passive: bool = False
-    #: Settings of the backend from the command line.
+    #: The backend's settings from the command line.
     backend_config: dict[str, str] = {}
 
 
@@ -37,35 +37,35 @@ class InstanceKeeper(Protocol):
     """Keeps one instance alive in a worker. Implemented by `backends.supervision.supervisor.InstanceSupervisor`."""
 
     async def start(self, title: str) -> None:
-        """Start a worker process, without a model yet. Raises `ServingError`."""
+        """Start a worker process without a model. Raises `ServingError`."""
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
-        """Return the configuration as the model file completes it, in JSON. Raises `ServingError`."""
+        """Return the configuration as the backend completes it from the model file, in JSON. Raises `ServingError`."""
 
     async def load(self, plan: InstancePlan, config: str) -> int:
-        """Load the model; returns the nanoseconds that it took. Raises `ServingError`."""
+        """Load the model and return the duration in nanoseconds. Raises `ServingError`."""
 
     def join(self, model: Model) -> Instance:
-        """Make the instance one of `model`'s and keep it alive from now on. Returns it.
+        """Add the instance to `model`, apart from the others, and restart its worker from now on if it dies.
 
-        It is apart from the others: until `serve`, it executes only what it is given itself.
+        Until `serve`, the scheduler does not use the instance; it executes only `InstanceSet.dispatch_to`.
         """
 
     def serve(self) -> None:
-        """Let the instance take batches of its model."""
+        """Let the scheduler dispatch batches to the instance."""
 
-    def use(self, config: str) -> None:
-        """Have a worker that must be started again load this configuration."""
+    def set_restart_config(self, config: str) -> None:
+        """Use this configuration when the worker is started again."""
 
-    async def leave(self) -> None:
-        """Take no more batches, and wait until what was taken is done. A worker that dies is not replaced."""
+    async def retire(self) -> None:
+        """Take no more batches, and wait until the dispatched ones have ended. A worker that dies is not replaced."""
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Finalize the model and end the worker; `at_once` only ends it."""
+        """Finalize the model and end the worker. `at_once` ends the worker without finalizing the model."""
 
 
 def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[InstancePlan]:
-    """Return one plan per instance of a normalised configuration, named `<group>_<number>` (Triton).
+    """Return one plan per instance of a normalised configuration, named `<group>_<number>` as in Triton.
 
     A group on several GPUs has `count` instances on each of them.
     """
@@ -89,29 +89,27 @@ def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[In
 
 
 def match_instances(old: Sequence[InstancePlan], new: Sequence[InstancePlan]) -> list[int | None]:
-    """Return for each new instance the index of the old one that stays in its place, None for one to start.
+    """Return for each new plan the index of the old instance that is kept for it, or None to start a new instance.
 
-    What has the same name stays first. Then, as in Triton, what differs in nothing but the name; it keeps
-    the one it has, so it must not be the name of another.
+    Equal plans match first. Then, as in Triton, plans that differ only in the name match. Such an instance keeps
+    its old name, which therefore must not be the name of another new plan.
     """
-    free = list(range(len(old)))
+    unmatched = list(range(len(old)))
     names = {plan.name for plan in new}
 
-    def take(plan: InstancePlan, *, named_otherwise: bool) -> int | None:
-        for index in free:
+    def take(plan: InstancePlan, *, ignore_name: bool) -> int | None:
+        for index in unmatched:
             other = old[index]
-            if named_otherwise and other.name not in names:
+            if ignore_name and other.name not in names:
                 other = msgspec.structs.replace(other, name=plan.name)
             if other == plan:
-                free.remove(index)
+                unmatched.remove(index)
                 return index
         return None
 
-    found = [take(plan, named_otherwise=False) for plan in new]
-    return [
-        take(plan, named_otherwise=True) if index is None else index for plan, index in zip(new, found, strict=True)
-    ]
+    found = [take(plan, ignore_name=False) for plan in new]
+    return [take(plan, ignore_name=True) if index is None else index for plan, index in zip(new, found, strict=True)]
 
 
-#: ModelInstanceGroup.Kind; AUTO was resolved when the configuration was normalised.
+#: Names of ModelInstanceGroup.Kind. KIND_AUTO is absent, because normalising replaces it.
 _KINDS = {1: "GPU", 2: "CPU", 3: "MODEL"}

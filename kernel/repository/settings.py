@@ -1,4 +1,4 @@
-"""How the model repository is used, from the command line: what `Lifecycle` and its parts are told."""
+"""The settings of the model repository from the command line, as `Lifecycle` and its parts use them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ if TYPE_CHECKING:
 
 
 class LifecycleSettings(msgspec.Struct, frozen=True):
-    """What is decided at start. Names and defaults are tritonserver's, where it has them."""
+    """Settings that are fixed at start. Names and defaults are tritonserver's, if it has the setting."""
 
     repositories: tuple[Path, ...]
-    #: Whether clients may load and unload, and only `--load-model` is loaded at start.
+    #: Explicit mode: clients may load and unload models, and only the models of `--load-model` load at start.
     explicit: bool = False
-    #: Seconds between two looks at the repositories in poll mode; 0 in the other modes.
+    #: Seconds between two polls of the repositories in poll mode; 0 in the other modes.
     poll_s: float = 0
     auto_complete: bool = True
     #: Name of an alternative configuration: MODEL/configs/NAME.pbtxt; "" for config.pbtxt.
     config_name: str = ""
-    #: Whether a name may stand in several repositories, for a model in each.
+    #: Whether several repositories may each have a model with the same name.
     namespacing: bool = False
-    #: How many versions may be loading at the same time, and how often one is tried again.
+    #: The most versions that load at the same time.
     load_thread_count: int = 4
+    #: How often the load of a version is repeated after it failed.
     load_retry_count: int = 0
     backend_configs: BackendConfigs = {}
     host_policies: HostPolicies = {}
-    #: Seconds that one run of a model's warm-up may take; 0 for no limit.
+    #: Seconds that the warm-up of a version's instances may take; 0 for no limit.
     load_timeout_s: float = 0
     gpu_count: int = 0
-    #: What the statistics of models measure beyond counters.
+    #: The latency histograms and quantiles of each model.
     metrics: MetricsConfig = MetricsConfig()

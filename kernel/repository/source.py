@@ -1,8 +1,8 @@
-"""One model of the repository as the lifecycle needs it: its configuration, step by step, and its versions.
+"""One model of the repository: its versions, and the steps that produce its configuration.
 
-read      config.pbtxt or an override → message; backend and defaults filled in, checked
-complete  done by a worker, outside of here
-prepare   normalised and checked again, as JSON for workers and as the spec of requests
+read      parses config.pbtxt or an override, fills in backend and defaults, checks
+complete  merges the configuration that a worker has completed
+prepare   normalises and checks again; returns it also as JSON for workers and as spec for requests
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kernel.repository.layout import ModelFolder, RepositoryContents
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """A complete configuration in the three forms that are used."""
+class PreparedConfig(msgspec.Struct, frozen=True):
+    """A complete configuration as message, as JSON for workers, and as spec for requests."""
 
     config: ModelConfig
     json: str
@@ -38,20 +38,20 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def scan(repositories: tuple[Path, ...], *, namespacing: bool = False, only: str = "") -> RepositoryContents:
-    """Read the repositories' folders, or in each the model called `only`. Blocks. Raises `InternalError`."""
+    """List the repositories, or only the model called `only` in each. Blocks. Raises `InternalError`."""
     listings = {str(path): list_repository(str(path), only) for path in repositories}
     return find_models(listings, namespacing=namespacing)
 
 
 class ModelSource:
-    """A model's folder, and how its configuration comes about."""
+    """A model's folder. Produces the model's configuration in the steps of this module."""
 
     def __init__(self, folder: ModelFolder, *, gpu_count: int, auto_complete: bool, config_name: str = "") -> None:
         self.folder = folder
         self._gpu_count = gpu_count
         self._auto_complete = auto_complete
         self._config_name = config_name
-        #: Whether there was a configuration to read, however little it said.
+        #: `read` found a config.pbtxt or an override, which may be empty.
         self._provided = False
 
     @property
@@ -63,9 +63,9 @@ class ModelSource:
         return Path(self.folder.path)
 
     def read(self, override: str | None = None) -> ModelConfig:
-        """Return the configuration as far as it is known without the model file. Blocks.
+        """Return the configuration before a worker completes it. Blocks. Raises `ServingError`.
 
-        `override` is a configuration in JSON that replaces the file. Raises `ServingError`.
+        `override` is a configuration in JSON that replaces config.pbtxt.
         """
         if override is not None:
             config = from_json(override, f"Invalid config override for model '{self.name}'")
@@ -87,24 +87,24 @@ class ModelSource:
         return NotFound(f"model configuration is not provided for model '{self.name}'")
 
     def origin(self, config: ModelConfig) -> Origin:
-        """Return what a version with this configuration, as it was read, is loaded from."""
+        """Return the origin of a version that is loaded from this folder; `config` is the result of `read`."""
         return Origin(self.folder, config, self.folder.config_path(self._config_name))
 
     def versions(self, config: ModelConfig) -> list[int]:
-        """Return the versions to load. Raises `BadConfig` where there is none."""
+        """Return the versions to load, ascending. Raises `BadConfig` if there are none."""
         return choose_versions(config, self.folder.versions)
 
     def warnings(self, config: ModelConfig) -> list[str]:
-        """Return what an operator should know of the folder, one line each."""
+        """Return log lines about the model's folder that an operator should see."""
         return [*self.folder.warnings, *missing_versions(config, self.folder.versions)]
 
     def complete(self, config: ModelConfig, completed: str) -> ModelConfig:
-        """Return `config` with what a worker completed: `completed`, the whole configuration in JSON.
+        """Return `config` with the changes of `completed`, the whole configuration in JSON from a worker.
 
-        A backend may complete what Triton's `TritonModel::UpdateModelConfig` takes over: the batch size,
-        tensors, the transaction policy, and a scheduler where there was none. Raises `ServingError`.
+        As in Triton's `TritonModel::UpdateModelConfig`, a backend may change the batch size, the tensors and
+        the transaction policy, and add a dynamic batcher if there is no scheduler. Raises `ServingError`.
         """
-        given = from_json(completed, f"the backend '{config.backend}' completed the configuration wrongly")
+        given = from_json(completed, f"the backend '{config.backend}' returned a wrong configuration")
         result = ModelConfig()
         result.CopyFrom(config)
         result.max_batch_size = given.max_batch_size
@@ -116,29 +116,29 @@ class ModelSource:
             result.model_transaction_policy.CopyFrom(given.model_transaction_policy)
         if result.WhichOneof("scheduling_choice") is None and given.HasField("dynamic_batching"):
             result.dynamic_batching.CopyFrom(given.dynamic_batching)
-        # The Python backend counts as having completed even what its model leaves empty.
+        # A Python model may leave its configuration empty; this is no error, as in Triton.
         if not self._provided and result == config and config.backend != "python":
             raise self._not_provided()
         return result
 
-    def prepare(self, config: ModelConfig) -> Prepared:
-        """Check a complete configuration and return what loading needs. Raises `ServingError`."""
+    def prepare(self, config: ModelConfig) -> PreparedConfig:
+        """Normalise and check a complete configuration. Blocks. Raises `ServingError`."""
         normalise(config, self._gpu_count)
         check_config(config, self.name)
         check_complete(config, self._gpu_count)
         self.check_label_files(config)
-        return Prepared(config, to_json(config), model_spec(config, self.folder.namespace))
+        return PreparedConfig(config, to_json(config), model_spec(config, self.folder.namespace))
 
     def read_warmup_files(self, config: ModelConfig) -> dict[str, bytes]:
-        """Return the contents of the files that the model's warm-up needs, by name. Blocks.
+        """Return name → content of the files that the model's warm-up needs. Blocks.
 
-        Raises `InternalError` where one cannot be read.
+        Raises `InternalError` if a file cannot be read.
         """
         folder = str(self.path / WARMUP_FOLDER)
         return {name: read_file(folder, name) for name in warmup_files(config)}
 
     def check_label_files(self, config: ModelConfig) -> None:
-        """Label files are read by the worker: they must be there, and inside of the model's folder.
+        """Check that label files exist and are inside the model's folder; workers read them later.
 
         Blocks. Raises `InternalError` or `Unsupported`.
         """

@@ -1,4 +1,4 @@
-"""Doubles for tests of the repository: instances that load at once, and a lifecycle over a folder with them."""
+"""Test doubles for the repository: instances that load immediately, and a lifecycle that uses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kernel.serving.batch import Batch
     from kernel.serving.model import Model, SchedulerFactory
 
-#: A model that can be loaded.
+#: The configuration of a model that loads.
 CONFIG = """
 backend: "identity"
 input [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]
@@ -30,45 +30,49 @@ output [{ name: "OUT" data_type: TYPE_FP32 dims: [1] }]
 
 
 class EchoInstance(FakeInstance):
-    """An instance that answers each batch soon, with an error where its model's file `refuse` says so."""
+    """An instance that responds to each batch in the next event-loop iteration; with `error`, unless it is empty."""
 
-    def __init__(self, name: str, model: Model, refusal: str) -> None:
+    def __init__(self, name: str, model: Model, error: str) -> None:
         super().__init__(name)
         self._model = model
-        self._refusal = refusal
+        self._error = error
+        #: For each batch, the data of each request's first input.
         self.executed: list[list[bytes]] = []
 
     def execute(self, batch: Batch) -> None:
         self.executed.append([bytes(request.inputs[0].data or b"") for request in batch.requests])
-        asyncio.get_running_loop().call_soon(self._answer, batch)
+        asyncio.get_running_loop().call_soon(self._respond, batch)
 
-    def _answer(self, batch: Batch) -> None:
+    def _respond(self, batch: Batch) -> None:
         for request in batch.requests:
-            if self._refusal:
-                request.fail(InternalError(self._refusal))
+            if self._error:
+                request.fail(InternalError(self._error))
             else:
                 request.respond(Response(request.model_name, "1", request.id, outputs=[]))
-        self._model.instances.executed(self, ExecutionTimes(0, 0, 0))
+        self.record.executed(batch.number)
+        self._model.instances.executed(self, batch, ExecutionTimes(0, 0, 0, 0))
 
 
 class FakeKeeper:
-    """An instance that loads at once, or fails where its file `fail` says why."""
+    """Keeps an instance that loads immediately. A file `fail` in the version's folder fails the load with its text."""
 
     def __init__(self, made: list[FakeKeeper]) -> None:
         self.stopped = False
         self.plan: InstancePlan | None = None
         self.instance: EchoInstance | None = None
         self.config = ""
-        #: What a load waits for, if anything, why it fails, and what the instance answers requests with.
+        #: A load waits for this event, if there is one.
         self.gate: asyncio.Event | None = None
+        #: The error of a load; empty to succeed.
         self.failure = ""
+        #: The error of every response. Default: the text of the file `refuse` in the model's folder.
         self.refusal = ""
-        #: Set when the instance has finished what it has; None if it never has anything.
+        #: `leave` waits for this event, if there is one.
         self.finished: asyncio.Event | None = None
         made.append(self)
 
     async def start(self, title: str) -> None:
-        """Nothing is started."""
+        """Do nothing."""
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         return config
@@ -94,10 +98,10 @@ class FakeKeeper:
         assert self.instance is not None
         self.model.instances.add(self.instance)
 
-    def use(self, config: str) -> None:
+    def set_restart_config(self, config: str) -> None:
         self.config = config
 
-    async def leave(self) -> None:
+    async def retire(self) -> None:
         if self.instance is not None:
             self.model.instances.set_apart(self.instance)
         if self.finished is not None:
@@ -112,13 +116,14 @@ def _text(path: Path) -> str:
 
 
 class RepositoryLab:
-    """A lifecycle over a folder, with fake instances."""
+    """A lifecycle with fake instances, and the folder of its model repository."""
 
     def __init__(self, root: Path, schedule: SchedulerFactory, settings: LifecycleSettings | None = None) -> None:
         self.root = root
         self.settings = settings or LifecycleSettings((root,), explicit=True)
         self.catalog = Catalog(namespacing=self.settings.namespacing)
         self.keepers: list[FakeKeeper] = []
+        #: Passed to new keepers.
         self.gate: asyncio.Event | None = None
         self.failure = self.refusal = ""
         self.lifecycle = Lifecycle(self.catalog, FakeClock(), schedule, self._new_keeper, self.settings)
@@ -129,20 +134,23 @@ class RepositoryLab:
         return keeper
 
     def write(self, name: str, versions: tuple[int, ...] = (1,), config: str = CONFIG) -> None:
+        """Write a model to the repository, over one that is there."""
         for version in versions:
             (self.root / name / str(version)).mkdir(parents=True, exist_ok=True)
         (self.root / name / "config.pbtxt").write_text(config)
 
     def fail(self, name: str, version: int, reason: str) -> None:
+        """Let later loads of a version fail."""
         (self.root / name / str(version) / "fail").write_text(reason)
 
     @property
     def alive(self) -> list[str]:
+        """The names of the instances that were loaded and not stopped."""
         return sorted(k.plan.name for k in self.keepers if k.plan is not None and not k.stopped)
 
 
 def run(lab: RepositoryLab, scenario: Callable[[RepositoryLab], Coroutine[Any, Any, None]]) -> None:
-    """Run `scenario`, close the lifecycle, and see that nothing is left alive."""
+    """Run `scenario`, close the lifecycle, and check that all instances were stopped."""
 
     async def main() -> None:
         await scenario(lab)
@@ -153,12 +161,12 @@ def run(lab: RepositoryLab, scenario: Callable[[RepositoryLab], Coroutine[Any, A
 
 
 async def settled() -> None:
-    """Let background work that waits for nothing finish."""
+    """Run ten event-loop iterations, so that background work finishes unless it waits for an event or a thread."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let everything go on, threads as well, until `condition` holds."""
-    while not condition():  # noqa: ASYNC110 - what is waited for is the work of the code under test, not an event
+    """Run event-loop iterations, and let threads run, until `condition` is true."""
+    while not condition():  # noqa: ASYNC110 - the code under test sets no event to wait for
         await asyncio.sleep(0)

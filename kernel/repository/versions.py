@@ -1,4 +1,4 @@
-"""Which of a model's versions are served: the version policy. Pure."""
+"""The version policy: which versions of a model are served. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def choose_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:
-    """Return the versions to serve, ascending, of those that the repository has.
+    """Return the versions to serve, ascending; `available` are the versions in the repository.
 
-    `config` is normalised. Raises `BadConfig` where the policy leaves none.
+    `config` is normalised. Raises `BadConfig` if no available version satisfies the policy.
     """
     policy = config.version_policy
     ascending = sorted(set(available))
@@ -32,7 +32,7 @@ def choose_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:
 
 
 def missing_versions(config: ModelConfig, available: Iterable[int]) -> list[str]:
-    """Return one line for the log for each version that the policy names and the repository does not have."""
+    """Return one log line for each version that the policy names and the repository does not contain."""
     present = set(available)
     return [
         f"version {version} is specified for model '{config.name}', but the version directory is not present"

@@ -1,6 +1,6 @@
-"""Has new instances of a model execute its warm-up, before they take requests.
+"""Runs a model's warm-up on new instances, before they take requests.
 
-Around the scheduler, which might join the requests, or give them all to one instance.
+Warm-up requests bypass the scheduler, which could join them or send all of them to one instance.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
 from kernel.repository.warmup import warmup_samples
+from kernel.serving.batch import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 async def warm_up(
     model: Model, instances: Sequence[Instance], source: ModelSource, clock: Clock, limit_s: float = 0
 ) -> None:
-    """Have every one of `instances`, which are apart, execute the samples. Raises `ServingError`.
+    """Let each of `instances` execute all samples; the scheduler must not use the instances yet.
 
-    All together may take `limit_s` seconds, 0 for no limit; what is executing then goes on.
+    Raises `ServingError`, also when all of it takes longer than `limit_s` seconds (0 for no limit). The
+    instances then still execute what they were sent.
     """
     if not model.config.model_warmup or not instances:
         return
@@ -45,53 +47,56 @@ async def warm_up(
 
 
 async def _run(model: Model, instances: Sequence[Instance], sample: WarmupSample, clock: Clock) -> None:
-    """Have every instance execute `sample` once, all at the same time. Raises `ServingError`."""
-    answers = _Answers()
+    """Let all instances execute `sample` once, at the same time. Raises `ServingError`."""
+    responses = _WarmupResponses()
     now_ns = clock.now_ns()
-    batches = [answers.requests(model, sample, now_ns) for _ in instances]
-    for instance, requests in zip(instances, batches, strict=True):
-        model.instances.dispatch_to(instance, requests)
-    await answers.all_final()
-    if answers.errors:
-        raise sample.failed(answers.errors)
+    batches = [Batch([*responses.requests(model, sample, instance, now_ns)]) for instance in instances]
+    for instance, batch in zip(instances, batches, strict=True):
+        model.instances.dispatch_apart(instance, batch)
+    await responses.all_final()
+    if responses.errors:
+        raise sample.failed(responses.errors)
 
 
-class _Answers:
-    """Collects the responses of warm-up requests; only their errors matter."""
+class _WarmupResponses:
+    """Collects the errors of warm-up responses, and waits for all final responses."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
-        self._open = 0
+        self._unfinished_count = 0
         self._done = asyncio.get_running_loop().create_future()
 
-    def requests(self, model: Model, sample: WarmupSample, now_ns: int) -> list[Request]:
-        """Return the requests of one batch, whose responses come here."""
+    def requests(self, model: Model, sample: WarmupSample, instance: Instance, now_ns: int) -> list[Request]:
+        """Return the requests of one batch for `instance`. Their responses go to `received`."""
         made = []
         for _ in range(sample.batch_size):
-            sink = _WarmupSink(self)
+            sink = _WarmupSink(self, instance)
             sink.request = sample.request(model.name, sink)
+            sink.request.owner = sink
             sink.request.received_ns = sink.request.queue_start_ns = now_ns
             made.append(sink.request)
-        self._open += len(made)
+        self._unfinished_count += len(made)
         return made
 
     def received(self, response: Response) -> None:
         if response.error is not None:
             self.errors.append(response.error.message)
         if response.final:
-            self._open -= 1
-            if not self._open and not self._done.done():
+            self._unfinished_count -= 1
+            if not self._unfinished_count and not self._done.done():
                 self._done.set_result(None)
 
     async def all_final(self) -> None:
+        """Wait until each request has its final response."""
         await self._done
 
 
 class _WarmupSink:
-    """Takes every response at once, so that a decoupled model is never held up."""
+    """Sink and owner of a request. Consumes every response immediately, so that a decoupled model can send the next."""
 
-    def __init__(self, answers: _Answers) -> None:
-        self._answers = answers
+    def __init__(self, responses: _WarmupResponses, instance: Instance) -> None:
+        self._responses = responses
+        self._instance = instance
         self.request: Request | None = None
 
     def send(self, response: Response) -> None:
@@ -99,4 +104,15 @@ class _WarmupSink:
         if self.request is not None:
             self.request.failed = self.request.failed or response.error is not None
             self.request.consumed()
-        self._answers.received(response)
+        self._responses.received(response)
+
+    # ---- kernel.serving.request.RequestOwner -------------------------------------------------
+
+    def responded(self, request: Request, response: Response) -> None:
+        """Do nothing: statistics do not count the warm-up."""
+
+    def consumed(self, request: Request, count: int) -> None:
+        self._instance.consumed(request, count)
+
+    def cancelled(self, request: Request) -> None:
+        self._instance.cancel(request)

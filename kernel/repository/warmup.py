@@ -1,7 +1,7 @@
-"""Warm-up: requests that every instance executes before its model is READY. Pure, given the files' contents.
+"""Warm-up: requests that every instance executes before its model is READY. Pure: callers pass in file contents.
 
-`warmup_samples` reads the configuration's model_warmup, and a sample makes the requests of each run. Texts
-are those of Triton's backend_model_instance.cc.
+`warmup_samples` reads model_warmup of the configuration; a sample creates the requests of each run. Error
+texts are those of Triton's backend_model_instance.cc.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import msgspec
 
 from kernel.config.generated.model_config_pb2 import DataType
 from kernel.errors import InvalidArgument, request_prefix
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.serving.validation import validate
 from shm.datatypes import BY_CONFIG_NAME, element_count
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
 
 WARMUP_FOLDER = "warmup"
 
-#: Triton gives a string element as many zero bytes as its length takes: an empty string.
+#: A zero or random string element is an empty string, as in Triton: only its length, in four zero bytes.
 _STRING_LENGTH_BYTE_SIZE = 4
 
-#: Most bytes of one run's inputs, and most requests: they travel in one message to the worker.
+#: Limits of the bytes and requests of one run: they go to the worker in one message.
 MAX_BYTE_SIZE = 256 << 20
 MAX_REQUESTS = 1 << 16
 
 
 class Random(Protocol):
-    """Where random bytes come from; `random.Random` is one."""
+    """A source of random bytes, such as `random.Random`."""
 
     def randbytes(self, n: int) -> bytes: ...
 
@@ -45,21 +46,21 @@ class WarmupSample(msgspec.Struct, frozen=True):
     name: str
     batch_size: int
     count: int
-    inputs: tuple[InputTensor, ...]
+    inputs: tuple[Tensor, ...]
 
     def request(self, model_name: str, sink: Sink) -> Request:
-        """Return a new request of this sample, with one row."""
+        """Return a new request of this sample, with one row. Requests share the bytes of the tensors."""
         return Request(model_name, [msgspec.structs.replace(tensor) for tensor in self.inputs], sink, streaming=True)
 
     def failed(self, errors: list[str]) -> InvalidArgument:
-        """Return the error of a load whose warm-up was answered with `errors`."""
+        """Return the error of a load if the responses of its warm-up had `errors`."""
         return InvalidArgument(
             f"failed to run warmup sample '{self.name}': " + "".join(f"{error}; " for error in errors)
         )
 
 
 def warmup_files(config: ModelConfig) -> list[str]:
-    """Return the names of the files that warm-up needs, in the model's folder `warmup`."""
+    """Return the names of the files in the model's folder `warmup` that the warm-up needs."""
     names = {
         given.input_data_file
         for sample in config.model_warmup
@@ -73,9 +74,9 @@ def warmup_files(config: ModelConfig) -> list[str]:
 def warmup_samples(
     config: ModelConfig, spec: ModelSpec, files: Mapping[str, bytes], random: Random
 ) -> list[WarmupSample]:
-    """Return the samples of a checked configuration; `files` are those that `warmup_files` names.
+    """Return the samples of a checked configuration; `files` maps each name of `warmup_files` to its content.
 
-    Raises `InvalidArgument` where a sample does not fit the model.
+    Raises `InvalidArgument` if a sample does not match the model's inputs or is too large.
     """
     samples = []
     for setting in config.model_warmup:
@@ -90,19 +91,19 @@ def warmup_samples(
                 f"warmup sample '{setting.name}' has {setting.batch_size} requests with {total} bytes, at most "
                 f"{MAX_REQUESTS} requests and {MAX_BYTE_SIZE} bytes are allowed"
             )
-        # Inputs that the configuration does not have pass unchecked, as in Triton: they are controls.
+        # As in Triton, inputs that the configuration does not declare are not checked: they may be controls.
         known = [tensor for tensor in inputs if tensor.name in spec.inputs]
-        validate(Request(spec.name, known, _NOWHERE), spec)
+        validate(Request(spec.name, known, _UNUSED_SINK), spec)
         samples.append(WarmupSample(setting.name, setting.batch_size, max(setting.count, 1), tuple(inputs)))
     return samples
 
 
-class _Nowhere:
+class _UnusedSink:
     def send(self, response: object) -> None:
-        raise AssertionError("a request that is only checked was answered")
+        raise AssertionError("a request that is only validated got a response")
 
 
-_NOWHERE = _Nowhere()
+_UNUSED_SINK = _UnusedSink()
 
 
 def _check_dims(name: str, given: ModelWarmup.Input) -> None:
@@ -110,10 +111,8 @@ def _check_dims(name: str, given: ModelWarmup.Input) -> None:
         raise InvalidArgument(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
 
 
-def _input(
-    name: str, given: ModelWarmup.Input, spec: ModelSpec, files: Mapping[str, bytes], random: Random
-) -> InputTensor:
-    """Return one input of a request with one row."""
+def _input(name: str, given: ModelWarmup.Input, spec: ModelSpec, files: Mapping[str, bytes], random: Random) -> Tensor:
+    """Return one input of a warm-up request, with one row."""
     datatype = BY_CONFIG_NAME.get(DataType.Name(given.data_type)) if given.data_type in DataType.values() else None
     element_byte_size = datatype.byte_size if datatype is not None else 0
     is_string = element_byte_size == 0
@@ -134,7 +133,7 @@ def _input(
     if datatype is not None and datatype.name == "BOOL":
         data = bytes(byte & 1 for byte in data)
     rows = [1] if spec.max_batch_size > 0 else []
-    return InputTensor(name, datatype.name if datatype is not None else "INVALID", [*rows, *given.dims], data)
+    return Tensor(name, datatype.name if datatype is not None else "INVALID", [*rows, *given.dims], data)
 
 
 def _check_byte_size(name: str, byte_size: int) -> None:
@@ -143,13 +142,13 @@ def _check_byte_size(name: str, byte_size: int) -> None:
 
 
 def _file_data(name: str, files: Mapping[str, bytes], byte_size: int | None) -> bytes:
-    """Return the first `byte_size` bytes of a file, None for all of it."""
+    """Return the first `byte_size` bytes of a file, or all bytes for None."""
     data = files[name]
     if byte_size is None:
         return data
     if byte_size > len(data):
         raise InvalidArgument(
-            # Triton has no space behind the file's name either.
+            # The missing space after the file's name is Triton's.
             f"{request_prefix('')}warmup setting expects {byte_size} bytes, but the data provided from {name}only "
             f"has {len(data)} bytes"
         )

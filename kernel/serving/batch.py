@@ -7,10 +7,47 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 
 class Batch(msgspec.Struct, eq=False):
-    """Requests bound for one instance. Whoever executes it answers every request exactly once."""
+    """Requests for one instance, which sends exactly one final response to each of them.
 
-    requests: list[Request]
+    An entry without a request is padding: the model gets its control tensors, and no response follows. Sequence
+    batching uses padding for idle slots.
+    """
+
+    entries: list[Request | None]
+    #: Whether a request was removed; in a batch of sequences entries may be without a request in any case.
+    padded: bool = False
+    #: The slot of each entry, by which the worker keeps implicit state; None in a batch without sequences.
+    slots: list[int] | None = None
+    #: Control tensors of each entry, which the model gets in addition to the inputs; only in a batch of sequences.
+    controls: list[list[Tensor]] | None = None
+    #: Unique among the batches of the instance. Set by `InstanceSet.dispatch`.
+    number: int = 0
+    #: The number of the first entry in messages to the worker; the other entries have the next numbers. Set by the
+    #: instance.
+    first_request_number: int = 0
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests, without padding."""
+        if self.slots is None and not self.padded:  # usual
+            return self.entries  # type: ignore[return-value]
+        return [request for request in self.entries if request is not None]
+
+    def remove(self, request: Request) -> None:
+        """Remove a request that will not be executed; its entry becomes padding."""
+        self.entries[self.entries.index(request)] = None
+        self.padded = True
+
+    def request_numbers(self) -> Sequence[int]:
+        """Return the numbers of the requests in messages to the worker, without padding."""
+        numbers = range(self.first_request_number, self.first_request_number + len(self.entries))
+        if self.slots is None and not self.padded:
+            return numbers
+        return [number for number, request in zip(numbers, self.entries, strict=True) if request is not None]

@@ -1,7 +1,7 @@
-"""Which models and versions the server knows, in what state, and which of them answers a request.
+"""The models and versions that the server knows, their states, and which version a request is for.
 
-States and texts are Triton's (model_lifecycle.h, model_repository_manager.cc). Pure: the lifecycle
-changes it, front doors and the kernel read it.
+States and texts are Triton's (model_lifecycle.h, model_repository_manager.cc). Pure. The lifecycle changes the catalog;
+front doors and the kernel read it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 #: The reason of a version that was unloaded on request.
 UNLOADED = "unloaded"
 
-#: The number at the beginning of a version string, as `stol` finds it.
+#: The number at the beginning of a version string, as C++'s `stol` reads it.
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
-#: The reason of a model that no repository may claim.
+#: The reason of a model that is in several repositories.
 DUPLICATE_REASON = "model appears in two or more repositories"
 
 
@@ -49,7 +49,7 @@ class VersionEntry(msgspec.Struct):
 
 
 class IndexItem(msgspec.Struct, frozen=True):
-    """One line of the repository index. A model that was never loaded has a name only."""
+    """One line of the repository index. A model that was never loaded has only a name."""
 
     name: str
     version: str = ""
@@ -60,31 +60,31 @@ class IndexItem(msgspec.Struct, frozen=True):
 class Catalog:
     """Versions by model and number.
 
-    A model has an identifier, by which the lifecycle knows it, and a name, by which clients do. They are
-    the same unless repositories are namespaces: then one name can stand for several models, and for no
-    client until only one of them is left.
+    The lifecycle uses a model's identifier, clients use its name. They are the same unless repositories are
+    namespaces. Then several models can have one name, and requests with that name fail until only one such model is
+    left.
     """
 
     def __init__(self, *, namespacing: bool = False) -> None:
-        #: Grows with every change: what was found out before may not hold any more.
+        #: Grows with every change. A result of an earlier generation may no longer be valid.
         self.generation = 0
         self._namespacing = namespacing
         self._models: dict[str, dict[int, VersionEntry]] = {}
-        #: By name, the READY version with the highest number of the one model that has the name.
+        #: By name: the highest READY version of the model with that name, if only one model has the name.
         self._newest: dict[str, Model] = {}
-        #: Models that cannot be loaded at all, and why.
+        #: Models of which no version can be loaded, with the reason.
         self._broken: dict[str, str] = {}
         #: Models that are in several repositories.
         self._duplicates: set[str] = set()
-        #: Names by identifier of the models in the repositories, loaded or not.
+        #: Names, by identifier, of all models in the repositories, loaded or not.
         self._known: dict[str, str] = {}
 
     # ---- changed by the lifecycle ------------------------------------------------------------
 
     def set_known(self, names: Mapping[str, str] | Iterable[str], duplicates: Iterable[str] = ()) -> None:
-        """Tell which models the repositories have: their names, by identifier where these differ.
+        """Set the models that the repositories have: names by identifier, or only names where both are the same.
 
-        `duplicates` are in several repositories, so that nobody can say which one is meant.
+        `duplicates` are models that are in several repositories.
         """
         self.generation += 1
         self._known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
@@ -93,7 +93,7 @@ class Catalog:
             self._choose_newest(identifier)
 
     def set_broken(self, identifier: str, reason: str | None) -> None:
-        """Remember why no version of a model can be loaded; None forgets it."""
+        """Set the reason why no version of a model can be loaded; None removes it."""
         self.generation += 1
         if reason is None:
             self._broken.pop(identifier, None)
@@ -103,7 +103,7 @@ class Catalog:
     def set_state(
         self, identifier: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
     ) -> None:
-        """Set the state of one version. `model` comes with READY, and stays with UNLOADING."""
+        """Set the state of one version. `model` is given for READY and UNLOADING."""
         self.generation += 1
         self._models.setdefault(identifier, {})[version] = VersionEntry(state, reason, model)
         self._choose_newest(identifier)
@@ -124,17 +124,17 @@ class Catalog:
         return self._known.get(identifier, identifier)
 
     def _claimants(self, name: str) -> list[str]:
-        """Return the identifiers of the models called `name` that were loaded, or tried, and not unloaded."""
+        """Return the identifiers of the models called `name` that have versions which were not unloaded on request."""
         return [
             identifier
             for identifier, versions in self._models.items()
             if self._name(identifier) == name and any(entry.reason != UNLOADED for entry in versions.values())
         ]
 
-    # ---- read by everyone --------------------------------------------------------------------
+    # ---- read by front doors and the kernel ----------------------------------------------------
 
     def resolve(self, name: str, version: str = "") -> Model:
-        """Return the model that answers for `name` and `version`; an empty version means the newest.
+        """Return the model that executes requests for `name` and `version`; an empty version means the newest.
 
         Raises `ModelNotFound`, `NoAvailableVersion`, `ModelNotReady` or `InvalidArgument`.
         """
@@ -157,7 +157,7 @@ class Catalog:
         return entry.model
 
     def _identifier(self, name: str) -> str:
-        """Return which model `name` means. Raises `InvalidArgument` where that is not one (Triton)."""
+        """Return the identifier of the only model called `name`. Raises `InvalidArgument` if there is not one."""
         if not self._namespacing:
             return name
         claimants = self._claimants(name)
@@ -174,11 +174,11 @@ class Catalog:
         return self._models.get(identifier, {}).get(version)
 
     def versions(self, identifier: str) -> dict[int, VersionEntry]:
-        """Return all versions of a model that were ever loaded, in the order of their numbers."""
+        """Return all versions of a model that were ever given a state, in the order of their numbers."""
         return dict(sorted(self._models.get(identifier, {}).items()))
 
     def ready_models(self, name: str = "") -> list[Model]:
-        """Return the READY versions of all models, or of those called `name`, by identifier and number."""
+        """Return the READY versions of all models, or of those called `name`, in the order of identifier and number."""
         return [
             entry.model
             for identifier, versions in sorted(self._models.items())
@@ -188,9 +188,9 @@ class Catalog:
         ]
 
     def index(self, ready: bool = False) -> list[IndexItem]:
-        """Return the repository index by identifier and version; with `ready` only what is READY.
+        """Return the repository index in the order of identifier and version; with `ready`, only READY versions.
 
-        Models that are in several repositories are always shown, and never as READY (Triton).
+        Models that are in several repositories are always listed, and never as READY (Triton).
         """
         items: list[IndexItem] = []
         for identifier in sorted({*self._known, *self._models, *self._broken, *self._duplicates}):
@@ -211,7 +211,7 @@ class Catalog:
         return items
 
     def all_ready(self) -> bool:
-        """Whether every version that was asked to load is READY and has a living instance.
+        """Whether every version that should be loaded is READY and has a living instance.
 
         Versions that were unloaded on request do not count (Triton's strict readiness).
         """
@@ -228,9 +228,9 @@ class Catalog:
 
 
 def parse_version(text: str) -> int:
-    """Return the number of a version string, with Triton's errors for what is none.
+    """Return the number of a version string. Raises `InvalidArgument` with Triton's text.
 
-    Triton reads it with C++'s `stol`, which takes white space before the number and anything behind it.
+    Triton reads it with C++'s `stol`, which accepts white space before the number and any text after it.
     """
     found = _NUMBER.match(text)
     if found is None or len(found[1].lstrip("+-0")) > 19 or not -(2**63) <= int(found[1]) < 2**63:
@@ -239,6 +239,6 @@ def parse_version(text: str) -> int:
             "version should be an integral value > 0"
         )
     number = int(found[1])
-    if number < 0:  # no folder is called 0 either, but Triton looks for it
+    if number < 0:  # 0 is not refused here: Triton looks for such a version
         raise InvalidArgument(f"invalid model version specified '{text}' , version should be an integral value > 0")
     return number

@@ -1,4 +1,4 @@
-"""What a scheduler can be told. One inbox per model version; every event is delivered in order."""
+"""The events that a scheduler gets. Each model version has one inbox, which delivers its events in order."""
 
 from __future__ import annotations
 
@@ -8,36 +8,40 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
+    from kernel.serving.instances import Instance
     from kernel.serving.request import Request
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A checked request wants to run. The scheduler owns it until it dispatches or fails it."""
+    """A request was checked and is queued. The scheduler owns it until it dispatches or fails it."""
 
     request: Request
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The client of a request that is not executing has gone; the scheduler may not have it any more."""
+    """The client of a queued request has gone. The scheduler may have ended the request already."""
 
     request: Request
 
 
-class Returned(msgspec.Struct, frozen=True):
-    """An instance was lost before it started these requests: they are the scheduler's again, and first."""
-
-    requests: list[Request]
-
-
 class InstanceIdle(msgspec.Struct, frozen=True):
-    """An instance can take a batch, and requests wait: it has finished one, or it has just been (re)started.
+    """`instance` can take a batch, and requests are queued. It has finished a batch, or was just added.
 
-    Not told while nothing waits: a scheduler asks `instances` when a request comes.
+    Not posted while no request is queued: on `Submitted`, a scheduler asks `InstanceSet` for an instance.
     """
+
+    instance: Instance
+
+
+class InstanceLost(msgspec.Struct, frozen=True):
+    """`instance` is gone. It had not started `returned`: the scheduler owns them again, before all other requests."""
+
+    instance: Instance
+    returned: list[Request]
 
 
 class DeadlineReached(msgspec.Struct, frozen=True):
-    """The time that the scheduler waited for has come."""
+    """The scheduler's deadline (`Inbox.next(until_ns)`) has passed."""
 
 
 class NoInstanceLeft(msgspec.Struct, frozen=True):
@@ -46,4 +50,4 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
     error: ServingError
 
 
-Event = Submitted | Cancelled | Returned | InstanceIdle | DeadlineReached | NoInstanceLeft
+Event = Submitted | Cancelled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft

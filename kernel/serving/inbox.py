@@ -1,7 +1,7 @@
 """The inbox of a scheduler: it steps the scheduler's coroutine in the call that posts an event.
 
-A scheduler awaits nothing but `inbox.next(until_ns)`, so stepping it is one `send`: no task, no queue,
-no loop turn (0.5 µs instead of 11 µs, style guide A.5).
+A scheduler awaits nothing but `inbox.next(until_ns)`, so a step is one `send`: no task, no queue, no further
+event-loop iteration (0.5 µs instead of 11 µs, docs/decisions/stepped-schedulers.md).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _DEADLINE_REACHED = DeadlineReached()
 
 
 class BadScheduler(TypeError):
-    """A scheduler awaited something else than its inbox, or returned."""
+    """A scheduler awaited something other than its inbox, or returned."""
 
 
 class Inbox:
     """Delivers events to one scheduler.
 
-    `start` takes the coroutine; `post` runs it until it waits again. What the scheduler raises then goes
-    to `on_crash` and ends it: whoever owns the inbox starts a new coroutine.
+    `start` takes the coroutine; `post` runs it until it waits again. An exception ends the scheduler and is passed to
+    `on_crash`. The owner of the inbox may then start a new coroutine.
     """
 
     def __init__(self, clock: Clock, on_crash: Callable[[Exception], None]) -> None:
@@ -41,25 +41,32 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._coroutine: Coroutine[int | None, Event, None] | None = None
         self._stepping = False
-        #: What a scheduler raised before it waited for the first time.
-        self._early: Exception | None = None
-        self._starting = False
-        #: What the alarm is set to.
+        #: The time to which the alarm is set.
         self._until_ns: int | None = None
 
     def start(self, scheduler: Coroutine[int | None, Event, None]) -> None:
-        """Run `scheduler` up to its first wait. Raises what it raises until then, and it has ended."""
+        """Run `scheduler` up to its first wait. Raises what it raises until then, and it has ended.
+
+        `on_crash` may call it, within the step that failed: events wait until that step is over.
+        """
         assert self._coroutine is None, "the inbox has a scheduler already"
         self._coroutine = scheduler
-        self._starting = True
-        self._step(None)
-        self._starting = False
-        if self._early is not None:
-            error, self._early = self._early, None
-            raise error
+        within_step, self._stepping = self._stepping, True
+        try:
+            until_ns = scheduler.send(None)  # type: ignore[arg-type]  # None starts a coroutine
+            _check_awaited(until_ns)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, StopIteration):
+                raise BadScheduler("a scheduler must not return") from None
+            raise
+        finally:
+            self._stepping = within_step
+        self._until_ns = until_ns
+        self._alarm.set(until_ns)
 
     def close(self) -> None:
-        """End the scheduler; events are no longer delivered."""
+        """End the scheduler. Later events are dropped."""
         self._until_ns = None
         self._alarm.close()
         self._events.clear()
@@ -71,49 +78,48 @@ class Inbox:
     def next(self, until_ns: int | None = None) -> Generator[int | None, Event, Event]:
         """Return the next event, or `DeadlineReached` once `until_ns` has passed.
 
-        `until_ns` must lie in the future: a time already past would make the loop spin. With `clock.TURN_END`
-        the deadline is reached when the loop has looked at all that had come: what comes together is then known.
+        `until_ns` must be in the future: with a past time the loop would spin. `clock.ITERATION_END` is the end of the
+        event-loop iteration, when all requests that were received in it have been submitted.
         """
         return (yield until_ns)
 
     def post(self, event: Event) -> None:
-        """Deliver `event`, running the scheduler until it waits again."""
+        """Deliver `event`: run the scheduler until it waits again."""
         if self._stepping:
-            # A step can raise further events (a dispatch that fails makes its instance idle). They wait
-            # their turn: a coroutine that is already running cannot be entered again.
+            # A step can post more events: a dispatch that fails makes its instance idle. They are delivered after the
+            # step, because a running coroutine cannot be stepped again.
             self._events.append(event)
             return
-        if self._coroutine is not None:
-            self._step(event)
-        while self._events and self._coroutine is not None:
-            self._step(self._events.popleft())
-
-    def _step(self, event: Event | None) -> None:
-        assert self._coroutine is not None
-        self._stepping = True
-        try:
-            until_ns = self._coroutine.send(event)  # type: ignore[arg-type]  # None starts a coroutine
-            if until_ns is not None and type(until_ns) is not int:
-                raise BadScheduler(f"a scheduler may await only inbox.next, this one awaited {until_ns!r}")
-        except StopIteration:
-            self._crashed(BadScheduler("a scheduler must not return"))
-        except Exception as error:
-            self._crashed(error)
-        else:
-            if until_ns != self._until_ns:
-                self._until_ns = until_ns
-                self._alarm.set(until_ns)
-        finally:
-            self._stepping = False
+        while self._coroutine is not None:
+            self._stepping = True
+            try:
+                until_ns = self._coroutine.send(event)
+                if until_ns is not None and type(until_ns) is not int:
+                    _check_awaited(until_ns)
+            except StopIteration:
+                self._crashed(BadScheduler("a scheduler must not return"))
+            except Exception as error:
+                self._crashed(error)
+            else:
+                if until_ns != self._until_ns:
+                    self._until_ns = until_ns
+                    self._alarm.set(until_ns)
+            finally:
+                self._stepping = False
+            if not self._events:
+                return
+            event = self._events.popleft()
 
     def _crashed(self, error: Exception) -> None:
         self.close()
-        if self._starting:
-            self._early = error
-            return
         logger.exception("scheduler failed", exc_info=error)
         self._on_crash(error)
 
     def _deadline_reached(self) -> None:
         self._until_ns = None
         self.post(_DEADLINE_REACHED)
+
+
+def _check_awaited(until_ns: object) -> None:
+    if until_ns is not None and type(until_ns) is not int:
+        raise BadScheduler(f"a scheduler may await only inbox.next, this one awaited {until_ns!r}")

@@ -1,19 +1,21 @@
-"""The instances of one model version: which are idle, and handing batches to them."""
+"""The instances of one model version: their load, and dispatch of batches to them."""
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import Unavailable
-from kernel.serving.batch import Batch
-from kernel.serving.events import InstanceIdle, Returned
+from kernel.serving.events import InstanceIdle, InstanceLost
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kernel.loop.clock import Clock
     from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+    from kernel.serving.batch import Batch
     from kernel.serving.inbox import Inbox
+    from kernel.serving.live_requests import LiveRequests
     from kernel.serving.request import Request
 
 
@@ -23,176 +25,218 @@ class Instance(Protocol):
     @property
     def name(self) -> str: ...
 
-    def execute(self, batch: Batch) -> None:
-        """Execute `batch` after those given before; its requests now belong to the instance.
+    @property
+    def record(self) -> BatchRecord:
+        """The unfinished batches of the instance. `InstanceSet` adds batches; the instance removes finished ones."""
 
-        Never raises: what goes wrong is answered to the requests. Calls `InstanceSet.executed` at the
-        end of each batch, or `InstanceSet.lost`.
+    def execute(self, batch: Batch) -> None:
+        """Execute `batch` after earlier batches. The instance owns its requests from now on.
+
+        Never raises: the requests get errors as responses. The instance calls `InstanceSet.executed` when a batch is
+        finished, or `InstanceSet.lost`.
         """
 
     def cancel(self, request: Request) -> None:
-        """Tell the model that the client of an executing request has gone."""
+        """Let the model know that the client of a dispatched request has gone."""
 
     def consumed(self, request: Request, count: int) -> None:
-        """Let the model send `count` more responses of a request that it streams."""
+        """Let the model send `count` more responses of a decoupled request."""
 
 
-#: An instance may be given so much work ahead of time, as far as past executions tell: enough that a
-#: fast model never waits for the kernel, too little to matter when another instance becomes idle first.
+#: The most work that an instance gets ahead of time, in nanoseconds of expected execution. Enough that a fast model
+#: does not wait for the kernel; too little to matter when another instance becomes idle first.
 PREFETCH_NS = 500_000
 
-#: Executions longer than this are never dispatched ahead of time.
+#: While the mean execution takes longer than this, no batch is dispatched ahead of time.
 FAST_EXECUTION_NS = 100_000
 
+#: The most batches that an instance of concurrency 1 has at a time.
 MAX_DEPTH = 32
 
-_IDLE = InstanceIdle()
+
+class BatchRecord:
+    """The batches that were dispatched to an instance and are not finished. There is no other record of them.
+
+    An instance with concurrency 1 executes batches in the order of dispatch, and its first batch counts as started. An
+    instance with a higher concurrency reports the start of each batch.
+    """
+
+    __slots__ = ("_last_number", "_started", "batches", "concurrency")
+
+    def __init__(self, concurrency: int = 1) -> None:
+        #: How many batches the instance executes at the same time.
+        self.concurrency = concurrency
+        #: By `Batch.number`, in the order of dispatch.
+        self.batches: dict[int, Batch] = {}
+        self._started: set[int] = set()
+        self._last_number = 0
+
+    def add(self, batch: Batch) -> None:
+        """Add a dispatched batch and give it its number."""
+        self._last_number = batch.number = self._last_number + 1
+        self.batches[batch.number] = batch
+
+    def started(self, number: int) -> None:
+        """The instance has begun to execute a batch. Raises KeyError for one that it does not have, or without
+        concurrency, where nothing is said of that."""
+        if self.concurrency == 1:
+            raise KeyError(number)
+        self._started.add(self.batches[number].number)
+
+    def executed(self, number: int) -> Batch:
+        """Remove and return a finished batch. Raises KeyError for a batch that is not started."""
+        if self.concurrency == 1:
+            if number != next(iter(self.batches), None):
+                raise KeyError(number)
+        else:
+            self._started.remove(number)
+        return self.batches.pop(number)
+
+    def unstarted(self) -> list[Batch]:
+        """Return the batches that the instance has not started, in the order of dispatch."""
+        if self.concurrency == 1:
+            return list(islice(self.batches.values(), 1, None))
+        return [batch for number, batch in self.batches.items() if number not in self._started]
 
 
 class InstanceSet:
-    """Instances of a model version. A lost instance comes back by `add`, when it was restarted.
+    """The instances of a model version. When a lost instance is restarted, it is added again by `add`.
 
-    An instance executes its batches one after the other, in the order in which it was given them, and
-    answers each before it starts the next. So if it is lost, at most its first batch was started.
-
-    One that is apart is not seen by the scheduler: a new one that warms up, or one that was taken out of
-    service and finishes what it has.
+    An instance is in service or set apart. The scheduler does not see an instance that is set apart: a new one that
+    warms up, or a retired one that finishes its batches.
     """
 
-    def __init__(self, inbox: Inbox, statistics: ModelStatistics, clock: Clock) -> None:
+    def __init__(self, inbox: Inbox, live: LiveRequests, statistics: ModelStatistics, clock: Clock) -> None:
         self._inbox = inbox
+        self._live = live
         self._statistics = statistics
         self._clock = clock
-        #: Batches that each living instance has not finished, oldest first.
-        self._batches: dict[Instance, deque[Batch]] = {}
-        #: The same of those that are apart.
-        self._apart: dict[Instance, deque[Batch]] = {}
-        #: The living instance, and its batches, where there is exactly one, the usual case.
+        self._serving: dict[Instance, BatchRecord] = {}
+        self._apart: dict[Instance, BatchRecord] = {}
+        #: The instance in service if there is exactly one, which is the usual case.
         self._only: Instance | None = None
-        self._only_batches: deque[Batch] | None = None
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
 
-    @property
-    def idle(self) -> bool:
-        """Whether an instance has nothing to do."""
-        return self._has_room(1)
+    # ---- for schedulers ----------------------------------------------------------------------
 
-    @property
-    def soon_idle(self) -> bool:
-        """Whether an instance has nothing to do, or is a fast one that has a single batch.
+    def idle_instance(self) -> Instance | None:
+        """Return an instance with fewer batches than its concurrency, or None."""
+        return self._with_room(1)
 
-        What a scheduler that makes batches asks: while a fast model executes one batch it is given the next,
-        but no more, so that the others can grow.
+    def soon_idle_instance(self) -> Instance | None:
+        """Return an idle instance, or, of a fast model, one that has no batch ahead of time; or None.
+
+        For schedulers that make batches: a fast model gets its next batch while it executes one, but not more, so that
+        the other batches can grow.
         """
-        if self._only_batches is not None:
-            return len(self._only_batches) < (2 if self._depth > 1 else 1)
-        return self._has_room(2 if self._depth > 1 else 1)
+        return self._with_room(2 if self._depth > 1 else 1)
 
-    @property
-    def open(self) -> bool:
-        """Whether `dispatch` can take a batch: to an idle instance, or ahead of time to a fast one."""
-        if self._only_batches is not None:  # asked for each request
-            return len(self._only_batches) < self._depth
-        return self._has_room(self._depth)
+    def open_instance(self) -> Instance | None:
+        """Return the instance with the fewest batches that may get another, also ahead of time, or None."""
+        return self._with_room(self._depth)
 
-    def _has_room(self, depth: int) -> bool:
-        # A loop costs a third of a generator.
-        for batches in self._batches.values():  # noqa: SIM110 - the loop is faster
-            if len(batches) < depth:
-                return True
-        return False
+    def _with_room(self, depth: int) -> Instance | None:
+        only = self._only
+        if only is not None:  # runs for each request
+            record = only.record
+            return only if len(record.batches) < record.concurrency - 1 + depth else None
+        best: Instance | None = None
+        least = depth
+        for instance, record in self._serving.items():
+            load = len(record.batches) - record.concurrency + 1
+            if load < least:
+                best, least = instance, load
+        return best
 
     @property
     def count(self) -> int:
-        """How many instances are alive and take batches."""
-        return len(self._batches)
+        """How many instances are in service."""
+        return len(self._serving)
 
     @property
     def waiting(self) -> int:
-        """How many requests instances were given ahead of time and have not started."""
-        every = chain(self._batches.values(), self._apart.values())
-        return sum(len(batch.requests) for batches in every for batch in islice(batches, 1, None))
+        """How many requests were dispatched ahead of time and are not started."""
+        return sum(len(batch.requests) for _, record in self._records() for batch in record.unstarted())
 
-    def dispatch(self, requests: list[Request]) -> None:
-        """Give `requests` to the instance with the least to do; one must be `open`."""
-        instance = self._only or self._least_busy()
-        batch = Batch(requests)
-        self._batches[instance].append(batch)
-        self._statistics.pending -= len(requests)
-        for request in requests:
-            request.instance = instance
+    def dispatch(self, instance: Instance, batch: Batch) -> None:
+        """Give `batch`, whose requests are queued, to `instance`, which is in service."""
+        assert instance in self._serving, f"instance {instance.name} is not in service"
+        instance.record.add(batch)
+        self._live.dispatched(batch, instance)
         instance.execute(batch)
 
-    def _least_busy(self) -> Instance:
-        return min(self._batches, key=lambda each: len(self._batches[each]))
+    # ---- for warm-up -------------------------------------------------------------------------
 
-    def dispatch_to(self, instance: Instance, requests: list[Request]) -> None:
-        """Give `requests`, which never were in the queue, to an instance that is apart.
+    def dispatch_apart(self, instance: Instance, batch: Batch) -> None:
+        """Give `batch`, whose requests were never queued, to an instance that is set apart.
 
-        Raises `Unavailable` where it was lost; the requests are the caller's then.
+        Raises `Unavailable` if the instance was lost; then the caller still owns the requests.
         """
-        batches = self._apart.get(instance)
-        if batches is None:
+        if instance not in self._apart:
             raise Unavailable(f"model instance '{instance.name}' was lost")
-        batch = Batch(requests)
-        batches.append(batch)
-        for request in requests:
-            request.instance = instance
+        instance.record.add(batch)
         instance.execute(batch)
+
+    # ---- for supervision ---------------------------------------------------------------------
 
     def add(self, instance: Instance) -> None:
-        """An instance takes batches from now on: a restarted one, or one that was apart."""
-        batches = self._apart.pop(instance, None)
-        if batches is None and self._statistics.workers_lost > self._statistics.workers_restarted:
+        """Put an instance in service: a restarted one, or one that was set apart."""
+        was_apart = self._apart.pop(instance, None) is not None
+        if not was_apart and self._statistics.workers_lost > self._statistics.workers_restarted:
             self._statistics.workers_restarted += 1
-        self._batches[instance] = deque() if batches is None else batches
+        self._serving[instance] = instance.record
         self._note_only()
-        if self._statistics.pending:
-            self._inbox.post(_IDLE)
+        self._post_idle(instance)
 
     def set_apart(self, instance: Instance) -> None:
-        """A new instance takes no batches yet, or one that did takes no more; it finishes what it has."""
-        batches = self._batches.pop(instance, None)
-        self._apart[instance] = deque() if batches is None else batches
+        """Hide a new instance, or one in service, from the scheduler. It finishes the batches that it has."""
+        self._serving.pop(instance, None)
+        self._apart[instance] = instance.record
         self._note_only()
 
     def forget(self, instance: Instance) -> None:
-        """The instance has ended as it was told to."""
-        self._batches.pop(instance, None)
+        """Remove an instance that was stopped."""
+        self._serving.pop(instance, None)
         self._apart.pop(instance, None)
         self._note_only()
 
     def _note_only(self) -> None:
-        self._only = self._only_batches = None
-        if len(self._batches) == 1:
-            [(self._only, self._only_batches)] = self._batches.items()
+        self._only = next(iter(self._serving)) if len(self._serving) == 1 else None
 
-    def executed(self, instance: Instance, times: ExecutionTimes) -> None:
-        """The instance has done its first batch; responses that were due have been given."""
-        try:
-            batch = self._batches[instance].popleft()
-        except KeyError:
-            batch = self._apart[instance].popleft()
+    def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
+        """Account for a finished batch, which is no longer in the instance's record, and post `InstanceIdle`."""
         self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ns())
-        # A moving average: one slow execution ends dispatching ahead, some fast ones allow it again.
-        took_ns = times.input_ns + times.infer_ns + times.output_ns
+        # A moving average: one slow execution ends dispatch ahead of time, several fast ones allow it again.
+        took_ns = times.compute_end_ns - times.compute_start_ns
         mean_ns = self._execution_ns = self._execution_ns + (took_ns - self._execution_ns) // 8
         if mean_ns >= FAST_EXECUTION_NS:
             self._depth = 1
         else:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)
             self._depth = depth if depth < MAX_DEPTH else MAX_DEPTH  # a call of min costs more
-        if self._statistics.pending:
-            self._inbox.post(_IDLE)
+        if self._live.queued and instance in self._serving:
+            self._inbox.post(InstanceIdle(instance))
 
-    def lost(self, instance: Instance, unstarted: list[Request]) -> None:
-        """The instance is gone. It has failed the requests that it was executing; `unstarted` are those
-        that it had been given ahead of time, and they go back to the scheduler."""
+    def lost(self, instance: Instance, returned: list[Request]) -> None:
+        """Remove a lost instance. It has failed its started requests; `returned` are those that it had not started."""
         self.forget(instance)
         self._statistics.workers_lost += 1
-        if unstarted:
-            self._statistics.pending += len(unstarted)
-            for request in unstarted:
-                request.instance = None
-            self._inbox.post(Returned(unstarted))
+        self._live.returned(returned)
+        self._inbox.post(InstanceLost(instance, returned))
+
+    def _post_idle(self, instance: Instance) -> None:
+        if self._live.queued:
+            self._inbox.post(InstanceIdle(instance))
+
+    # ---- invariants --------------------------------------------------------------------------
+
+    def _records(self) -> Iterator[tuple[Instance, BatchRecord]]:
+        return chain(self._serving.items(), self._apart.items())
+
+    def check(self) -> None:
+        """Recompute the invariants of the record of live requests and of the batches."""
+        self._live.check((instance, batch) for instance, record in self._records() for batch in record.batches.values())
+        for _, record in self._records():
+            for number, batch in record.batches.items():
+                assert batch.number == number, f"batch {batch.number} is recorded as {number}"

@@ -1,6 +1,6 @@
-"""The kernel: front doors submit requests here and read the state of the server; nothing here does I/O.
+"""The kernel: front doors submit requests here and read the state of the server. Nothing here does I/O.
 
-A request is resolved to a model version, checked, given its memory and queued, all in one call.
+One call resolves a request to a model version, checks it, places its inputs and queues it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXTENSIONS = (
 
 
 class ServerIdentity(msgspec.Struct, frozen=True):
-    """What the server says of itself."""
+    """The metadata of the server."""
 
     name: str = "triton"
     version: str = __version__
@@ -55,23 +55,23 @@ class ServerIdentity(msgspec.Struct, frozen=True):
 
 
 class RepositoryControl(Protocol):
-    """The model repository as clients control it. Implemented by `kernel.repository.lifecycle`."""
+    """Control of the model repository by clients. Implemented by `kernel.repository.lifecycle`."""
 
     async def index(self, ready: bool = False) -> list[IndexItem]:
         """Return the repository index. Raises `InternalError`."""
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load a model, or load it again; returns when it is READY. Raises `ServingError`.
+        """Load or reload a model; returns when it is READY. Raises `ServingError`.
 
         `parameters` may hold `config` (a model configuration in JSON, str) and `file:<path>` (bytes).
         """
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Unload a model; returns at once, requests in flight finish. Unknown names are no error."""
+        """Start to unload a model and return at once; requests in flight finish. An unknown name is not an error."""
 
 
 class Kernel:
-    """The one object that front doors know."""
+    """The interface of the kernel for front doors."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Kernel:
         #: Set by the composition root, before any front door starts.
         self.repository: RepositoryControl
         self.stopping = False
-        #: How many connections each front door has now, by protocol; filled by the doors when they start.
+        #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
         self.connections: dict[str, Callable[[], int]] = {}
         self._inputs = inputs
         self._clock = clock
@@ -98,17 +98,17 @@ class Kernel:
     # ---- health ------------------------------------------------------------------------------
 
     def live(self) -> bool:
-        """Whether the server answers; `Server exiting` is raised while it stops (Triton)."""
+        """Return True. Raises `Unavailable` ("Server exiting") while the server stops (Triton)."""
         self._check_running()
         return True
 
     def ready(self) -> bool:
-        """Whether the server takes requests; with strict readiness, whether all its models do."""
+        """Whether the server accepts requests; with strict readiness, whether all its models are ready."""
         self._check_running()
         return not self.settings.strict_readiness or self.catalog.all_ready()
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a model version can execute now. Raises for unknown or not ready versions."""
+        """Whether a model version can execute now. Raises `ServingError` for versions that are unknown or not READY."""
         if version:
             parse_version(version)
         return self.catalog.resolve(name, version).ready
@@ -120,11 +120,11 @@ class Kernel:
     # ---- requests ----------------------------------------------------------------------------
 
     def resolve(self, name: str, version: str = "") -> Model:
-        """Return the model version that would execute a request. Raises `ServingError`."""
+        """Return the model version for a request. Raises `ServingError`."""
         return self.catalog.resolve(name, version)
 
     def resolve_unary(self, name: str, version: str, entry_point: str) -> Model:
-        """Return the model version for a call that carries one response only.
+        """Return the model version for a unary call.
 
         `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
         """
@@ -140,17 +140,17 @@ class Kernel:
         received_in: ReceiveBuffer | None = None,
         on_checked: Callable[[Request, Model], None] | None = None,
     ) -> Model:
-        """Check and queue `request`; its sink gets the responses, possibly before this returns.
+        """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
 
         Args:
-            prepared: a request of the same form that was checked before, while `catalog.generation` was the same.
-                Only leases are checked again then.
-            received_in: the buffer that holds the request's large tensors. It stays the caller's to release.
-            on_checked: called with the request and its model once a request that was not prepared has been
-                checked, and before its tensors are placed. What it raises is raised here.
+            prepared: the prepared request from which `request` was made, at the same `catalog.generation`. Then only
+                client regions are checked.
+            received_in: the buffer with the request's large tensors. The caller releases it.
+            on_checked: called with a request that is not prepared and its model, after the check and before the
+                tensors are placed. Its exceptions are raised here.
 
-        Returns the model that executes the request. Raises `ServingError` where the request is refused: then the
-        sink gets nothing, and no lease is kept.
+        Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
+        gets no response, and no lease is kept.
         """
         if prepared is not None:
             model = prepared.model
@@ -163,7 +163,7 @@ class Kernel:
         request.received_ns = self._clock.now_ns()
         if prepared is None or not prepared.small:
             try:
-                self._inputs.lease(request)  # before the check: Triton looks regions up while it decodes
+                self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
                 if prepared is None:
                     validate(request, model.spec)
                     if on_checked is not None:
@@ -176,25 +176,29 @@ class Kernel:
         return model
 
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        """Return a buffer to receive a request for `model` in; see `InputPlacer.receive_buffer`."""
+        """Return a buffer in which to receive a request for `model`; see `InputPlacer.receive_buffer`."""
         return self._inputs.receive_buffer(model, byte_size, first_tensor)
 
     def cancel(self, request: Request) -> None:
-        """The client of a submitted request has gone. The request still gets its final response."""
-        if request.model is not None:
-            request.model.cancel(request)
+        """Cancel a submitted request whose client has gone. It still gets its final response."""
+        request.cancel()
 
     def check_client_shm(self, *, local_peer: bool) -> None:
-        """Raise unless a client may register shared memory: by default only one on this machine."""
+        """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""
         allowed = self.settings.allow_client_shm
         if allowed == "false" or (allowed == "local" and not local_peer):
             raise ClientSharedMemoryDisabled
+
+    def check(self) -> None:
+        """Recompute the invariants of every model's requests and batches; for tests."""
+        for model in self.catalog.ready_models():
+            model.check()
 
     # ---- stopping ----------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
-        """Requests that were accepted and have no final response yet."""
+        """The number of requests that were accepted and have no final response yet."""
         return sum(model.in_flight for model in self.catalog.ready_models())
 
     async def drain(self) -> None:
@@ -203,13 +207,13 @@ class Kernel:
         await asyncio.gather(*(model.drain() for model in self.catalog.ready_models()))
 
     def abandon(self) -> None:
-        """Answer what is still unanswered with an error: the exit time-out has expired."""
+        """Fail all requests that have no final response: the exit timeout has expired."""
         for model in self.catalog.ready_models():
             model.abandon(Unavailable("Server exiting: the request took longer than the exit timeout"))
 
 
 class KernelSettings(msgspec.Struct, frozen=True):
-    """How the kernel behaves, from the command line."""
+    """Settings of the kernel from the command line."""
 
     trace: TraceSettings
     log: LogSettings

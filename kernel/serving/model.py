@@ -11,6 +11,7 @@ from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
+from kernel.serving.live_requests import LiveRequests
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -37,7 +38,7 @@ class SchedulerFactory(Protocol):
 
 
 class Model:
-    """A model version that is loaded. Requests enter by `submit` once the kernel has checked them."""
+    """A loaded model version. `submit` queues requests that the kernel has checked."""
 
     def __init__(
         self, spec: ModelSpec, config: ModelConfig, version: int, schedule: SchedulerFactory, clock: Clock
@@ -48,15 +49,15 @@ class Model:
         self.version_text = str(version)
         self.statistics = ModelStatistics(decoupled=spec.decoupled)
         self.inbox = Inbox(clock, self._scheduler_failed)
-        self.instances = InstanceSet(self.inbox, self.statistics, clock)
-        #: Holds large inputs of this model's requests; made when the first one comes.
+        self.live = LiveRequests()
+        self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
+        #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
         self._schedule = schedule
         self._clock = clock
-        #: Why no scheduler runs: it failed, and so did the next as soon as it was started.
+        #: Why no scheduler runs: it failed, and the next one failed at its start.
         self._failure: str | None = None
-        self._live: set[Request] = set()
-        #: Set when no request is left; None while nobody waits for that.
+        #: Set when no request is left; None while no `drain` waits.
         self._drained: asyncio.Event | None = None
 
     @property
@@ -65,85 +66,97 @@ class Model:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were accepted and have no final response yet."""
-        return len(self._live)
+        """The number of requests that were accepted and have no final response yet."""
+        return len(self.live)
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is alive to execute requests, and a scheduler to give them to it."""
+        """Whether an instance is in service and the scheduler runs."""
         return self.instances.count > 0 and self._failure is None
 
     def start(self) -> None:
-        """Start the scheduler. Raises what that raises before it waits for its first request."""
+        """Start the scheduler. Raises what the scheduler raises before it waits for its first event."""
         self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request, which is the model's from now on. Raises `InternalError` where no scheduler is."""
+        """Queue a checked request, and own it from now on. Raises `InternalError` if no scheduler runs."""
         if self._failure is not None:
             request.release_leases()
             raise InternalError(self._failure)
-        request.model = self
+        request.owner = self
         request.queue_start_ns = self._clock.now_ns()
-        self._live.add(request)
-        self.statistics.pending += 1
+        live = self.live
+        live.instance_of[request] = None  # repeats `live.add`, to save a call for each request
+        live.queued += 1
         self.inbox.post(Submitted(request))
 
-    def cancel(self, request: Request) -> None:
-        """The client has gone: drop the request from the queue, or tell the instance that executes it."""
-        if request.finished or request.cancelled:
-            return
-        request.cancelled = True
-        if request.instance is not None:
-            request.instance.cancel(request)
-        else:
-            self.inbox.post(Cancelled(request))
+    # ---- kernel.serving.request.RequestOwner -------------------------------------------------
 
-    def answered(self, request: Request, response: Response) -> None:
-        """Account for a response; called by the request itself."""
+    def responded(self, request: Request, response: Response) -> None:
+        """Count a response."""
         if response.error is not None and not request.failed:
             request.failed = True
             self.statistics.record_failure(request, response.error, self._clock.now_ns())
         if self.statistics.decoupled:
             self.statistics.record_response(request, response, self._clock.now_ns())
         if response.final:
-            if request.instance is None:
-                self.statistics.pending -= 1
-            self._live.discard(request)
-            if self._drained is not None and not self._live:
+            live = self.live
+            if live.instance_of.pop(request) is None:  # repeats `live.remove`
+                live.queued -= 1
+            if self._drained is not None and not live.instance_of:
                 self._drained.set()
                 self._drained = None
 
+    def consumed(self, request: Request, count: int) -> None:
+        """Let the instance of the request send more responses."""
+        instance = self.live.instance_of[request]
+        if instance is not None:
+            instance.consumed(request, count)
+
+    def cancelled(self, request: Request) -> None:
+        """Let the request's instance know, or the scheduler if the request is queued."""
+        instance = self.live.instance_of[request]
+        if instance is not None:
+            instance.cancel(request)
+        else:
+            self.inbox.post(Cancelled(request))
+
+    # ---- the end -----------------------------------------------------------------------------
+
     def fail_queued(self, error: ServingError) -> None:
-        """No instance is left and none will come soon: what waits for one is answered with `error`."""
+        """Fail all queued requests with `error`: no instance is left and a restart has failed."""
         self.inbox.post(NoInstanceLeft(error))
 
     async def drain(self) -> None:
         """Wait until every accepted request has its final response."""
-        if self._live:
+        if self.live:
             if self._drained is None:
                 self._drained = asyncio.Event()
             await self._drained.wait()
 
     def abandon(self, error: ServingError) -> None:
-        """End the scheduler and answer whatever is still unanswered with `error`."""
+        """End the scheduler and fail all requests that have no final response with `error`."""
         self.inbox.close()
-        for request in list(self._live):
+        for request in list(self.live.instance_of):
             request.fail(error)
 
     def close(self, error: ServingError) -> None:
-        """Abandon what is unanswered and give the model's memory back."""
+        """Abandon all requests and free the input arena."""
         self.abandon(error)
         if self.input_arena is not None:
             self.input_arena.close()
 
     def _scheduler_failed(self, error: Exception) -> None:
-        """A scheduler raised: requests that it held are answered, and a new one starts."""
+        """Fail the requests of a scheduler that raised, and start a new scheduler."""
         failure = f"the scheduler of model '{self.name}' failed: {error}"
-        for request in list(self._live):
-            if request.instance is None:
-                request.fail(InternalError(failure))
+        for request in self.live.queued_requests():
+            request.fail(InternalError(failure))
         try:
             self.start()
         except Exception:
             logger.exception("the scheduler of model '%s' failed and cannot be started again", self.name)
             self._failure = failure
+
+    def check(self) -> None:
+        """Recompute the invariants of requests and batches; for tests."""
+        self.instances.check()

@@ -1,4 +1,4 @@
-"""Model metadata as clients read it, over HTTP and gRPC alike."""
+"""Model metadata as clients get it, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TensorMetadata(msgspec.Struct, frozen=True):
-    """An input or output; `shape` has the batch dimension and -1 for any size."""
+    """An input or output; `shape` includes the batch dimension; -1 stands for any size."""
 
     name: str
     datatype: str
@@ -21,7 +21,7 @@ class TensorMetadata(msgspec.Struct, frozen=True):
 
 
 class ModelMetadata(msgspec.Struct, frozen=True):
-    """Fields and their order are those of the HTTP answer."""
+    """The fields, in the order of the HTTP response."""
 
     name: str
     versions: tuple[str, ...]
@@ -31,9 +31,9 @@ class ModelMetadata(msgspec.Struct, frozen=True):
 
 
 def model_metadata(spec: ModelSpec, versions: Iterable[int]) -> ModelMetadata:
-    """Describe a model; `versions` are those that are ready, or the one that was asked for.
+    """Describe a model; `versions` are the ready ones, or the requested one.
 
-    Reshapes are the model's own affair and do not show. A model without a platform has its backend's name.
+    Reshapes are not part of it. For a model without a platform, `platform` is the name of its backend.
     """
     return ModelMetadata(
         name=spec.name,

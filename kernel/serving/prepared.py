@@ -1,7 +1,7 @@
-"""A request without its id and its bytes, which was checked for a model once: what requests like it are made of. Pure.
+"""Prepared requests: checked once, without id and tensor bytes, so that equal requests can be made from them. Pure.
 
-A front door recognises that a message is like an earlier one; then nothing has to be parsed and checked again,
-as long as the catalog of models stays the same.
+A front door recognises a message that differs from an earlier one only in id and tensor bytes. It makes the request
+from the prepared one, without parsing and checking, as long as the catalog of models is unchanged.
 """
 
 from __future__ import annotations
@@ -10,55 +10,58 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.request import InputTensor, Request, RequestedOutput
 from shm.arena import INLINE_LIMIT
+from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
+    from kernel.serving.request import Request
     from kernel.serving.response import Response, Sink
 
 
-class _Nobody:
-    """The sink of a request that is never submitted; it keeps nothing of the first of its kind alive."""
+class _NoSink:
+    """The sink of a prepared request, which is never submitted. It holds no reference to the first request's sink."""
 
     def send(self, response: Response) -> None:
-        raise AssertionError("a form was submitted")
+        raise AssertionError("a prepared request was submitted itself, not a copy of it")
 
 
-_NOBODY = _Nobody()
+_NO_SINK = _NoSink()
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
-    """What requests of one form have in common."""
+    """The common part of equal requests."""
 
-    #: Never submitted; its inputs have no data.
+    #: The request that is copied. It is never submitted; its inputs have no data and no leases.
     request: Request
-    #: What the request was checked for.
+    #: The model that the request was checked for.
     model: Model
-    #: Whether anything is in shared memory, so that tensors are not shared between requests.
-    leases: bool
-    #: Whether all inputs travel in a message, and nothing is in shared memory.
+    #: Whether a tensor is in a client's region. Then each request needs requested outputs of its own, for leases.
+    uses_client_regions: bool
+    #: Whether all inputs are small enough for a message, and no tensor is in a client's region.
     small: bool
 
-    def with_inputs(self, inputs: list[InputTensor], id: str, sink: Sink) -> Request:
-        """Return a request of this form, for `Kernel.lease` and `start`, or for `start_small`."""
-        request: Request = self.request.__copy__()  # type: ignore[attr-defined]  # `copy` without its frame
+    def with_inputs(self, inputs: list[Tensor], id: str, sink: Sink) -> Request:
+        """Return a request with these inputs. Submit it together with this object."""
+        request: Request = self.request.__copy__()  # type: ignore[attr-defined]  # as `copy`, without its call
         request.id, request.inputs, request.sink = id, inputs, sink
-        if self.leases:
-            request.outputs = [RequestedOutput(o.name, o.classification, o.shared_memory) for o in request.outputs]
+        if self.uses_client_regions:
+            request.outputs = [RequestedOutput(o.name, o.classification, None, o.client_span) for o in request.outputs]
         if request.parameters:
             request.parameters = dict(request.parameters)
         return request
 
 
 def prepare(request: Request, model: Model) -> PreparedRequest:
-    """Return the form of a request that was checked for `model` and not started."""
-    leases = any(tensor.shared_memory is not None for tensor in request.inputs) or any(
-        output.shared_memory is not None for output in request.outputs
+    """Return a prepared request made from one that was checked for `model` and whose tensors are not placed yet."""
+    # The kernel has replaced client spans by leased spans, so their names come from the spans.
+    inputs = [Tensor(t.name, t.datatype, t.shape, None, None, t.region_of_client) for t in request.inputs]
+    outputs = [RequestedOutput(o.name, o.classification, None, o.region_of_client) for o in request.outputs]
+    uses_client_regions = any(tensor.client_span is not None for tensor in inputs) or any(
+        output.client_span is not None for output in outputs
     )
-    small = not leases and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
-    like = request.copy()
-    like.sink = _NOBODY
-    like.inputs = [InputTensor(t.name, t.datatype, t.shape, None, t.shared_memory) for t in request.inputs]
-    like.parameters = dict(request.parameters)
-    return PreparedRequest(like, model, leases, small)
+    common = request.copy()
+    common.sink, common.inputs, common.outputs = _NO_SINK, inputs, outputs
+    common.parameters = dict(request.parameters)
+    small = not uses_client_regions and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
+    return PreparedRequest(common, model, uses_client_regions, small)

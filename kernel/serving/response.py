@@ -1,4 +1,4 @@
-"""Responses, and the sinks that carry them back to the front door."""
+"""Responses, and the sinks that take them to the front door."""
 
 from __future__ import annotations
 
@@ -7,56 +7,42 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernel.errors import ServingError
-    from kernel.serving.request import Buffer, ParameterValue, SharedMemoryRef
-
-
-class OutputTensor(msgspec.Struct):
-    """One output. `data` is None where the worker wrote it to the client's region `shared_memory`.
-
-    `data` is in the wire's raw form, see `kernel.serving.request.InputTensor`; it may point into a worker's
-    arena and is valid until the response is released.
-    """
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: Buffer | None = None
-    shared_memory: SharedMemoryRef | None = None
+    from kernel.serving.request import ParameterValue
+    from shm.tensor import Tensor
 
 
 class Response(msgspec.Struct, eq=False):
-    """One response of a request. Unary requests get one, with `final` set; decoupled ones any number.
+    """One response of a request. A unary request gets one, with `final` set; a decoupled request any number.
 
-    A response that is `empty` only says that no more will come. The front door owns a response that
-    its sink was given: it calls `release` once it has copied or sent the outputs.
+    An `empty` response only marks the end of the responses. The sink owns a response, and calls `release` when the
+    outputs were sent, copied, or passed on with new leases.
     """
 
     model_name: str
     model_version: str
     id: str
-    outputs: list[OutputTensor] | None = None
+    outputs: list[Tensor] | None = None
     parameters: dict[str, ParameterValue] | None = None
     error: ServingError | None = None
     final: bool = True
-    #: Gives the blocks that `outputs` point into back to their worker; None once that was done.
-    on_release: Callable[[], None] | None = None
+    #: Whether an output has a span, and so a lease. False again after `release`.
+    leased: bool = False
 
     @property
     def empty(self) -> bool:
-        """True where the response has neither outputs nor an error: only the final flag counts."""
+        """Whether the response has neither outputs nor an error."""
         return self.outputs is None and self.error is None
 
     def release(self) -> None:
-        """Give the blocks that `outputs` point into back to their worker. More calls do nothing."""
-        if self.on_release is not None:
-            release, self.on_release = self.on_release, None
-            release()
+        """Release the leases of the outputs. A second call does nothing."""
+        if self.leased:
+            self.leased = False
+            for output in self.outputs or ():
+                output.release()
 
 
 class Sink(Protocol):
-    """Where a request's responses go. Called from the kernel's loop, never blocks, never raises."""
+    """Receives the responses of a request. Called in the kernel's loop; never blocks, never raises."""
 
     def send(self, response: Response) -> None: ...

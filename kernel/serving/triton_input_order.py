@@ -1,7 +1,7 @@
-"""The order in which Triton goes through the inputs of a request, so that errors name the same one. Pure.
+"""The order in which Triton checks the inputs of a request, so that our errors name the same input. Pure.
 
-Triton keeps them in a `std::unordered_map` by name (infer_request.h). In that of libstdc++, a name whose bucket is
-empty comes before all others, one whose bucket is not comes before those in it.
+Triton stores inputs in a `std::unordered_map` by name (infer_request.h). libstdc++ inserts a name before all others if
+its bucket is empty, else before the names in its bucket.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: How many buckets there are while there are at most as many names.
+#: The bucket counts: a map with at most this many names has this many buckets.
 _BUCKET_COUNTS = (13, 29, 59, 127, 257, 541, 1109)
 
-#: Longest names, all together, that are put in order: it costs some microseconds a name, for an error's text.
+#: The largest total length of names that are put in order: hashing takes microseconds per name, for an error text.
 _MAX_LENGTH = 1 << 16
 
-#: The seed of `std::hash<std::string>`, and what MurmurHash64A multiplies with.
+#: The seed of `std::hash<std::string>`, and the multiplier of MurmurHash64A.
 _SEED = 0xC70F6907
 _FACTOR = 0xC6A4A7935BD1E995
 _64_BITS = (1 << 64) - 1
 
 
 def triton_input_order(names: Sequence[str]) -> list[str]:
-    """Return different names, given in the order of the request, in the order in which Triton looks at them.
+    """Return `names`, which are distinct and in the order of the request, in Triton's order.
 
-    What no model has is left as it is: more than a thousand names, or very long ones.
+    More than 1109 names, or very long ones, are returned in the given order: no model has such inputs.
     """
     if len(names) > _BUCKET_COUNTS[-1] or sum(map(len, names)) > _MAX_LENGTH:
         return list(names)
@@ -34,12 +34,12 @@ def triton_input_order(names: Sequence[str]) -> list[str]:
     for count in _BUCKET_COUNTS:
         if len(order) == len(names):
             break
-        # When the buckets are full there are more of them, and all names are put in again.
-        order = _put_in([*order, *names[len(order) : count]], count)
+        # When the map is full it gets more buckets, and all names are inserted again.
+        order = _inserted([*order, *names[len(order) : count]], count)
     return order
 
 
-def _put_in(names: Iterable[str], bucket_count: int) -> list[str]:
+def _inserted(names: Iterable[str], bucket_count: int) -> list[str]:
     buckets: dict[int, list[str]] = {}
     for name in names:
         buckets.setdefault(_hash(name.encode("utf-8", "surrogatepass")) % bucket_count, []).append(name)
@@ -47,7 +47,7 @@ def _put_in(names: Iterable[str], bucket_count: int) -> list[str]:
 
 
 def _hash(data: bytes) -> int:
-    """Return MurmurHash64A of `data` as libstdc++ has it, which mixes the bytes of the rest less."""
+    """Return libstdc++'s variant of MurmurHash64A, which mixes the last 1 to 7 bytes less."""
     whole = len(data) & ~7
     result = _SEED ^ (len(data) * _FACTOR & _64_BITS)
     for start in range(0, whole, 8):

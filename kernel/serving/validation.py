@@ -1,7 +1,7 @@
-"""A request against the configuration of its model. Order of the checks and texts are Triton's.
+"""Checks a request against the configuration of its model. The order of the checks and the texts are Triton's.
 
-Source: `InferenceRequest::Normalize` in core's infer_request.cc. Bytes are never looked at: the
-framing of BYTES elements is checked by the worker, which alone sees a client's region.
+Source: `InferenceRequest::Normalize` in core's infer_request.cc. Tensor bytes are not read: the worker checks the
+lengths of BYTES elements, because only workers read a client's region.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kernel.config.spec import ModelSpec, TensorSpec
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
+    from shm.tensor import Tensor
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
@@ -33,7 +34,7 @@ def validate(request: Request, spec: ModelSpec) -> None:
     try:
         _check_inputs(request, spec, request.inputs)
     except InvalidRequest:
-        # Whether a request is good does not depend on the order, but which input is named does.
+        # The order decides which input the error names, not whether there is an error.
         by_name = {tensor.name: tensor for tensor in request.inputs}
         _check_inputs(request, spec, [by_name[name] for name in triton_input_order(list(by_name))])
         raise
@@ -54,7 +55,7 @@ def _check_count(request: Request, spec: ModelSpec) -> None:
     if len(set(names)) != len(names):
         twice = next(name for index, name in enumerate(names) if name in names[:index])
         raise InvalidRequest(f"{request_prefix(request.id)}input '{twice}' already exists in request")
-    wrong_count = len(names) != len(spec.inputs)  # usual: no optional inputs, or all of them given
+    wrong_count = len(names) != len(spec.inputs)  # usually false: all inputs are given
     if wrong_count and not len(spec.required_inputs) <= len(names) <= len(spec.inputs):
         raise InvalidRequest(_wrong_count(request, spec, names))
 
@@ -64,7 +65,7 @@ def _wrong_count(request: Request, spec: ModelSpec, names: list[str]) -> str:
     wanted = f"{most} inputs" if most == fewest else f"number of inputs between {fewest} and {most}"
     missing = [name for name, tensor in spec.inputs.items() if not tensor.optional and name not in names]
     given = _quoted(triton_input_order(names))
-    opening = "[" if missing else ""  # Triton loses it with the last comma of an empty list
+    opening = "[" if missing else ""  # Triton drops the "[" if the list is empty
     return (
         f"{request_prefix(request.id)}expected {wanted} but got {len(names)} inputs for model '{spec.name}'. "
         f"Got input(s) [{given}], but missing required input(s) {opening}{_quoted(missing)}]. "
@@ -76,16 +77,16 @@ def _quoted(names: Iterable[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
 
 
-def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> None:
+def _check_inputs(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> None:
     request.batch_size = _batch_size(request, spec, inputs)
     for tensor in inputs:
         _check_tensor(request, spec, tensor, spec.inputs[tensor.name])
 
 
-def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]) -> int:
-    """Return the request's rows: the first dimension that all inputs share, or 1 without batching.
+def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[Tensor]) -> int:
+    """Return the number of rows: the first dimension of all inputs, or 1 without batching.
 
-    Raises `InvalidRequest`, also for inputs that the model has not.
+    Raises `InvalidRequest`, also for inputs that the model does not have.
     """
     batching = spec.max_batch_size > 0
     rows: int | None = None
@@ -116,7 +117,7 @@ def _batch_size(request: Request, spec: ModelSpec, inputs: Sequence[InputTensor]
     return rows
 
 
-def _check_tensor(request: Request, spec: ModelSpec, tensor: InputTensor, expected: TensorSpec) -> None:
+def _check_tensor(request: Request, spec: ModelSpec, tensor: Tensor, expected: TensorSpec) -> None:
     prefix = request_prefix(request.id)
     if tensor.datatype != expected.datatype:
         raise InvalidRequest(
@@ -149,7 +150,7 @@ def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     """Whether `shape` matches `dims`, where -1 stands for any size."""
     if len(shape) != len(dims):
         return False
-    # Asked for every input: a loop costs a third of a generator.
+    # Runs for each input: a loop takes a third of the time of a generator.
     for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110 - the loop is faster
         if size != dim and (dim != -1 or size < 0):
             return False

@@ -17,12 +17,12 @@ from protocols.grpc.service import MODEL_INFER
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.h2.frames import H2ErrorCode
     from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.sending import SendingHalf
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
+    from shm.tensor import Buffer
 
 #: Tags of the fields of a ModelInferRequest that clients send first (grpc_service.proto).
 _NAME, _VERSION, _ID = 0x0A, 0x12, 0x1A

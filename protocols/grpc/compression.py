@@ -17,10 +17,10 @@ from protocols.grpc.h2.headers import OK_TRAILERS, RESPONSE_BLOCK, encode_block
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.h2.headers import RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
+    from shm.tensor import Buffer
 
 #: zlib's window bits of the algorithms, in gRPC core's order of increasing compression.
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}

@@ -20,7 +20,7 @@ from protocols.body_sizes import MAX_BODY_BYTE_SIZE, RECEIVE_BUFFER_BYTE_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 #: The largest message that a compressed one may become; HTTP has the same limit for bodies.
 MAX_INFLATED_BYTE_SIZE = 64 * 2**20

@@ -1,6 +1,6 @@
 """Calls that grpclib's handlers respond to, over our own HTTP/2: every RPC but the unary inference.
 
-`HandlerCall` is to grpclib's handlers what grpclib's own stream is (`grpclib_internals.CallStream`), so that services,
+`HandlerCall` takes the part of grpclib's own stream (`grpclib_internals.CallStream`), so that services,
 `GRPCError`, metadata and deadlines are grpclib's.
 """
 
@@ -17,6 +17,7 @@ from protocols.grpc.framing import PREFIX
 from protocols.grpc.grpclib_internals import CallConnection, StreamClosedError, run_handler
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import encode_block, encode_trailers
+from protocols.grpc.h2.states import StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 
     from grpclib.const import Handler
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.grpclib_internals import Wrapper
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
+    from shm.tensor import Buffer
+
+# A name of this module is found faster than a member of an enum (states.py).
+_CLOSED = StreamState.CLOSED
 
 #: The status message of a call that the server terminates because it stops.
 CALL_TERMINATED = "Server exiting: the call took too long"
@@ -175,7 +179,7 @@ class HandlerCall:
         If it has not, no other may be sent before `sent` is called. `release` is called, also after an error, when
         the parts are not used any more. The headers of the response must have been sent.
         """
-        if not self._stream.is_open:
+        if self._stream.state is _CLOSED:
             if release is not None:
                 release()
             raise StreamClosedError(self._stream.id)

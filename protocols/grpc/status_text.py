@@ -15,7 +15,7 @@ def clean(text: str) -> str:
 
 def status_text(text: str) -> str:
     """Return `text` for a status, cut to a length at which its encoded form is not too large."""
-    text = clean(text[:MAX_STATUS_BYTE_SIZE])  # no character becomes less than a byte
+    text = clean(text[:MAX_STATUS_BYTE_SIZE])  # a character is at least one byte
     while (excess := len(encode_grpc_message(text)) - MAX_STATUS_BYTE_SIZE) > 0:
         # A character becomes up to 12 bytes ("%F0%9F%98%80"): cutting this many never cuts too much.
         text = text[: -max(1, excess // 12)]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError, error_of, request_prefix
-from kernel.serving.request import InputTensor
 from protocols.http.inference.codec import custom_parameter, decode_json_data
 from protocols.http.json.document import UNDECODABLE, as_members, as_string, parse, parse_leniently
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import json_values
 from shm.datatypes import DATATYPES, element_count
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,7 +89,7 @@ def _map(key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_inp
         request.parameters[key] = custom_parameter(key, parse(bytes(text)))
 
 
-def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int) -> InputTensor:
+def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int) -> Tensor:
     """Return a scalar or an array as a tensor of the shape that the model wants."""
     count = _outer_count(text)
     shape = fit_shape(tensor.name, tensor.shape, count)
@@ -102,7 +102,7 @@ def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int) -> Input
     if not text.startswith(b"["):
         text = b"[" + text + b"]"
     data = decode_json_data(tensor.name, tensor.datatype, text, count, max_input_size)
-    return InputTensor(tensor.name, tensor.datatype, shape, data)
+    return Tensor(tensor.name, tensor.datatype, shape, data)
 
 
 def _outer_count(text: bytes) -> int:
@@ -148,7 +148,7 @@ def encode_generate(response: Response) -> bytes:
     members.update(response.parameters or {})
     for output in response.outputs or ():
         count = element_count(output.shape)
-        values = json_values(output.name, output.datatype, output.data or b"", count)
+        values = json_values(output.name, output.datatype, output.response_bytes() or b"", count)
         members[output.name] = _scalar(values) if count == 1 else values
     return _encoder.encode(dict(sorted(members.items())))
 

@@ -39,9 +39,9 @@ _FOR_PROTOCOLS = {
     "kernel/serving", "kernel/settings",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
-    "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/internal_errors",
-    "protocols/listening", "protocols/prepared_cache", "protocols/response_sinks", "protocols/restricted",
-    "protocols/status", "protocols/tls", "protocols/written_releases",
+    "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
+    "protocols/status", "protocols/tls", "protocols/body_sizes", "protocols/internal_errors", "protocols/listening",
+    "protocols/prepared_cache", "protocols/traced_models", "protocols/written_releases",
 }  # fmt: skip
 
 #: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a

@@ -8,7 +8,9 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 
 #: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
 FREE_TASKS = {
-    "kernel/repository/lifecycle.py Lifecycle._run": "goes on when its caller is cancelled; `close` ends and awaits it",
+    "backends/supervision/remote_memory.py RemoteMemory.send_execute": "runs while batches wait; `close` cancels it",
+    "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
+    "kernel/repository/lifecycle.py Lifecycle._start_task": "outlives a cancelled caller; `close` ends and awaits it",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",
     "protocols/grpc/handlers.py CompressedCall.send_message_nowait": "called without a task; a failure ends the call",
@@ -17,8 +19,9 @@ FREE_TASKS = {
 
 #: Functions that catch any exception and do not raise it again: why.
 CATCH_ALL = {
+    "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
     "backends/python/backend.py PythonBackend._call": "a model's code may raise anything: its requests fail",
-    "backends/python/failures.py reported": "a model's code may raise anything: its requests fail",
+    "backends/python/failures.py model_code": "a model's code may raise anything: its requests fail",
     "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
@@ -27,7 +30,7 @@ CATCH_ALL = {
     "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",
     "kernel/loop/iteration_end.py IterationEnd._call": "one callback that fails must not keep the others from running",
     "kernel/observe/logs.py _LineHandler.emit": "as every handler of `logging`: a bad log call must not end its caller",
-    "kernel/serving/inbox.py Inbox._step": "a scheduler that raises fails its model, not its caller",
+    "kernel/serving/inbox.py Inbox.post": "a scheduler that raises fails its model, not its caller",
     "kernel/serving/model.py Model._scheduler_failed": "a scheduler that cannot start again fails its model",
     "protocols/grpc/handlers.py CompressedCall._compress": "the top of a task: a failure ends the call",
     "protocols/grpc/rpc.py translated_errors": "the connection handler of gRPC: a bug is logged, the call fails",

@@ -1,4 +1,4 @@
-"""Requests for backends, without a worker: what they answer is kept to be looked at."""
+"""Requests for tests of backends, without a worker. The responses are recorded."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from backends.base import Timings
 from backends.metric_registry import MetricRegistry
 from backends.transport import wire
-from backends.worker.request import InputView, WorkerRequest
+from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
+from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,19 +24,18 @@ if TYPE_CHECKING:
 
 
 class Lab:
-    """Makes requests and is their responder, and the host of their backend.
-
-    With `reserves` outputs other than BYTES have a place; `in_place` names those that were answered there.
-    """
+    """Creates requests and records their responses. Implements `Responder` for the requests and `Host` for backends."""
 
     def __init__(self) -> None:
+        #: Whether outputs other than BYTES have a destination.
         self.reserves = False
+        #: The names of the outputs that were written to their destination.
         self.in_place: list[str] = []
         self.logged: list[tuple[str, str]] = []
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.registry = MetricRegistry(lambda: None, lambda: None)
         self._numbers = itertools.count()
-        self._answers: dict[int, dict[str, Array]] = {}
+        self._outputs: dict[int, dict[str, Array]] = {}
         self._datatypes: dict[int, dict[str, str]] = {}
         self._errors: dict[int, ServingError] = {}
 
@@ -45,21 +45,21 @@ class Lab:
         *,
         outputs: Sequence[str] = (),
         bf16: Sequence[str] = (),
-        foreign: bool = False,
+        volatile: bool = False,
     ) -> WorkerRequest:
         views = []
         for name, array in inputs.items():
             datatype = "BF16" if name in bf16 else datatype_of(array)
             assert datatype is not None
             data = memoryview(to_bytes(array))
-            views.append(InputView(name, datatype, list(array.shape), data.toreadonly() if foreign else data, foreign))
-        refs = [wire.OutputRef(name) for name in outputs]
-        return WorkerRequest(wire.RequestRef(next(self._numbers), [], refs), views, self)
+            views.append(Tensor(name, datatype, list(array.shape), data.toreadonly() if volatile else data))
+        refs = [RequestedOutput(name) for name in outputs]
+        return WorkerRequest(wire.RequestMessage(next(self._numbers), [], refs), views, self)
 
-    def answer(self, request: WorkerRequest) -> dict[str, Array]:
-        """Return the outputs of a request that was answered without an error."""
+    def outputs(self, request: WorkerRequest) -> dict[str, Array]:
+        """Return the outputs of the last response without an error."""
         assert request.finished
-        return self._answers[request.ref.number]
+        return self._outputs[request.ref.number]
 
     def datatypes(self, request: WorkerRequest) -> dict[str, str]:
         return self._datatypes[request.ref.number]
@@ -74,9 +74,9 @@ class Lab:
         if not self.reserves or datatype == "BYTES" or not request.wants(name):
             return None
         dtype = NUMPY_TYPES["UINT16" if datatype == "BF16" else datatype]
-        place = np.zeros(tuple(shape), dtype)
-        request.reserved[name] = (place, wire.TensorRef(name, datatype, list(shape)))
-        return place
+        destination = np.zeros(tuple(shape), dtype)
+        request.reserved[name] = (destination, Tensor(name, datatype, list(shape)))
+        return destination
 
     def respond(
         self,
@@ -87,14 +87,14 @@ class Lab:
     ) -> None:
         assert not request.finished
         number = request.ref.number
-        self._answers[number] = {}
+        self._outputs[number] = {}
         self._datatypes[number] = {output.name: output.datatype for output in outputs}
         for output in outputs:
-            place, _ = request.reserved.get(output.name, (None, None))
-            if place is output.array:
+            destination, _ = request.reserved.get(output.name, (None, None))
+            if destination is output.array:
                 self.in_place.append(output.name)
-            # Memory of a session or a batch may be used again after the answer.
-            self._answers[number][output.name] = output.array.copy()
+            # Memory of a session or a batch may be reused after the response.
+            self._outputs[number][output.name] = output.array.copy()
         request.finished = final
 
     def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
@@ -125,5 +125,5 @@ def lab() -> Lab:
 
 @pytest.fixture(scope="session")
 def new_lab() -> Callable[[], Lab]:
-    """For tests that need a fresh one for each of many examples."""
+    """Return a function that creates a lab, for tests that need a new one for each example."""
     return Lab

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ("BATCH_ITEM_SHAPE_FLATTEN", [2, 3, 3]),
     ],
 )
-def test_each_kind_says_how_the_batch_is_divided(lab: Lab, kind: str, expected: list[object]) -> None:
+def test_each_kind_describes_the_parts_of_the_batch(lab: Lab, kind: str, expected: list[object]) -> None:
     requests = [lab.request({"A": np.zeros(shape, np.float32)}) for shape in ((1, 2), (2, 3))]
     batch_inputs = [BatchInput(kind, ("I", "J"), "FP32", "A")]
     arrays = batch_input_arrays(batch_inputs, requests)

@@ -1,4 +1,4 @@
-"""Which configurations the repeat and square backends refuse, in Triton's words."""
+"""Configurations that the repeat and square backends refuse, with Triton's texts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def problem(inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> str:
 GOOD = [tensor("IN", dims=("-1",)), tensor("WAIT", "UINT32")]
 
 
-def test_a_model_with_exactly_these_tensors_is_good() -> None:
+def test_a_model_with_exactly_the_required_tensors_is_accepted() -> None:
     check_tensors({"input": GOOD, "output": [tensor("OUT")]}, INPUTS, OUTPUTS)
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "said"),
+    ("inputs", "outputs", "message"),
     [
         (GOOD[:1], [tensor("OUT")], "expected 2 inputs, got 1"),
         (GOOD, [], "expected 1 output, got 0"),
@@ -43,15 +43,15 @@ def test_a_model_with_exactly_these_tensors_is_good() -> None:
         ([GOOD[0], tensor("WAIT")], [tensor("OUT")], "expected WAIT datatype to be UINT32, got TYPE_INT32"),
     ],
 )
-def test_what_is_wrong_is_said(inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], said: str) -> None:
-    assert problem(inputs, outputs) == said
+def test_wrong_tensors_are_refused(inputs: list[dict[str, Any]], outputs: list[dict[str, Any]], message: str) -> None:
+    assert problem(inputs, outputs) == message
 
 
-def test_a_model_without_inputs_has_none() -> None:
+def test_a_configuration_without_tensors_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="expected 2 inputs, got 0"):
         check_tensors({}, INPUTS, OUTPUTS)
 
 
-def test_dimensions_are_written_as_text_by_protobuf() -> None:
+def test_dimensions_may_be_strings_as_in_protobuf_json() -> None:
     assert dims_of({"dims": ["-1", 4]}) == (-1, 4)
     assert dims_of({}) == ()

@@ -25,13 +25,13 @@ def floats(*shape: int) -> Array:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def test_the_inputs_of_a_lone_request_are_used_in_place(lab: Lab) -> None:
+def test_the_inputs_of_a_single_request_are_used_in_place(lab: Lab) -> None:
     request = lab.request({"A": floats(2, 3)})
     array = gather([request], {})["A"]
-    assert np.shares_memory(array, np.frombuffer(request.inputs[0].data, np.uint8))
+    assert np.shares_memory(array, np.frombuffer(request.inputs[0].raw(), np.uint8))
 
 
-def test_rows_of_several_requests_follow_each_other_in_one_contiguous_array(lab: Lab) -> None:
+def test_rows_of_several_requests_are_joined_in_one_contiguous_array(lab: Lab) -> None:
     requests = [lab.request({"A": floats(1, 2)}), lab.request({"A": floats(2, 2) + 10})]
     array = gather(requests, {"A": TensorShapes("A", "FP32", (2,), batched=True)})["A"]
     assert array.flags.c_contiguous
@@ -45,25 +45,25 @@ def test_requests_may_list_their_inputs_in_any_order(lab: Lab) -> None:
     assert arrays["B"].tolist() == [[1], [1]]
 
 
-def test_an_optional_input_that_no_request_has_is_left_out(lab: Lab) -> None:
+def test_an_optional_input_that_no_request_has_is_omitted(lab: Lab) -> None:
     specs = {"A": TensorShapes("A", "FP32", (1,)), "B": TensorShapes("B", "FP32", (1,), optional=True)}
     assert list(gather([lab.request({"A": floats(1)})], specs)) == ["A"]
 
 
-def test_the_model_sees_the_reshaped_shape(lab: Lab) -> None:
+def test_arrays_have_the_model_s_shape(lab: Lab) -> None:
     specs = {"A": TensorShapes("A", "FP32", (6,), (2, 3), batched=True)}
     requests = [lab.request({"A": floats(1, 6)}), lab.request({"A": floats(2, 6)})]
     assert gather(requests, specs)["A"].shape == (3, 2, 3)
     assert gather(requests[:1], specs)["A"].shape == (1, 2, 3)
 
 
-def test_ragged_inputs_become_one_row_of_elements(lab: Lab) -> None:
+def test_ragged_inputs_become_one_dimension(lab: Lab) -> None:
     specs = {"A": TensorShapes("A", "FP32", (-1,), batched=True, ragged=True)}
     requests = [lab.request({"A": floats(1, 2)}), lab.request({"A": floats(1, 3)})]
     assert gather(requests, specs)["A"].tolist() == [0, 1, 0, 1, 2]
 
 
-def test_requests_with_different_inputs_are_no_batch(lab: Lab) -> None:
+def test_requests_with_different_inputs_are_refused(lab: Lab) -> None:
     with pytest.raises(InternalError, match="must have the same inputs"):
         gather([lab.request({"A": floats(1, 1)}), lab.request({"A": floats(1, 1), "B": floats(1, 1)})], {})
     with pytest.raises(InternalError, match="input 'A' is missing"):
@@ -72,7 +72,7 @@ def test_requests_with_different_inputs_are_no_batch(lab: Lab) -> None:
         gather([lab.request({"A": floats(1, 1)}), lab.request({"A": floats(1, 2)})], {})
 
 
-def test_batch_sizes_are_rows_and_bounded(lab: Lab) -> None:
+def test_batch_sizes_are_rows_and_limited(lab: Lab) -> None:
     requests = [lab.request({"A": floats(1, 1)}), lab.request({"A": floats(3, 1)})]
     assert batch_sizes(requests, 4) == [1, 3]
     assert batch_sizes(requests[1:], 0) == [1]
@@ -98,7 +98,7 @@ def batches(draw: st.DrawFn) -> tuple[str, list[Array]]:
 
 
 @given(batch=batches(), reshaped=st.booleans())
-def test_batched_answers_are_those_of_each_request_alone(
+def test_batched_and_single_requests_have_the_same_responses(
     new_lab: Callable[[], Lab], batch: tuple[str, list[Array]], reshaped: bool
 ) -> None:
     datatype, given_arrays = batch
@@ -111,6 +111,6 @@ def test_batched_answers_are_those_of_each_request_alone(
     for request, array in zip(together, given_arrays, strict=True):
         alone = lab.request({"T": array}, bf16=bf16)
         scatter([alone], batch_sizes([alone], 99), gather([alone], {"T": spec}), {"T": spec})
-        assert np.array_equal(lab.answer(request)["T"], lab.answer(alone)["T"])
-        assert np.array_equal(lab.answer(request)["T"], array)
+        assert np.array_equal(lab.outputs(request)["T"], lab.outputs(alone)["T"])
+        assert np.array_equal(lab.outputs(request)["T"], array)
         assert lab.datatypes(request) == lab.datatypes(alone) == {"T": datatype}

@@ -1,4 +1,4 @@
-"""Metrics in a worker: what is counted, and what of it is told when."""
+"""The metrics in a worker, and the changes that the kernel gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from kernel.observe.metric_rules import MAX_SERIES, MetricKind
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
 
 
-class Bench:
+class RegistryLab:
+    """A registry, and the numbers of its calls to `announce` and `wake`."""
+
     def __init__(self) -> None:
         self.announced = 0
         self.woken = 0
@@ -27,110 +29,110 @@ class Bench:
         self.woken += 1
 
     def taken(self) -> wire.MetricsChanged:
-        """Return what has changed, which fits into one message."""
+        """Return the changes, which are a single message."""
         (message,) = self.registry.take()
         return message
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def lab() -> RegistryLab:
+    return RegistryLab()
 
 
-def test_a_new_metric_is_announced_with_its_family_and_what_it_counted(bench: Bench) -> None:
-    family = bench.registry.define("x", "help", COUNTER)
-    series, _ = bench.registry.hold(family, {"b": "2", "a": "1"})
-    assert bench.announced == 2
+def test_a_new_series_is_sent_with_its_family_and_value(lab: RegistryLab) -> None:
+    family = lab.registry.define("x", "help", COUNTER)
+    series, _ = lab.registry.hold(family, {"b": "2", "a": "1"})
+    assert lab.announced == 2
     series.increment(1.5)
-    assert bench.taken() == wire.MetricsChanged(
+    assert lab.taken() == wire.MetricsChanged(
         [wire.MetricFamilyRef("x", "help", "counter")],
         [wire.MetricSeriesRef(1, "x", {"a": "1", "b": "2"})],
         [wire.MetricChange(1, 1.5)],
     )
-    assert bench.registry.take() == []
+    assert lab.registry.take() == []
 
 
-def test_a_counter_tells_what_was_added_since(bench: Bench) -> None:
-    series, _ = bench.registry.hold(bench.registry.define("x", "", COUNTER), {})
-    bench.registry.take()
+def test_a_change_of_a_counter_is_the_sum_of_its_increments(lab: RegistryLab) -> None:
+    series, _ = lab.registry.hold(lab.registry.define("x", "", COUNTER), {})
+    lab.registry.take()
     for amount in (1.0, 2.0):
         series.increment(amount)
-    assert bench.woken == 1, "once until it is taken"
-    assert bench.taken() == wire.MetricsChanged(changes=[wire.MetricChange(1, 3.0)])
+    assert lab.woken == 1, "wake was called more than once before take"
+    assert lab.taken() == wire.MetricsChanged(changes=[wire.MetricChange(1, 3.0)])
     series.increment(0.5)
-    assert bench.woken == 2
-    assert bench.taken() == wire.MetricsChanged(changes=[wire.MetricChange(1, 0.5)])
+    assert lab.woken == 2
+    assert lab.taken() == wire.MetricsChanged(changes=[wire.MetricChange(1, 0.5)])
     assert series.value() == 3.5
 
 
-def test_a_gauge_tells_what_it_was_set_to_or_what_was_added(bench: Bench) -> None:
-    series, _ = bench.registry.hold(bench.registry.define("x", "", GAUGE), {})
-    bench.registry.take()
+def test_a_change_of_a_gauge_is_a_new_value_or_a_sum(lab: RegistryLab) -> None:
+    series, _ = lab.registry.hold(lab.registry.define("x", "", GAUGE), {})
+    lab.registry.take()
     series.increment(5.0)
     series.increment(-2.0)
-    assert bench.taken().changes == [wire.MetricChange(1, 3.0)]
+    assert lab.taken().changes == [wire.MetricChange(1, 3.0)]
     series.set(10.0)
     series.increment(1.0)
-    assert bench.taken().changes == [wire.MetricChange(1, 11.0, True)]
+    assert lab.taken().changes == [wire.MetricChange(1, 11.0, True)]
     series.increment(1.0)
-    assert bench.taken().changes == [wire.MetricChange(1, 1.0)]
+    assert lab.taken().changes == [wire.MetricChange(1, 1.0)]
     assert series.value() == 12.0
 
 
-def test_a_histogram_tells_its_buckets(bench: Bench) -> None:
-    series, _ = bench.registry.hold(bench.registry.define("x", "", HISTOGRAM), {}, [1.0, 2.0])
-    assert bench.taken().created == [wire.MetricSeriesRef(1, "x", {}, [1.0, 2.0])]
+def test_a_change_of_a_histogram_has_counts_per_bucket(lab: RegistryLab) -> None:
+    series, _ = lab.registry.hold(lab.registry.define("x", "", HISTOGRAM), {}, [1.0, 2.0])
+    assert lab.taken().created == [wire.MetricSeriesRef(1, "x", {}, [1.0, 2.0])]
     for value in (1.0, 1.5, 99.0):
         series.observe(value)
-    assert bench.taken().changes == [wire.MetricChange(1, 101.5, False, [1, 1, 1])]
+    assert lab.taken().changes == [wire.MetricChange(1, 101.5, False, [1, 1, 1])]
     series.observe(0.0)
-    assert bench.taken().changes == [wire.MetricChange(1, 0.0, False, [1, 0, 0])]
+    assert lab.taken().changes == [wire.MetricChange(1, 0.0, False, [1, 0, 0])]
 
 
-def test_the_same_name_and_labels_are_the_same_series(bench: Bench) -> None:
-    first = bench.registry.define("x", "first", COUNTER)
-    second = bench.registry.define("x", "second", COUNTER)
+def test_the_same_name_and_labels_are_the_same_series(lab: RegistryLab) -> None:
+    first = lab.registry.define("x", "first", COUNTER)
+    second = lab.registry.define("x", "second", COUNTER)
     assert first == second
-    one, held = bench.registry.hold(first, {"a": "1"})
-    assert bench.registry.hold(second, {"a": "1"}) == (one, held)
+    one, held = lab.registry.hold(first, {"a": "1"})
+    assert lab.registry.hold(second, {"a": "1"}) == (one, held)
     with pytest.raises(InvalidArgument, match="^Family name already exists with different type$"):
-        bench.registry.define("x", "", GAUGE)
+        lab.registry.define("x", "", GAUGE)
 
 
-def test_a_series_is_removed_when_it_was_released_as_often_as_it_was_held(bench: Bench) -> None:
-    family = bench.registry.define("x", "", COUNTER)
-    series, held = bench.registry.hold(family, {})
-    bench.registry.hold(family, {})
-    bench.registry.take()
-    bench.registry.release("x", held)
-    assert bench.registry.take() == []
+def test_a_series_is_removed_with_its_last_holder(lab: RegistryLab) -> None:
+    family = lab.registry.define("x", "", COUNTER)
+    series, held = lab.registry.hold(family, {})
+    lab.registry.hold(family, {})
+    lab.registry.take()
+    lab.registry.release("x", held)
+    assert lab.registry.take() == []
     series.increment(1.0)
-    bench.registry.release("x", held)
-    assert bench.taken() == wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)], removed=[1])
+    lab.registry.release("x", held)
+    assert lab.taken() == wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)], removed=[1])
 
 
-def test_a_series_that_comes_back_is_another_one_and_starts_at_zero(bench: Bench) -> None:
-    family = bench.registry.define("x", "", COUNTER)
-    old, held = bench.registry.hold(family, {})
-    bench.registry.take()
+def test_a_series_that_is_created_again_starts_at_zero(lab: RegistryLab) -> None:
+    family = lab.registry.define("x", "", COUNTER)
+    old, held = lab.registry.hold(family, {})
+    lab.registry.take()
     old.increment(1.0)
-    bench.registry.release("x", held)
-    new, _ = bench.registry.hold(family, {})
+    lab.registry.release("x", held)
+    new, _ = lab.registry.hold(family, {})
     new.increment(2.0)
     assert new.value() == 2.0
-    # In this order: the kernel must not take the new one for the old one.
-    assert bench.registry.take() == [
+    # The order matters: the kernel removes the old series before it gets the new one.
+    assert lab.registry.take() == [
         wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)], removed=[1]),
         wire.MetricsChanged(created=[wire.MetricSeriesRef(2, "x")], changes=[wire.MetricChange(2, 2.0)]),
     ]
 
 
-def test_a_series_of_a_moment_is_told_with_its_end(bench: Bench) -> None:
-    family = bench.registry.define("x", "", COUNTER)
-    series, held = bench.registry.hold(family, {})
+def test_a_series_created_and_removed_between_two_takes_is_sent(lab: RegistryLab) -> None:
+    family = lab.registry.define("x", "", COUNTER)
+    series, held = lab.registry.hold(family, {})
     series.increment(1.0)
-    bench.registry.release("x", held)
-    message = bench.taken()
+    lab.registry.release("x", held)
+    message = lab.taken()
     assert [ref.number for ref in message.created] == message.removed == [1]
     assert message.changes == [wire.MetricChange(1, 1.0)]
 
@@ -139,8 +141,8 @@ def test_a_series_of_a_moment_is_told_with_its_end(bench: Bench) -> None:
     ("kind", "refused"),
     [(COUNTER, ("Set", "Observe")), (GAUGE, ("Observe",)), (HISTOGRAM, ("Increment", "Set", "Value"))],
 )
-def test_a_kind_knows_its_operations_only(bench: Bench, kind: MetricKind, refused: tuple[str, ...]) -> None:
-    series, _ = bench.registry.hold(bench.registry.define("x", "", kind), {})
+def test_operations_of_other_kinds_are_refused(lab: RegistryLab, kind: MetricKind, refused: tuple[str, ...]) -> None:
+    series, _ = lab.registry.hold(lab.registry.define("x", "", kind), {})
     for operation in refused:
         call = getattr(series, operation.lower())
         text = f"^TRITONSERVER_METRIC_KIND_{kind.name} does not support {operation}$"
@@ -148,24 +150,24 @@ def test_a_kind_knows_its_operations_only(bench: Bench, kind: MetricKind, refuse
             call() if operation == "Value" else call(1.0)
 
 
-def test_a_counter_does_not_go_down(bench: Bench) -> None:
-    series, _ = bench.registry.hold(bench.registry.define("x", "", COUNTER), {})
+def test_a_counter_cannot_decrease(lab: RegistryLab) -> None:
+    series, _ = lab.registry.hold(lab.registry.define("x", "", COUNTER), {})
     with pytest.raises(InvalidArgument, match="can only be incremented monotonically by non-negative values"):
         series.increment(-1.0)
     assert series.value() == 0.0
 
 
-def test_labels_of_requests_cannot_fill_the_memory(bench: Bench) -> None:
-    family = bench.registry.define("x", "", COUNTER)
+def test_the_number_of_metrics_is_limited(lab: RegistryLab) -> None:
+    family = lab.registry.define("x", "", COUNTER)
     for index in range(MAX_SERIES - 1):
-        bench.registry.hold(family, {"n": str(index)})
+        lab.registry.hold(family, {"n": str(index)})
     with pytest.raises(InvalidArgument, match=f"^A model instance has at most {MAX_SERIES} metrics$"):
-        bench.registry.hold(family, {"n": "one more"})
-    bench.registry.hold(family, {"n": "7"})
+        lab.registry.hold(family, {"n": "one more"})
+    lab.registry.hold(family, {"n": "7"})
 
 
-def test_nothing_is_lost_when_threads_count_while_others_take(bench: Bench) -> None:
-    series, _ = bench.registry.hold(bench.registry.define("x", "", COUNTER), {})
+def test_no_change_is_lost_when_threads_increment_during_take(lab: RegistryLab) -> None:
+    series, _ = lab.registry.hold(lab.registry.define("x", "", COUNTER), {})
 
     def count() -> None:
         for _ in range(1000):
@@ -174,8 +176,8 @@ def test_nothing_is_lost_when_threads_count_while_others_take(bench: Bench) -> N
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
-    told = 0.0
+    taken = 0.0
     while any(thread.is_alive() for thread in threads):
-        told += sum(change.added for message in bench.registry.take() for change in message.changes)
-    told += sum(change.added for message in bench.registry.take() for change in message.changes)
-    assert told == series.value() == 4000
+        taken += sum(change.added for message in lab.registry.take() for change in message.changes)
+    taken += sum(change.added for message in lab.registry.take() for change in message.changes)
+    assert taken == series.value() == 4000

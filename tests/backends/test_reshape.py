@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from backends.reshape import TensorShapes, input_array, output_array, tensor_specs
-from backends.worker.request import InputView
 from kernel.errors import InternalError, InvalidArgument
+from shm.tensor import Tensor
 
 
-def test_specs_are_read_from_a_configuration_with_integers_as_numbers_or_strings() -> None:
+def test_integers_of_a_configuration_may_be_numbers_or_strings() -> None:
     config = {
         "max_batch_size": 4,
         "input": [
@@ -22,7 +22,7 @@ def test_specs_are_read_from_a_configuration_with_integers_as_numbers_or_strings
     }
 
 
-def test_only_outputs_follow_the_shape_of_a_source_input() -> None:
+def test_only_outputs_can_have_the_shape_of_a_source_input() -> None:
     entries = [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1]}]
     config = {
         "input": entries,
@@ -43,45 +43,47 @@ def test_only_outputs_follow_the_shape_of_a_source_input() -> None:
         (TensorShapes("T", "FP32", (6,)), [6], [6]),
     ],
 )
-def test_both_shapes_of_a_tensor_lead_to_each_other(spec: TensorShapes, client: list[int], model: list[int]) -> None:
+def test_client_shapes_and_model_shapes_are_converted_to_each_other(
+    spec: TensorShapes, client: list[int], model: list[int]
+) -> None:
     assert spec.model_shape(client) == model
     assert spec.client_shape(model) == client
 
 
 def test_an_input_is_a_view_in_place() -> None:
     memory = bytearray(np.arange(6, dtype=np.float32).tobytes())
-    view = InputView("A", "FP32", [6], memoryview(memory))
+    view = Tensor("A", "FP32", [6], memoryview(memory))
     array = input_array(view, TensorShapes("A", "FP32", (6,), (2, 3)))
     array[1, 2] = 50
     assert array.shape == (2, 3)
     assert np.frombuffer(memory, np.float32)[5] == 50
 
 
-def test_memory_of_a_client_cannot_be_written() -> None:
-    view = InputView("A", "FP32", [1], memoryview(bytes(4)), foreign=True)
+def test_an_array_of_client_memory_is_read_only() -> None:
+    view = Tensor("A", "FP32", [1], memoryview(bytes(4)))
     assert not input_array(view, None).flags.writeable
 
 
 def test_misaligned_memory_is_copied() -> None:
     memory = bytes(1) + np.arange(3, dtype=np.float64).tobytes()
-    array = input_array(InputView("A", "FP64", [3], memoryview(memory)[1:]), None)
+    array = input_array(Tensor("A", "FP64", [3], memoryview(memory)[1:]), None)
     assert array.flags.aligned
     assert array.tolist() == [0, 1, 2]
 
 
-def test_bf16_is_seen_as_uint16() -> None:
-    array = input_array(InputView("A", "BF16", [2], memoryview(b"\x80\x3f\x00\x40")), None)
+def test_bf16_becomes_uint16() -> None:
+    array = input_array(Tensor("A", "BF16", [2], memoryview(b"\x80\x3f\x00\x40")), None)
     assert array.dtype == np.uint16
     assert array.tolist() == [0x3F80, 0x4000]
 
 
-def test_an_input_without_elements_has_its_shape() -> None:
-    assert input_array(InputView("A", "FP32", [0, 4], memoryview(b"")), None).shape == (0, 4)
+def test_an_input_without_elements_keeps_its_shape() -> None:
+    assert input_array(Tensor("A", "FP32", [0, 4], memoryview(b"")), None).shape == (0, 4)
 
 
 def test_an_input_of_the_wrong_size_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="input 'A' does not hold a tensor of shape"):
-        input_array(InputView("A", "FP32", [2], memoryview(bytes(4))), None)
+        input_array(Tensor("A", "FP32", [2], memoryview(bytes(4))), None)
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3, 1), ()])

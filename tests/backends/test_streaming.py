@@ -1,4 +1,4 @@
-"""Requests that are answered in threads of their own: what they get, and when the threads end."""
+"""Requests that have their own threads: their responses, and the end of the threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.streaming import StreamingBackend
-from backends.worker.mailbox import KernelGone
+from backends.worker.message_reader import KernelGone
 from backends.worker.request import OutputValue
 from kernel.errors import InternalError, InvalidArgument
 
@@ -25,27 +25,27 @@ OUTPUTS = [OutputValue("OUT", "INT32", np.ones(1, np.int32))]
 FOREVER_S = 1e9
 
 
-class Answering(StreamingBackend):
-    """Answers as it is told."""
+class FunctionBackend(StreamingBackend):
+    """A streaming backend whose responses come from a function."""
 
-    def __init__(self, host: Host, answer: Callable[[Answering, WorkerRequest], Responses]) -> None:
+    def __init__(self, host: Host, function: Callable[[FunctionBackend, WorkerRequest], Responses]) -> None:
         super().__init__(host)
-        self._how = answer
+        self._function = function
 
     def load(self, arguments: ModelArguments) -> None:
-        """Nothing to load."""
+        """Do nothing."""
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         for request in requests:
-            self.answer(request)
+            self.respond_in_thread(request)
 
     def responses(self, request: WorkerRequest) -> Responses:
-        return self._how(self, request)
+        return self._function(self, request)
 
 
-def executed(lab: Lab, how: Callable[[Answering, WorkerRequest], Responses]) -> WorkerRequest:
-    """Return a request that was answered, after the threads have ended."""
-    backend = Answering(lab, how)
+def executed(lab: Lab, function: Callable[[FunctionBackend, WorkerRequest], Responses]) -> WorkerRequest:
+    """Execute a request, wait until its thread has ended, and return the request."""
+    backend = FunctionBackend(lab, function)
     request = lab.request({})
     backend.execute([request], lab.timings)
     for thread in list(backend._threads):
@@ -53,24 +53,24 @@ def executed(lab: Lab, how: Callable[[Answering, WorkerRequest], Responses]) -> 
     return request
 
 
-def test_the_last_response_is_followed_by_the_end(lab: Lab) -> None:
+def test_a_request_is_finished_after_the_last_response(lab: Lab) -> None:
     request = executed(lab, lambda backend, request: iter([OUTPUTS, OUTPUTS]))
-    assert lab.answer(request)["OUT"].tolist() == [1]
+    assert lab.outputs(request)["OUT"].tolist() == [1]
     assert executed(lab, lambda backend, request: iter(())).finished
 
 
-def test_an_error_may_be_one_response_among_others(lab: Lab) -> None:
+def test_responses_may_follow_an_error(lab: Lab) -> None:
     request = executed(lab, lambda backend, request: iter([InvalidArgument("this one"), OUTPUTS]))
     assert lab.error(request).message == "this one"
-    assert lab.answer(request)["OUT"].tolist() == [1]
+    assert lab.outputs(request)["OUT"].tolist() == [1]
 
 
-def test_what_is_raised_ends_the_request(lab: Lab) -> None:
-    def refuse(backend: Answering, request: WorkerRequest) -> Responses:
+def test_an_exception_is_the_last_response(lab: Lab) -> None:
+    def refuse(backend: FunctionBackend, request: WorkerRequest) -> Responses:
         yield OUTPUTS
         raise InvalidArgument("no more")
 
-    def fail(backend: Answering, request: WorkerRequest) -> Responses:
+    def fail(backend: FunctionBackend, request: WorkerRequest) -> Responses:
         yield OUTPUTS
         raise ValueError("a bug")
 
@@ -80,26 +80,26 @@ def test_what_is_raised_ends_the_request(lab: Lab) -> None:
     assert error.message == "ValueError: a bug"
 
 
-def test_a_client_that_has_gone_ends_the_request(lab: Lab) -> None:
-    asked: list[WorkerRequest] = []
-    lab.is_cancelled = lambda request: bool(asked)  # type: ignore[method-assign]
+def test_cancellation_ends_the_request(lab: Lab) -> None:
+    resumed: list[WorkerRequest] = []
+    lab.is_cancelled = lambda request: bool(resumed)  # type: ignore[method-assign]
 
-    def endless(backend: Answering, request: WorkerRequest) -> Responses:
+    def endless(backend: FunctionBackend, request: WorkerRequest) -> Responses:
         while True:
-            asked.append(request)
+            resumed.append(request)
             backend.pause(request, FOREVER_S)
             yield OUTPUTS
 
     assert executed(lab, endless).finished
-    assert len(asked) == 1
+    assert len(resumed) == 1
 
 
 def test_the_end_of_the_worker_ends_pauses(lab: Lab) -> None:
-    def slow(backend: Answering, request: WorkerRequest) -> Responses:
+    def slow(backend: FunctionBackend, request: WorkerRequest) -> Responses:
         backend.pause(request, FOREVER_S)
         yield OUTPUTS
 
-    backend = Answering(lab, slow)
+    backend = FunctionBackend(lab, slow)
     request = lab.request({})
     backend.execute([request], lab.timings)
     backend.finalize()
@@ -107,8 +107,8 @@ def test_the_end_of_the_worker_ends_pauses(lab: Lab) -> None:
     assert not backend._threads
 
 
-def test_a_kernel_that_has_gone_is_not_answered(lab: Lab) -> None:
-    def gone(backend: Answering, request: WorkerRequest) -> Responses:
+def test_after_the_kernel_has_gone_no_response_is_sent(lab: Lab) -> None:
+    def gone(backend: FunctionBackend, request: WorkerRequest) -> Responses:
         yield OUTPUTS
         raise KernelGone
 

@@ -1,4 +1,4 @@
-"""Measurements as a run would have stored them, with numbers that are easy to tell apart."""
+"""Measurements as a run would have stored them, with numbers that are easy to distinguish."""
 
 from __future__ import annotations
 

@@ -1,16 +1,21 @@
-"""What is said of a row: medians, CPU time of a request, ratios, and the ratio that client and system allow."""
+"""The report on a row: medians, CPU time of a request, ratios, and the ratio that client and system allow."""
 
 from __future__ import annotations
 
 import pytest
 
 from bench.compare import Measured, report_line
+from bench.contenders import Measurement
 from bench.machine import ProcessTimes
 from bench.rows import Figures, Row
 
 ROW = Row("small http c=8", "add_sub", "http", 8)
-OURS = Measured([Figures(20_000, 300, 800, 1000, client_cpu_s=0.04)], [ProcessTimes(0.03, 0.01)])
-TRITON = Measured([Figures(10_000, 600, 1600, 1000, client_cpu_s=0.04)], [ProcessTimes(0.08, 0.02)])
+OURS = Measured([
+    Measurement(Figures(20_000, 300, 800, 1000, client_cpu_s=0.04), ProcessTimes(0.02, 0.01), ProcessTimes(0.01, 0.0))
+])  # fmt: skip
+TRITON = Measured([
+    Measurement(Figures(10_000, 600, 1600, 1000, client_cpu_s=0.04), ProcessTimes(0.05, 0.02), ProcessTimes(0.03, 0.0))
+])  # fmt: skip
 
 
 def test_cpu_time_is_that_of_one_request() -> None:
@@ -27,7 +32,7 @@ def test_client_and_system_alone_limit_the_ratio() -> None:
     assert line["ratio_limit"] == pytest.approx(4)
 
 
-def test_a_server_without_figures_says_why() -> None:
-    line = report_line(ROW, {"ours": Measured(failure="no answer"), "triton": TRITON}, processor_count=2)
-    assert line["ours"] == {"failed": "no answer"}
+def test_a_server_without_figures_has_the_reason_in_its_place() -> None:
+    line = report_line(ROW, {"ours": Measured(failure="no response"), "triton": TRITON}, processor_count=2)
+    assert line["ours"] == {"failed": "no response"}
     assert "ratio_limit" not in line

@@ -1,4 +1,4 @@
-"""The loads of the curve: every transport at every sensible size, as perf_analyzer is told."""
+"""The loads of the curve: every transport at every size that makes sense, with the arguments of perf_analyzer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_json_ends_where_it_takes_seconds() -> None:
     assert "gRPC 64 MiB c=4" in LOADS
 
 
-def test_shared_memory_is_told_to_the_client(tmp_path: Path) -> None:
+def test_the_client_gets_arguments_for_shared_memory(tmp_path: Path) -> None:
     row = LOADS["shared memory 4 KiB c=4"].row(tmp_path)
     assert (row.protocol, row.concurrency) == ("grpc", 4)
     assert row.extra == ("--shape", "INPUT0:1024", "--shared-memory", "system", "--output-shared-memory-size", "4096")

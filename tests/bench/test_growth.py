@@ -1,4 +1,4 @@
-"""What becomes more, and when that is no longer well."""
+"""What grows, and how its cost is judged."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def test_a_request_that_costs_more_at_the_last_step_is_not_flat() -> None:
     assert not verdict.flat
 
 
-def test_spreading_requests_may_lose_what_they_shared_but_not_more() -> None:
+def test_requests_spread_over_models_may_cost_as_much_as_a_single_one_but_not_more() -> None:
     alone = growth.GrowthPoint("connections", 1, "http", OURS, 3000, 500, 900, 150, 40, [])
-    dearer = {
+    found = {
         last: next(v for v in growth.verdicts([alone, point(1), point(64, cpu=last)]) if v.axis == "models")
         for last in (160, 300)
     }
-    assert dearer[160].flat
-    assert dearer[300].kernel_cpu_ratio == 2
-    assert not dearer[300].flat
+    assert found[160].flat
+    assert found[300].kernel_cpu_ratio == 2
+    assert not found[300].flat
 
 
 def test_a_rate_under_half_of_the_best_has_collapsed() -> None:
@@ -50,13 +50,13 @@ def test_triton_is_not_judged() -> None:
     assert growth.verdicts([point(1, TRITON), point(64, TRITON, cpu=900)]) == []
 
 
-def test_models_take_turns_and_connections_stay() -> None:
+def test_more_models_share_the_same_number_of_connections() -> None:
     axis = AXES["models"]
     assert axis.models(3) == ["add_sub_00", "add_sub_01", "add_sub_02"]
     assert axis.connections(1) == axis.connections(64) == growth.CONNECTIONS
 
 
-def test_connections_become_more_before_one_model() -> None:
+def test_more_connections_use_one_model() -> None:
     axis = AXES["connections"]
     assert axis.models(256) == ["add_sub_00"]
     assert axis.connections(256) == 256

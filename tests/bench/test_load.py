@@ -1,4 +1,4 @@
-"""The measuring client against a real server: tiny loads, over both protocols and several models."""
+"""The load client and a real server: small loads over both protocols, on several models."""
 
 from __future__ import annotations
 

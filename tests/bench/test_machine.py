@@ -1,4 +1,4 @@
-"""Whether a machine has something else to do is told by its processors, as they are now."""
+"""Whether a machine is busy is measured by its processors at that moment."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_processors_in_use_are_those_that_were_not_idle(
     assert machine.this_machine().load == in_use
 
 
-def test_a_machine_says_that_it_was_busy_only_where_it_was() -> None:
+def test_a_line_about_a_machine_mentions_load_only_if_it_was_busy() -> None:
     assert "busy" not in MACHINE.line
     assert msgspec.structs.replace(MACHINE, load=1.5).line.endswith("busy with other things (1.5 processors in use)")

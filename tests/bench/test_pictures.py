@@ -1,4 +1,4 @@
-"""Pictures are drawn from stored numbers alone, and equal numbers give equal files."""
+"""Pictures are drawn only from stored numbers, and equal numbers give equal files."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def test_drawing_again_changes_nothing(tmp_path: Path, stored_curve: Curve) -> N
         ([0, 30, 31, 90], [0, 25.5, 35.5, 90]),
     ],
 )
-def test_labels_stand_a_line_apart_and_near_their_lines(wanted: list[float], placed: list[float]) -> None:
+def test_labels_do_not_overlap_and_are_near_their_lines(wanted: list[float], placed: list[float]) -> None:
     assert apart(wanted, 10) == pytest.approx(placed, abs=2)
     assert all(abs(a - b) >= 9.99 for i, a in enumerate(apart(wanted, 10)) for b in apart(wanted, 10)[:i])

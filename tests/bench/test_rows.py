@@ -1,4 +1,4 @@
-"""perf_analyzer's report is read, and a run without figures says why."""
+"""perf_analyzer's report is read, and a run without figures gives the reason."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_a_report_without_figures_is_its_last_line() -> None:
     assert parse_report("Request concurrency: 1\n  Failed to retrieve results.\n\n") == "Failed to retrieve results."
 
 
-def test_silence_is_no_figure() -> None:
-    assert parse_report(" \n") == "perf_analyzer said nothing"
+def test_an_empty_report_has_no_figures() -> None:
+    assert parse_report(" \n") == "perf_analyzer printed nothing"
 
 
 def test_names_of_rows_are_unique() -> None:
@@ -38,6 +38,6 @@ def test_names_of_rows_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_an_onnx_model_of_ours_meets_the_python_model_there() -> None:
+def test_our_onnx_model_is_compared_with_the_python_model_on_triton() -> None:
     pairs = {(row.protocol, row.concurrency, row.triton_model) for row in all_rows() if row.model == "add_sub_onnx"}
     assert pairs == {(protocol, count, "add_sub") for protocol in ("http", "grpc") for count in (1, 8)}

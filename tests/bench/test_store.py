@@ -1,4 +1,4 @@
-"""Results are written whole or not at all."""
+"""Results are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_folders_come_with_the_first_result(tmp_path: Path) -> None:
+def test_folders_are_made_with_the_first_result(tmp_path: Path) -> None:
     store.write_json(tmp_path / "a" / "b.json", {"x": 1})
     assert (tmp_path / "a" / "b.json").read_text() == '{\n "x": 1\n}\n'
 

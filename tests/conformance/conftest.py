@@ -1,4 +1,4 @@
-"""One server over `tests/models` for all conformance tests, in explicit mode."""
+"""Two servers over `tests/models` for all conformance tests, in explicit mode."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
+@pytest.fixture(scope="session", params=["true", "false"], ids=["shared memory", "no shared memory"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    """A server whose workers share memory with it, and one whose workers are reached as on other hosts."""
     models = Path(__file__).parents[1] / "models"
-    with ServerProcess(models, "--model-control-mode=explicit", "--load-model=*") as running:
+    flags = ("--model-control-mode=explicit", "--load-model=*", f"--worker-shared-memory={request.param}")
+    with ServerProcess(models, *flags) as running:
         yield running
         assert "Traceback" not in running.log, running.log

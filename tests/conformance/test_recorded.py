@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
-from bench.oracle.answers import cleaned, expected, is_expected
 from bench.oracle.record import Record, load_cases
+from bench.oracle.responses import cleaned, expected, is_expected
 from bench.oracle.servers import CASES, MODELS, RECORDED, Ours
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_we_answer_as_triton_did(ours: Ours, name: str, case: Case) -> None:
     record = Record.read(RECORDED / f"{name}.json")
     wrong = []
     for number, step in enumerate(case.steps):
-        theirs = record.answer(case, number, step)
+        theirs = record.response(case, number, step)
         wanted = expected(theirs, step.difference)
         answer = cleaned(ours.ask(step), step.ignore, ours.repository)
         if not is_expected(answer, wanted):

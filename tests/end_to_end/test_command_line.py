@@ -40,7 +40,7 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
         (("run", "--no-such-flag"), "--no-such-flag"),
         (("run", "--http-port=many"), "--http-port: 'many' is not a whole number"),
         (("run", "--allow-http=perhaps"), "neither true nor false"),
-        (("run", "--model-control-mode=fast"), "none of none, explicit, poll"),
+        (("run", "--model-control-mode=fast"), "not one of none, explicit, poll"),
         (("run", "--model-repository=/no/such/folder"), "/no/such/folder"),
         (("run", "--load-model=a"), "--model-control-mode=explicit"),
         (("run", "--http-port=8000", "--grpc-port=8000"), "same address and port 0.0.0.0:8000"),
@@ -183,7 +183,7 @@ def demo() -> object:
 
 
 def test_the_demo_says_what_to_type_and_that_works(demo: ServerProcess) -> None:
-    wait_for(lambda: "Ctrl-C ends the server" in demo.log)
+    wait_for(lambda: "Ctrl-C stops the server" in demo.log)
     line = next(line for line in demo.log.splitlines() if line.strip().startswith("curl") and "digits/infer" in line)
     done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30, check=True)
     assert '"model_name":"digits"' in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -16,7 +15,6 @@ import pytest
 
 from bench.server import wait_for
 from kernel.embedding import EmbeddedServer
-from kernel.options import DEMO_REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,17 +103,6 @@ def test_workers_do_not_outlive_a_program_that_is_killed(models: Path, tmp_path:
     done = run(program)
     assert done.returncode == -9
     wait_for(lambda: not psutil.pid_exists(int(done.stdout)))
-
-
-def test_the_example_of_the_readme_works(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "EmbeddedServer" in block)
-    program = tmp_path / "program.py"
-    program.write_text(example.replace('"models"', repr(str(DEMO_REPOSITORY))))
-    done = run(program)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[2. 3. 4. 5.]\n1\n2\n3\nhttp://127.0.0.1:")
-    assert done.stderr == ""
 
 
 def run(program: Path) -> subprocess.CompletedProcess[str]:

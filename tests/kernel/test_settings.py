@@ -1,11 +1,11 @@
-"""Trace and log settings: what is inherited, cleared and refused. Answers are those of a real Triton."""
+"""Trace and log settings: inheriting, clearing and errors. Results and texts are those of a real Triton."""
 
 from __future__ import annotations
 
 import pytest
 
 from kernel.errors import InvalidArgument, ServingError, Unavailable, Unsupported
-from kernel.settings import LogSettings, TraceSettings, TraceValues
+from kernel.settings import NOT_RECORDED, LogSettings, TraceSettings, TraceValues
 
 TRACING = TraceValues(("TIMESTAMPS",), trace_rate=5, trace_file="/t.json")
 
@@ -16,7 +16,7 @@ def problem(settings: TraceSettings, change: dict[str, list[str] | None], model:
     return caught.value.message
 
 
-def test_a_model_inherits_what_it_does_not_set_itself() -> None:
+def test_a_model_inherits_the_settings_that_it_does_not_change() -> None:
     settings = TraceSettings()
     settings.update({"trace_rate": ["5"]})
     settings.update({"trace_count": ["7"]}, "m")
@@ -24,14 +24,14 @@ def test_a_model_inherits_what_it_does_not_set_itself() -> None:
     assert settings.get().trace_count == -1
 
 
-def test_a_model_follows_later_changes_of_the_server_in_what_it_inherits() -> None:
+def test_later_changes_of_the_server_apply_to_inherited_settings() -> None:
     settings = TraceSettings()
     settings.update({"trace_count": ["7"]}, "m")
     settings.update({"trace_rate": ["9"], "trace_count": ["1"]})
     assert (settings.get("m").trace_rate, settings.get("m").trace_count) == (9, 7)
 
 
-def test_clearing_goes_back_to_what_is_inherited() -> None:
+def test_a_cleared_setting_has_the_inherited_value() -> None:
     settings = TraceSettings(TraceValues(trace_rate=3))
     settings.update({"trace_rate": ["5"]})
     settings.update({"trace_rate": ["9"]}, "m")
@@ -60,7 +60,7 @@ def test_numbers_are_read_as_triton_reads_them(name: str, text: str, number: int
 
 
 @pytest.mark.parametrize(
-    ("change", "kind", "said"),
+    ("change", "kind", "message"),
     [
         ({"trace_rate": ["many"]}, InvalidArgument, "Unable to parse 'trace_rate', got: many"),
         ({"trace_rate": [""]}, InvalidArgument, "Unable to parse 'trace_rate', got: "),
@@ -81,17 +81,17 @@ def test_numbers_are_read_as_triton_reads_them(name: str, text: str, number: int
          "trace file location can not be updated through network protocol"),
     ],
 )  # fmt: skip
-def test_a_bad_change_is_refused_and_changes_nothing(
-    change: dict[str, list[str] | None], kind: type[ServingError], said: str
+def test_a_change_with_an_error_changes_nothing(
+    change: dict[str, list[str] | None], kind: type[ServingError], message: str
 ) -> None:
     settings = TraceSettings(TRACING)
     with pytest.raises(kind) as caught:
         settings.update({"trace_level": ["TENSORS"], "trace_count": ["3"], **change})
-    assert caught.value.message == said
+    assert caught.value.message == message
     assert settings.get() == TRACING
 
 
-def test_a_trace_count_that_is_too_low_is_shown_as_the_front_door_shows_it() -> None:
+def test_the_error_of_a_low_trace_count_has_the_text_of_the_front_door() -> None:
     with pytest.raises(InvalidArgument) as caught:
         TraceSettings().update({"trace_count": ["-5"]}, got="got: ")
     assert caught.value.message == "Unable to parse 'trace_count'. Expecting value >= -1, got: -5"
@@ -101,39 +101,39 @@ def test_a_very_long_number_is_out_of_range() -> None:
     assert "out of range" in problem(TraceSettings(), {"trace_rate": ["9" * 100_000]})
 
 
-def test_tracing_needs_a_file_but_in_mode_opentelemetry() -> None:
-    said = problem(TraceSettings(), {"trace_level": ["TIMESTAMPS"]})
-    assert said == "Attempting to set invalid trace setting :trace file name is not given"
+def test_tracing_needs_a_file_except_in_mode_opentelemetry() -> None:
+    message = problem(TraceSettings(), {"trace_level": ["TIMESTAMPS"]})
+    assert message == "Attempting to set invalid trace setting :trace file name is not given"
     exporting = TraceSettings(TraceValues(trace_mode="opentelemetry"))
     assert exporting.update({"trace_level": ["TIMESTAMPS"]}).trace_level == ("TIMESTAMPS",)
 
 
-def test_where_tracing_is_off_a_rate_of_zero_is_taken() -> None:
+def test_a_rate_of_zero_is_accepted_while_tracing_is_off() -> None:
     settings = TraceSettings(TraceValues(trace_file="/t"))
     assert settings.update({"trace_rate": ["0"]}).trace_rate == 0
     assert "non-zero" in problem(settings, {"trace_level": ["TENSORS"]})
 
 
-def test_levels_that_do_not_exist_are_ignored_and_alone_they_change_nothing() -> None:
+def test_unknown_levels_are_ignored() -> None:
     settings = TraceSettings(TRACING)
     assert settings.update({"trace_level": ["TENSORS", "bogus"]}).trace_level == ("TENSORS",)
     assert settings.update({"trace_level": ["bogus", "timestamps"]}).trace_level == ("TENSORS",)
     assert settings.update({"trace_level": []}).trace_level == ("TENSORS",)
 
 
-def test_levels_are_shown_in_one_order() -> None:
+def test_levels_are_always_shown_in_the_same_order() -> None:
     settings = TraceSettings(TRACING)
     assert settings.update({"trace_level": ["TENSORS", "TIMESTAMPS"]}).trace_level == ("TIMESTAMPS", "TENSORS")
 
 
-def test_a_change_of_the_server_that_a_model_cannot_follow_is_refused() -> None:
+def test_a_change_of_the_server_that_is_wrong_for_a_model_is_refused() -> None:
     settings = TraceSettings(TraceValues(trace_file="/t"))
     settings.update({"trace_level": ["TIMESTAMPS"]}, "m")
     assert "non-zero" in problem(settings, {"trace_rate": ["0"]})
     assert settings.get().trace_rate == 1000
 
 
-def test_settings_are_shown_as_the_mode_has_them() -> None:
+def test_only_the_settings_of_the_mode_are_shown() -> None:
     assert list(TRACING.as_dict().items()) == [
         ("trace_level", ["TIMESTAMPS"]),
         ("trace_rate", ["5"]),
@@ -165,35 +165,34 @@ def test_log_settings_refuse_a_file_and_unknown_formats() -> None:
     assert settings.update({"log_verbose_level": 2}).log_verbose_level == 2
 
 
-@pytest.mark.parametrize("form", ["default", "ISO8601", "json"])
-def test_log_formats(form: str) -> None:
-    assert LogSettings().update({"log_format": form}).log_format == form
+@pytest.mark.parametrize("log_format", ["default", "ISO8601", "json"])
+def test_every_log_format_can_be_set(log_format: str) -> None:
+    assert LogSettings().update({"log_format": log_format}).log_format == log_format
 
 
-@pytest.mark.parametrize(("asked", "level"), [(2**31 - 1, 2**31 - 1), (2**32, 0), (2**32 + 5, 5), (2**32 - 1, 0)])
-def test_a_verbose_level_has_32_bits_with_a_sign_and_is_never_below_zero(asked: int, level: int) -> None:
-    assert LogSettings().update({"log_verbose_level": asked}).log_verbose_level == level
+@pytest.mark.parametrize(("given", "level"), [(2**31 - 1, 2**31 - 1), (2**32, 0), (2**32 + 5, 5), (2**32 - 1, 0)])
+def test_a_verbose_level_is_a_signed_32_bit_number_and_never_negative(given: int, level: int) -> None:
+    assert LogSettings().update({"log_verbose_level": given}).log_verbose_level == level
 
 
-def test_a_change_that_asks_for_traces_says_once_that_none_is_recorded() -> None:
-    said: list[str] = []
-    settings = TraceSettings(TRACING, said.append)
-    assert said == [], "what the command line asks for, the command line says"
+def test_a_change_that_enables_traces_is_logged_once_as_without_effect() -> None:
+    lines: list[str] = []
+    settings = TraceSettings(TRACING, lines.append)
+    assert lines == [], "the command line logs its own settings"
     settings.update({"trace_rate": ["7"]})
     settings.update({"trace_level": ["TENSORS", "TIMESTAMPS"]}, "m")
-    more = "but traces are not recorded yet; the settings are kept and shown to clients (/v2/trace/setting)"
-    assert said == [
-        f"trace settings of the server: trace level TIMESTAMPS, {more}",
-        f"trace settings of model 'm': trace level TIMESTAMPS, TENSORS, {more}",
+    assert lines == [
+        f"trace settings of the server: trace level TIMESTAMPS, but {NOT_RECORDED}",
+        f"trace settings of model 'm': trace level TIMESTAMPS, TENSORS, but {NOT_RECORDED}",
     ]
 
 
-def test_nothing_is_said_of_traces_that_are_off_refused_or_only_looked_at() -> None:
-    said: list[str] = []
-    settings = TraceSettings(TRACING, said.append)
+def test_trace_settings_that_are_off_refused_or_only_read_are_not_logged() -> None:
+    lines: list[str] = []
+    settings = TraceSettings(TRACING, lines.append)
     settings.update({})
     settings.get("m")
     problem(settings, {"trace_rate": ["0"]})
     settings.update({"trace_level": ["OFF"]})
     settings.update({"trace_rate": ["7"]})
-    assert said == []
+    assert lines == []

@@ -1,4 +1,4 @@
-"""Sockets that are bound at start."""
+"""Sockets that the server binds at start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kernel.options import ListenAddress
 from kernel.sockets import CannotListen, bind
 
 
-def test_port_zero_is_any_free_one() -> None:
+def test_port_zero_binds_a_free_port() -> None:
     with bind("HTTP", ListenAddress(True, "127.0.0.1", 0)) as sock:
         assert sock.getsockname()[1] != 0
         assert sock.getblocking() is False
 
 
-def test_a_taken_port_is_told_with_the_flag_that_changes_it() -> None:
+def test_the_error_of_a_port_in_use_names_the_flag_that_changes_it() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -29,7 +29,7 @@ def test_a_taken_port_is_told_with_the_flag_that_changes_it() -> None:
     )
 
 
-def test_servers_that_agree_share_a_port() -> None:
+def test_servers_with_reuse_port_share_a_port() -> None:
     with bind("HTTP", ListenAddress(True, "127.0.0.1", 0, reuse_port=True)) as first:
         first.listen()
         port = first.getsockname()[1]
@@ -40,6 +40,6 @@ def test_servers_that_agree_share_a_port() -> None:
 
 
 @pytest.mark.parametrize("address", ["a" * 70, "203.0.113.1"])
-def test_an_address_that_is_not_ours_is_told(address: str) -> None:
+def test_an_address_of_another_machine_is_an_error(address: str) -> None:
     with pytest.raises(CannotListen, match="failed to start Metrics service"):
         bind("Metrics", ListenAddress(True, address, 0))

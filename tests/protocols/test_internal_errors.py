@@ -16,6 +16,7 @@ def test_the_client_gets_a_number_and_the_log_everything(caplog: pytest.LogCaptu
     assert "secret" not in text
     (record,) = caplog.records
     assert record.getMessage() == f"internal error {text.split()[3]} in POST /v2"
+    assert record.exc_info is not None
     assert "the secret of the server" in caplog.text
     assert "Traceback" in caplog.text
 

@@ -8,8 +8,10 @@ import pytest
 
 from kernel.errors import InternalError, Unavailable
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.response_sinks import OnlyResponse, StreamSink
+from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 
 class Released:
@@ -23,8 +25,12 @@ class Released:
 
 
 def response(release: Released | None = None, *, final: bool = True, empty: bool = False) -> Response:
-    outputs = None if empty else [OutputTensor("OUT", "FP32", [0], b"")]
-    return Response("m", "1", "", outputs=outputs, final=final, on_release=release)
+    if empty:
+        return Response("m", "1", "", final=final)
+    if release is None:
+        return Response("m", "1", "", outputs=[Tensor("OUT", "FP32", [0], b"")], final=final)
+    output = leased_tensor("OUT", "FP32", [0], b"", release)
+    return Response("m", "1", "", outputs=[output], final=final, leased=True)
 
 
 def only(*responses: Response) -> Response:

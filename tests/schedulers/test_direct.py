@@ -62,8 +62,7 @@ def test_a_lost_instance_takes_nothing_and_a_restarted_one_goes_on_with_the_queu
     case.inbox.post(Submitted(case.request("a")))
     case.inbox.post(Submitted(case.request("b")))
     worker = case.workers[0]
-    case.instances.lost(worker, [])
-    worker.batches.clear()
+    case.lose()
     assert case.running == []
     case.instances.add(worker)
     assert case.running == [["b"]]
@@ -117,10 +116,8 @@ def test_requests_that_a_lost_instance_had_not_started_go_on_first_in_their_orde
     requests = [case.request(id) for id in "abcd"]
     for request in requests[:3]:
         case.inbox.post(Submitted(request))
-    worker = case.workers[0]
-    worker.batches.clear()
-    case.instances.lost(worker, requests[1:3])
+    case.lose()
     case.inbox.post(Submitted(requests[3]))
-    case.instances.add(worker)
+    case.instances.add(case.workers[0])
     assert case.running + case.ahead == [["b"], ["c"], ["d"]]
-    assert case.statistics.pending == 0
+    assert case.live.queued == 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.testing import RecordingSink, model_spec
 from schedulers.shapes import BatchKeys
+from shm.tensor import Tensor
 
 
 def request(**shapes: list[int]) -> Request:
-    return Request("m", [InputTensor(name, "FP32", shape, b"") for name, shape in shapes.items()], RecordingSink())
+    return Request("m", [Tensor(name, "FP32", shape, b"") for name, shape in shapes.items()], RecordingSink())
 
 
 def test_fixed_shapes_need_no_key() -> None:

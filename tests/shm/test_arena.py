@@ -1,27 +1,96 @@
-"""Arenas are anonymous, shared by descriptor, and sparse."""
+"""Arenas are anonymous, sealed, shared by descriptor, and sparse."""
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+from typing import TYPE_CHECKING
 
-from shm.arena import Arena
+import pytest
+
+from shm.arena import SEALS, Arena, NotAnArena, check_arena, read_only_fd
+from shm.region import RegionKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CAPACITY = 1 << 16
 
 
-def test_bytes_written_to_a_block_are_seen_by_whoever_maps_the_descriptor() -> None:
-    with Arena("test", 1 << 20) as arena:
-        block = arena.take(5000)
-        assert block is not None
-        block.view()[:] = b"x" * 5000
-        with mmap.mmap(arena.region.fd, 1 << 20, prot=mmap.PROT_READ) as seen:
-            assert seen[block.offset : block.offset + 5000] == b"x" * 5000
-        block.release()
-        assert arena.allocator.block_count == 0
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with Arena("test", CAPACITY) as made:
+        yield made
+
+
+def memfd(byte_size: int, seals: int | None) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | (0 if seals is None else os.MFD_ALLOW_SEALING))
+    os.ftruncate(fd, byte_size)
+    if seals:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+# ---- blocks ---------------------------------------------------------------------------------
+
+
+def test_bytes_written_to_a_block_are_seen_by_all_who_map_the_descriptor(arena: Arena) -> None:
+    block = arena.take(5000)
+    assert block is not None
+    block.view()[:] = b"x" * 5000
+    with mmap.mmap(arena.region.fd, CAPACITY, prot=mmap.PROT_READ) as seen:
+        assert seen[block.offset : block.offset + 5000] == b"x" * 5000
+    block.release()
+    assert arena.allocator.block_count == 0
+
+
+def test_a_block_is_a_place_whose_lease_is_the_takers(arena: Arena) -> None:
+    block = arena.take(5000)
+    assert block is not None
+    span = block.span
+    assert span.lease is block.lease
+    assert (span.lease.region, span.offset, span.byte_size) == (arena.region, block.offset, 5000)
+    other = span.shared()
+    block.release()
+    assert arena.allocator.block_count == 1
+    other.lease.release()
+    assert arena.allocator.block_count == 0
+
+
+def test_a_full_arena_says_so(arena: Arena) -> None:
+    block = arena.take(CAPACITY)
+    assert block is not None
+    assert arena.take(1) is None
+    block.release()
+    block.release()
+    again = arena.take(CAPACITY)
+    assert again is not None
+    again.release()
+
+
+def test_pages_of_freed_blocks_beyond_those_that_are_kept_go_back_to_the_system() -> None:
+    with Arena("test", 1 << 28) as arena:
+        kept, given_back = arena.take(1 << 27), arena.take(1 << 20)
+        assert kept is not None
+        assert given_back is not None
+        given_back.view()[:] = b"\1" * (1 << 20)
+        written = os.fstat(arena.region.fd).st_blocks
+        kept.release()
+        given_back.release()
+        assert os.fstat(arena.region.fd).st_blocks < written
+        again = arena.take(1 << 20)
+        assert again is not None
+        assert bytes(again.view()[:4096]) == bytes(4096), "a page that was given back is zeros"
+        again.release()
+
+
+# ---- the memory -----------------------------------------------------------------------------
 
 
 def test_an_arena_has_no_name_in_shared_memory() -> None:
     before = set(os.listdir("/dev/shm"))
-    with Arena("test", 1 << 20):
+    with Arena("test", CAPACITY):
         assert set(os.listdir("/dev/shm")) == before
 
 
@@ -30,19 +99,95 @@ def test_an_arena_costs_no_memory_before_it_is_written() -> None:
         assert os.fstat(arena.region.fd).st_blocks == 0
 
 
-def test_a_full_arena_says_so() -> None:
-    with Arena("test", 1 << 16) as arena:
-        block = arena.take(1 << 16)
-        assert block is not None
-        assert arena.take(1) is None
-        block.release()
-        block.release()
-        again = arena.take(1 << 16)
-        assert again is not None
-        again.release()
+@pytest.mark.parametrize("byte_size", [0, CAPACITY - 1, CAPACITY + 1])
+def test_nobody_can_change_the_size_of_an_arena(arena: Arena, byte_size: int) -> None:
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.region.fd, byte_size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.region.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    assert os.fstat(arena.region.fd).st_size == CAPACITY
+
+
+def test_a_read_only_descriptor_shows_the_arena_and_cannot_change_it(arena: Arena) -> None:
+    block = arena.take(4096)
+    assert block is not None
+    block.view()[:] = b"x" * 4096
+    fd = read_only_fd(arena.region.fd)
+    try:
+        assert os.pread(fd, 4096, block.offset) == b"x" * 4096
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, CAPACITY, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(fd, b"y", 0)
+        with mmap.mmap(fd, CAPACITY, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as private:
+            private[block.offset] = ord("y")
+        assert bytes(block.view()[:1]) == b"x"
+    finally:
+        os.close(fd)
+    block.release()
+
+
+# ---- the end --------------------------------------------------------------------------------
 
 
 def test_closing_closes_the_descriptor() -> None:
-    arena = Arena("test", 1 << 16)
+    arena = Arena("test", CAPACITY)
+    assert arena.region.kind is RegionKind.ARENA
+    arena.close()
     arena.close()
     assert arena.region.closed
+
+
+def test_a_block_in_use_keeps_an_arena_readable_that_was_closed() -> None:
+    arena = Arena("test", CAPACITY)
+    block = arena.take(4096)
+    assert block is not None
+    block.view()[:] = b"x" * 4096
+    arena.close()
+    assert not arena.region.closed
+    assert bytes(arena.region.view(block.offset, 4096)) == b"x" * 4096
+    block.release()
+    assert arena.region.closed
+
+
+# ---- arenas of other processes --------------------------------------------------------------
+
+
+def test_an_arena_is_recognised_by_its_seals_and_size(arena: Arena) -> None:
+    check_arena(arena.region.fd, CAPACITY)
+    check_arena(arena.region.fd, 4096)
+    fd = read_only_fd(arena.region.fd)
+    check_arena(fd, CAPACITY)
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("seals", "byte_size", "said"),
+    [
+        (None, 4096, "a memfd with seals 0x1, expected 0x7"),
+        (0, 4096, "a memfd with seals 0x0, expected 0x7"),
+        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, 4096, "a memfd with seals 0x6, expected 0x7"),
+        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL, 4096, "a memfd with seals 0x3, expected 0x7"),
+        (SEALS, 4097, "a memfd of 4096 bytes, announced as 4097"),
+        (SEALS, 0, "a memfd of 4096 bytes, announced as 0"),
+        (SEALS, -1, "a memfd of 4096 bytes, announced as -1"),
+    ],
+)
+def test_memory_that_can_change_its_size_or_is_shorter_than_announced_is_no_arena(
+    seals: int | None, byte_size: int, said: str
+) -> None:
+    fd = memfd(4096, seals)
+    try:
+        with pytest.raises(NotAnArena) as caught:
+            check_arena(fd, byte_size)
+    finally:
+        os.close(fd)
+    assert str(caught.value) == said
+
+
+def test_descriptors_of_other_things_are_no_arenas() -> None:
+    for made in (os.pipe()[::-1], (os.open("/dev/null", os.O_RDWR),)):
+        for fd in made:
+            with pytest.raises(NotAnArena, match="not a memfd"):
+                check_arena(fd, 4096)
+            os.close(fd)

@@ -17,7 +17,7 @@ class Blocks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.allocator = BlockAllocator(CAPACITY, kept_bytes=8 * MIN_BLOCK)
+        self.allocator = BlockAllocator(CAPACITY, cached_bytes=8 * MIN_BLOCK)
         self.taken: dict[int, int] = {}
 
     @rule(byte_size=st.integers(1, CAPACITY))
@@ -34,7 +34,7 @@ class Blocks(RuleBasedStateMachine):
     def give(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.taken)))
         del self.taken[offset]
-        self.allocator.give(offset)
+        self.allocator.free(offset)
 
     @invariant()
     def consistent(self) -> None:
@@ -53,7 +53,7 @@ def test_everything_can_be_taken_again_after_it_was_given_back() -> None:
     assert allocator.take(1) is None
     for offset in offsets:
         assert offset is not None
-        allocator.give(offset)
+        allocator.free(offset)
     assert allocator.take(CAPACITY) == 0
     allocator.check()
 
@@ -63,21 +63,21 @@ def test_a_block_given_back_is_the_next_one_taken() -> None:
     allocator.take(MIN_BLOCK)
     second = allocator.take(3 * MIN_BLOCK)
     assert second is not None
-    assert allocator.give(second) is None
+    assert allocator.free(second) is None
     assert allocator.take(4 * MIN_BLOCK) == second
 
 
 def test_pages_of_blocks_beyond_the_kept_ones_are_given_back() -> None:
-    allocator = BlockAllocator(CAPACITY, kept_bytes=MIN_BLOCK)
+    allocator = BlockAllocator(CAPACITY, cached_bytes=MIN_BLOCK)
     offset = allocator.take(8 * MIN_BLOCK)
     assert offset is not None
-    assert allocator.give(offset) == (offset, 8 * MIN_BLOCK)
+    assert allocator.free(offset) == (offset, 8 * MIN_BLOCK)
 
 
 def test_giving_a_block_twice_is_an_error() -> None:
     allocator = BlockAllocator(CAPACITY)
     offset = allocator.take(1)
     assert offset is not None
-    allocator.give(offset)
+    allocator.free(offset)
     with pytest.raises(KeyError):
-        allocator.give(offset)
+        allocator.free(offset)

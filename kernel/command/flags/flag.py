@@ -1,4 +1,4 @@
-"""What a flag is: its name, its values, the option that it sets, or why it has no effect here. Pure."""
+"""`Flag`: the description of a flag of the command line. Pure."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """One flag of `python -m kernel run`. Names and meanings are tritonserver's, where it has the flag."""
+    """One flag of `python -m kernel run`. Name and meaning are tritonserver's, if it has the flag."""
 
     #: Without the dashes.
     name: str
     kind: Kind
-    #: For the help; empty where the flag has no effect.
+    #: Text for the help; empty if the flag has no effect.
     help: str = ""
-    #: Path of the option in `ServerOptions`, such as "http.max_input_size". Empty where the flag has no effect.
+    #: Path of the option in `ServerOptions`, such as "http.max_input_size"; empty if the flag has no effect.
     option: str = ""
-    #: Whether it can be given more than once; the option is a tuple.
+    #: The flag can be given several times, and the option is a tuple.
     repeat: bool = False
-    #: Whether tritonserver has no such flag, or another default.
+    #: tritonserver does not have the flag, or has another default.
     ours: bool = False
-    #: Another name, which the help does not show.
+    #: A second name, which the help does not show.
     alias: str = ""
-    #: What the help shows as default where the option's own default does not say it.
+    #: The default that the help shows, if the option's default is not the right text.
     default: str = ""
-    #: What is said in the log when the flag is given: why it has no effect, or what to use instead.
+    #: A log line for each use of the flag: why it has no effect, or which flag replaces it.
     note: str = ""
-    #: A value which asks for what is so anyway: nothing is said then.
-    moot: object = None
+    #: For a flag without effect: the value that already describes this server, so that no note is needed.
+    silent_value: object = None
 
 
 class FlagGroup(msgspec.Struct, frozen=True):
-    """Flags that the help shows together, under a title and a line about them."""
+    """Flags that the help shows together, under a title and an explanation."""
 
     title: str
     text: str

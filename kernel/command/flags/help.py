@@ -1,4 +1,4 @@
-"""What `python -m kernel run --help` prints: the flags in their groups, wrapped to the width of the terminal."""
+"""Prints the help of `python -m kernel run --help`: the flags in groups, wrapped to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from kernel.command.flags.flag import Flag, FlagGroup
 
-#: Where explanations begin. Longer flags have a line of their own.
+#: The column in which explanations begin. A longer flag has its own line.
 _INDENT = 30
 
-#: Lines that are longer are hard to read.
+#: The widest line, also in a wider terminal: longer lines are hard to read.
 _MAX_WIDTH = 100
 
-#: Holds a default together while lines are broken.
+#: Replaces spaces in a default, so that wrapping does not split the default.
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 _INTRODUCTION = """\
@@ -34,10 +34,10 @@ Usage: python -m kernel run [--FLAG VALUE | --FLAG=VALUE]...
   python -m kernel run                                     demo models
   python -m kernel run --model-repository models           a folder of models
   python -m kernel run --model-repository models \\
-      --model-control-mode explicit --load-model resnet    what is asked for
+      --model-control-mode explicit --load-model resnet    one model of a folder
 
-Flags have tritonserver's names, meanings and [defaults], but for those with
-a +: tritonserver has no such flag, or another default."""
+Flags have tritonserver's names, meanings and [defaults]. A + marks a flag that
+tritonserver does not have, or for which it has another default."""
 
 
 def print_help(console: Console | None = None) -> None:
@@ -86,7 +86,7 @@ def _explained(flag: Flag, width: int) -> Iterator[Text]:
 
 
 def _default(flag: Flag) -> str:
-    """Return what holds where the flag is not given, as somebody would type it; empty for nothing."""
+    """Return the default of a flag as one would type it; empty if the flag has no default."""
     if flag.default or flag.repeat or not flag.kind.metavar:
         return flag.default
     if flag.option.endswith((".tls", ".mutual")):

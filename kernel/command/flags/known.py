@@ -1,4 +1,4 @@
-"""The flags that do something, in the groups of the help. Each names the option that it sets."""
+"""The flags that have an effect, in the groups of the help. Each one names the option that it sets."""
 
 from __future__ import annotations
 
@@ -19,59 +19,61 @@ from kernel.command.flags.values import (
     TRACE_SETTING,
     VERBOSITY,
     Kind,
+    integer,
     one_of,
-    whole,
 )
 
 _ADDRESS = Kind("ADDRESS", str)
 _PATTERN = Kind("REGEX", str)
 _RESTRICTION = Kind("APIS:KEY=VALUE", str)
 _ORIGIN = Kind("ORIGIN", str)
-_MILLISECONDS = whole(0, metavar="MS")
-_SECONDS = whole(raised_to=0, metavar="SECONDS")
-_COUNT = whole(0)
+_MILLISECONDS = integer(0, metavar="MS")
+_SECONDS = integer(raised_to=0, metavar="SECONDS")
+_COUNT = integer(0)
 
 _CATEGORIES = "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging"
 
 _MODELS = FlagGroup(
     "Models",
-    "Where models are, and which of them are served.",
+    "Model repositories, and which of their models are served.",
     (
         Flag(name="model-repository", alias="model-store", kind=FOLDER, option="repository.paths", repeat=True,
              default="demo models", help="Folder of models."),
         Flag(name="model-control-mode", kind=one_of("none", "explicit", "poll", any_case=True),
              option="repository.control_mode",
-             help="none: load all models at start, and never again. explicit: load those of --load-model, then what "
-             "clients ask for. poll: load all, and see what has changed every --repository-poll-secs."),
-        Flag(name="repository-poll-secs", kind=whole(1, metavar="SECONDS"), option="repository.poll_s",
-             help="How often poll mode looks at the repositories."),
+             help="none: load all models at start, and never again. explicit: load the models of --load-model at "
+             "start; clients load and unload models. poll: load all models at start, and follow changes of the "
+             "repositories (--repository-poll-secs)."),
+        Flag(name="repository-poll-secs", kind=integer(1, metavar="SECONDS"), option="repository.poll_s",
+             help="Seconds between two checks of the repositories in poll mode."),
         Flag(name="load-model", kind=NAME, option="repository.load_models", repeat=True,
              help="A model to load at start in explicit mode; '*' alone for all models."),
         Flag(name="exit-on-error", kind=SWITCH, option="repository.exit_on_error",
-             help="End with code 1 where a model cannot be loaded at start."),
+             help="Exit with code 1 if a model cannot be loaded at start."),
         Flag(name="strict-readiness", kind=SWITCH, option="strict_readiness",
-             help="Report ready (/v2/health/ready) only while all models are; false: as soon as the server answers."),
-        # Before --disable-auto-complete-config, which wins where both are given.
+             help="true: the server is ready (/v2/health/ready) while all models are ready. false: it is ready as soon "
+             "as it responds."),
+        # Before --disable-auto-complete-config, which takes precedence if both are given.
         Flag(name="strict-model-config", kind=INVERTED_SWITCH, option="repository.auto_complete_config",
              default="false", help="Deprecated: --disable-auto-complete-config.",
              note="'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead."),
         Flag(name="disable-auto-complete-config", kind=OFF, option="repository.auto_complete_config",
-             help="Take config.pbtxt as it is written: nothing is filled in from the model's files."),
+             help="Use config.pbtxt as it is written; do not complete it from the model's files."),
         Flag(name="model-config-name", kind=NAME, option="repository.config_name",
-             help="Use MODEL/configs/NAME.pbtxt, where there is one, instead of MODEL/config.pbtxt."),
+             help="Use MODEL/configs/NAME.pbtxt, if it exists, instead of MODEL/config.pbtxt."),
         Flag(name="model-namespacing", kind=SWITCH, option="repository.namespacing",
              help="Let models in different repositories have the same name."),
-        Flag(name="model-load-thread-count", kind=whole(0), option="repository.load_thread_count",
-             help="Models that are loaded at the same time."),
-        Flag(name="model-load-retry-count", kind=whole(raised_to=0), option="repository.load_retry_count",
-             help="How often a model is tried again that cannot be loaded."),
+        Flag(name="model-load-thread-count", kind=integer(0), option="repository.load_thread_count",
+             help="The most models that load at the same time."),
+        Flag(name="model-load-retry-count", kind=integer(raised_to=0), option="repository.load_retry_count",
+             help="How often a failed load is repeated."),
         Flag(name="model-load-timeout-secs", kind=_COUNT, option="repository.load_timeout_s", ours=True,
-             help="Seconds that a step of loading may take (completing the configuration, initialize, warm-up); 0 for "
-             "no limit."),
+             help="Seconds that each step of a load may take (completing the configuration, initialize, warm-up); 0 "
+             "for no limit."),
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
-             help="A setting of a backend, or of all."),
+             help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="host-policy", kind=HOST_POLICY, option="repository.host_policy", repeat=True,
-             help="Where instances of a host policy run: KEY is numa-node or cpu-cores."),
+             help="The processors for instances with a host policy: KEY is numa-node or cpu-cores."),
     ),
 )  # fmt: skip
 
@@ -80,29 +82,31 @@ _HTTP = FlagGroup(
     "",
     (
         Flag(name="allow-http", kind=SWITCH, option="http_listener.allow", help="Serve HTTP."),
-        Flag(name="http-address", kind=_ADDRESS, option="http_listener.address", help="Address to listen at."),
+        Flag(name="http-address", kind=_ADDRESS, option="http_listener.address", help="Address to listen on."),
         Flag(name="http-port", kind=PORT, option="http_listener.port", help="Port; 0 for any free one."),
         Flag(name="reuse-http-port", kind=SWITCH, option="http_listener.reuse_port",
              help="Share the port with other servers that are started with this flag."),
-        Flag(name="http-max-input-size", kind=whole(1, 2**63 - 1, metavar="BYTES"), option="http.max_input_size",
-             help="Largest JSON, raw or inflated body. Binary tensors behind JSON are not limited."),
+        Flag(name="http-max-input-size", kind=integer(1, 2**63 - 1, metavar="BYTES"), option="http.max_input_size",
+             help="The largest request body (JSON, raw, or after decompression). Binary tensors after JSON are not "
+             "limited."),
         Flag(name="http-header-forward-pattern", kind=_PATTERN, option="http.header_forward_pattern",
-             help="Inference requests get the headers whose names match as parameters."),
+             help="Headers whose names contain a match become parameters of inference requests."),
         Flag(name="http-restricted-api", kind=_RESTRICTION, option="http.restricted_api", repeat=True,
-             help="Answer APIS only to requests with the header KEY: VALUE. "
-             f"APIS is a list with commas of {_CATEGORIES}."),
+             help="Allow APIS only for requests with the header KEY: VALUE. "
+             f"APIS is a comma-separated list of {_CATEGORIES}."),
         Flag(name="http-cors-origin", kind=_ORIGIN, option="http.cors_origins", repeat=True,
-             help="Let web pages of this origin call the server, such as https://a.example; * for all.", ours=True),
+             help="Allow web pages of this origin to call the server, such as https://a.example; * for all.",
+             ours=True),
         Flag(name="http-use-ssl", kind=SWITCH, option="http.tls",
-             help="Serve HTTPS with the certificate below.", ours=True),
+             help="Serve HTTPS with --http-server-cert.", ours=True),
         Flag(name="http-use-ssl-mutual", kind=SWITCH, option="http.tls.mutual",
-             help="Serve HTTPS, and ask clients for a certificate.", ours=True),
-        Flag(name="http-server-cert", kind=FILE, option="http.tls.certificate", help="Certificate chain, PEM.",
-             ours=True),
-        Flag(name="http-server-key", kind=FILE, option="http.tls.key", help="Its key, PEM, without passphrase.",
-             ours=True),
+             help="Serve HTTPS, and require a certificate from clients.", ours=True),
+        Flag(name="http-server-cert", kind=FILE, option="http.tls.certificate",
+             help="The server's certificate chain (PEM).", ours=True),
+        Flag(name="http-server-key", kind=FILE, option="http.tls.key",
+             help="The certificate's private key (PEM), without passphrase.", ours=True),
         Flag(name="http-root-cert", kind=FILE, option="http.tls.client_ca",
-             help="Who signs the certificates of clients, PEM.", ours=True),
+             help="The certificate authority of the clients (PEM).", ours=True),
     ),
 )  # fmt: skip
 
@@ -111,44 +115,46 @@ _GRPC = FlagGroup(
     "",
     (
         Flag(name="allow-grpc", kind=SWITCH, option="grpc_listener.allow", help="Serve gRPC."),
-        Flag(name="grpc-address", kind=_ADDRESS, option="grpc_listener.address", help="Address to listen at."),
+        Flag(name="grpc-address", kind=_ADDRESS, option="grpc_listener.address", help="Address to listen on."),
         Flag(name="grpc-port", kind=PORT, option="grpc_listener.port", help="Port; 0 for any free one."),
         Flag(name="reuse-grpc-port", kind=SWITCH, option="grpc_listener.reuse_port",
              help="Share the port with other servers that are started with this flag."),
         Flag(name="grpc-header-forward-pattern", kind=_PATTERN, option="grpc.header_forward_pattern",
-             help="Inference requests get the metadata whose names match as parameters."),
+             help="Metadata whose names contain a match become parameters of inference requests."),
         Flag(name="grpc-restricted-protocol", kind=_RESTRICTION, option="grpc.restricted_protocol", repeat=True,
-             help="Answer APIS (see --http-restricted-api) only to calls with metadata triton-grpc-protocol-KEY: "
+             help="Allow APIS (see --http-restricted-api) only for calls with the metadata triton-grpc-protocol-KEY: "
              "VALUE."),
-        Flag(name="grpc-use-ssl", kind=SWITCH, option="grpc.tls", help="Use TLS with the certificate below."),
+        Flag(name="grpc-use-ssl", kind=SWITCH, option="grpc.tls", help="Use TLS with --grpc-server-cert."),
         Flag(name="grpc-use-ssl-mutual", kind=SWITCH, option="grpc.tls.mutual",
-             help="Use TLS, and ask clients for a certificate."),
-        Flag(name="grpc-server-cert", kind=FILE, option="grpc.tls.certificate", help="Certificate chain, PEM."),
-        Flag(name="grpc-server-key", kind=FILE, option="grpc.tls.key", help="Its key, PEM, without passphrase."),
+             help="Use TLS, and require a certificate from clients."),
+        Flag(name="grpc-server-cert", kind=FILE, option="grpc.tls.certificate",
+             help="The server's certificate chain (PEM)."),
+        Flag(name="grpc-server-key", kind=FILE, option="grpc.tls.key",
+             help="The certificate's private key (PEM), without passphrase."),
         Flag(name="grpc-root-cert", kind=FILE, option="grpc.tls.client_ca",
-             help="Who signs the certificates of clients, PEM."),
+             help="The certificate authority of the clients (PEM)."),
         Flag(name="grpc-infer-response-compression-level",
              kind=one_of("none", "low", "medium", "high", any_case=True),
-             option="grpc.infer_response_compression_level", help="How responses of inference are compressed."),
-        Flag(name="grpc-max-response-pool-size", kind=whole(1), option="grpc.max_response_pool_size",
-             default="no limit", help="Responses of a stream that wait for a slow client before its model waits, too."),
-        Flag(name="grpc-keepalive-time", kind=whole(1, metavar="MS"), option="grpc.keepalive_time_ms",
-             help="Ping a client that has been silent for so long."),
-        Flag(name="grpc-keepalive-timeout", kind=whole(1, metavar="MS"), option="grpc.keepalive_timeout_ms",
-             help="Close the connection of a client that does not answer a ping within this time."),
+             option="grpc.infer_response_compression_level", help="Compression of inference responses."),
+        Flag(name="grpc-max-response-pool-size", kind=integer(1), option="grpc.max_response_pool_size",
+             default="no limit", help="Responses of a stream that may wait for a slow client; then the model waits."),
+        Flag(name="grpc-keepalive-time", kind=integer(1, metavar="MS"), option="grpc.keepalive_time_ms",
+             help="Send a ping to a client that has sent nothing for this time."),
+        Flag(name="grpc-keepalive-timeout", kind=integer(1, metavar="MS"), option="grpc.keepalive_timeout_ms",
+             help="Close the connection of a client that does not acknowledge a ping within this time."),
         Flag(name="grpc-keepalive-permit-without-calls", kind=SWITCH, option="grpc.keepalive_permit_without_calls",
-             help="Ping also clients without calls, and let them ping."),
+             help="Send pings also to clients without calls, and allow their pings."),
         Flag(name="grpc-http2-max-pings-without-data", kind=_COUNT, option="grpc.http2_max_pings_without_data",
-             help="Pings that are sent while there is no data to send; 0 for no limit."),
+             help="The most pings in a row that the server sends without data between them; 0 for no limit."),
         Flag(name="grpc-http2-min-recv-ping-interval-without-data", kind=_MILLISECONDS,
              option="grpc.http2_min_recv_ping_interval_without_data_ms",
-             help="A client without calls that pings more often gets a strike for each ping."),
+             help="A client without calls gets a strike for each ping within this time after another."),
         Flag(name="grpc-http2-max-ping-strikes", kind=_COUNT, option="grpc.http2_max_ping_strikes",
-             help="Strikes after which a connection is closed; 0 for any number."),
-        Flag(name="grpc-max-connection-age", kind=_MILLISECONDS, option="grpc.max_connection_age_ms", default="no end",
-             help="Close connections that are older."),
+             help="Strikes after which the server closes a connection; 0 for never."),
+        Flag(name="grpc-max-connection-age", kind=_MILLISECONDS, option="grpc.max_connection_age_ms",
+             default="no limit", help="Close connections after this time."),
         Flag(name="grpc-max-connection-age-grace", kind=_MILLISECONDS, option="grpc.max_connection_age_grace_ms",
-             default="no end", help="What calls on such connections get to end."),
+             default="no limit", help="Time in which calls on such a connection may end."),
     ),
 )  # fmt: skip
 
@@ -158,12 +164,12 @@ _METRICS = FlagGroup(
     (
         Flag(name="allow-metrics", kind=SWITCH, option="metrics_listener.allow", help="Serve /metrics for Prometheus."),
         Flag(name="metrics-address", kind=_ADDRESS, option="metrics_listener.address", default="that of HTTP",
-             help="Address to listen at."),
+             help="Address to listen on."),
         Flag(name="metrics-port", kind=PORT, option="metrics_listener.port", help="Port; 0 for any free one."),
         Flag(name="allow-cpu-metrics", kind=SWITCH, option="metrics.allow_cpu_metrics",
-             help="Show processor and memory figures."),
-        Flag(name="metrics-interval-ms", kind=whole(1, metavar="MS"), option="metrics.interval_ms",
-             help="How often these figures are measured."),
+             help="Show CPU and memory figures."),
+        Flag(name="metrics-interval-ms", kind=integer(1, metavar="MS"), option="metrics.interval_ms",
+             help="Time between two measurements of these figures."),
         Flag(name="metrics-config", kind=METRICS_SETTING, option="metrics.config", repeat=True,
              help="A setting of metrics, such as counter_latencies=false or summary_latencies=true."),
     ),
@@ -171,16 +177,16 @@ _METRICS = FlagGroup(
 
 _LOG = FlagGroup(
     "Log",
-    "Information goes to standard output; warnings and errors to standard error. Clients can change all but the file "
-    "while the server runs (/v2/logging).",
+    "Information goes to standard output; warnings and errors to standard error. While the server runs, clients can "
+    "change all settings except the file (/v2/logging).",
     (
         Flag(name="log-verbose", kind=VERBOSITY, option="log.verbose", help="Verbose level; 0 for none."),
         Flag(name="log-info", kind=SWITCH, option="log.info", help="Log information."),
         Flag(name="log-warning", kind=SWITCH, option="log.warning", help="Log warnings."),
         Flag(name="log-error", kind=SWITCH, option="log.error", help="Log errors."),
         Flag(name="log-format", kind=one_of("default", "ISO8601", "json"), option="log.format",
-             help="Form of a line. json: one object with request id, model and version where they are known."),
-        Flag(name="log-file", kind=Kind("FILE", str), option="log.file", help="Append all lines to this file instead."),
+             help="Format of a line. json: one object, with request id, model and version if they are known."),
+        Flag(name="log-file", kind=Kind("FILE", str), option="log.file", help="Append all lines to this file."),
         Flag(name="log-access", kind=SWITCH, option="log.access",
              help="Log every HTTP request and gRPC call.", ours=True),
     ),
@@ -196,11 +202,11 @@ def _old_trace_flag(name: str, kind: Kind, instead: str, *, repeat: bool = False
 
 _TRACES = FlagGroup(
     "Traces",
-    "Traces are not recorded yet. Settings are kept, and clients see them (/v2/trace/setting).",
+    "Traces are not recorded yet. The server only stores the settings and shows them to clients (/v2/trace/setting).",
     (
         Flag(name="trace-config", kind=TRACE_SETTING, option="trace", repeat=True,
              help="Traces are not recorded yet: a level other than OFF is shown to clients and has no other effect. "
-             "level=OFF|TIMESTAMPS|TENSORS, rate=N (one request of N), count=N (-1 for no end), "
+             "level=OFF|TIMESTAMPS|TENSORS, rate=N (one request of N), count=N (-1 for no limit), "
              "mode=triton|opentelemetry; triton,file=FILE; triton,log-frequency=N; opentelemetry,url=URL; "
              "opentelemetry,resource=KEY=VALUE."),
         _old_trace_flag("file", TEXT, "triton,file=FILE"),
@@ -217,19 +223,21 @@ _SERVER = FlagGroup(
     (
         Flag(name="id", kind=TEXT, option="server_id", help="Name of the server in its metadata."),
         Flag(name="exit-timeout-secs", kind=_SECONDS, option="exit_timeout_s",
-             help="What requests get to end after Ctrl-C or SIGTERM."),
+             help="Seconds in which requests may end after Ctrl-C or SIGTERM."),
         Flag(name="allow-client-shm", kind=one_of("local", "true", "false", any_case=True), option="allow_client_shm",
-             ours=True, help="Who may register shared memory; local: clients on this machine. In tritonserver false, "
-             "and there is no local."),
+             ours=True, help="Clients that may register shared memory: local (clients on this machine), true (all) or "
+             "false (none). tritonserver's default is false, and it has no local."),
         Flag(name="event-loop", kind=one_of("uvloop", "asyncio"), option="event_loop",
-             help="What runs the server; uvloop is faster.", ours=True),
-        Flag(name="busy-poll-us", kind=whole(0, 1_000_000, metavar="US"), option="busy_poll_us", ours=True,
-             help="The longest wait, for a worker, a client or a batch to fill, through which the server polls instead "
-             "of sleeping. It polls only while the last waits were as short, and gives way to other processes; 0 never "
-             "to poll."),
-        Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", default="half of the memory",
-             ours=True,
-             help="The most that tensors of one model's requests may take; the power of two below."),
+             help="The event loop of the server; uvloop is faster.", ours=True),
+        Flag(name="busy-poll-us", kind=integer(0, 1_000_000, metavar="US"), option="busy_poll_us", ours=True,
+             help="The longest wait (for a worker, a client, or a batch to fill) during which the server polls instead "
+             "of sleeping. It polls only after waits that were as short, and yields to other processes; 0 for no "
+             "polling."),
+        Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", ours=True,
+             help="The most memory for the tensors of one model's requests, rounded down to a power of two."),
+        Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
+             help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
+             "to workers on other hosts; this is slower."),
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""From the words behind `python -m kernel run` to `ServerOptions`: what was given, checked, in its place. Pure."""
+"""Parses the flags of `python -m kernel run` into `ServerOptions`. Pure."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
 FLAGS = {flag.name: flag for group in (*GROUPS, IGNORED) for flag in group.flags}
 _ALIASES = {flag.alias: flag for flag in FLAGS.values() if flag.alias}
 
-#: What every option is where no flag says anything else.
+#: The options without any flag.
 DEFAULTS = ServerOptions(RepositoryOptions(paths=(DEMO_REPOSITORY,)))
 
-#: Values of each flag in the order in which they were given, by its name. Their type is the flag's.
-Given = dict[str, list[Any]]
+#: Flag name → its parsed values, in the order of the command line.
+GivenFlags = dict[str, list[Any]]
 
 
 def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, list[str]]:
-    """Return the options that `words` ask for, and a line for each flag that has no effect or is deprecated.
+    """Return the options for `words`, and a log line for each flag that has no effect or is deprecated.
 
-    Raises `BadOption` with a message of one line for what tritonserver would refuse, too.
+    Raises `BadOption` with a message of one line, in the cases in which tritonserver refuses the flags as well.
     """
-    given: Given = {name: [_value(FLAGS[name], text) for text in texts] for name, texts in split_words(words).items()}
+    given: GivenFlags = {
+        name: [_value(FLAGS[name], text) for text in texts] for name, texts in split_words(words).items()
+    }
     _check_together(given)
     options = DEFAULTS
-    # In the order of the table, which decides between two flags for the same option.
+    # In the order of the table: of two flags for the same option, the later one takes precedence.
     for flag in FLAGS.values():
         if flag.name in given and flag.option and not _is_combined(flag):
             values = given[flag.name]
@@ -64,13 +66,13 @@ def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> tuple[Se
 
 
 def split_words(words: Sequence[str]) -> dict[str, list[str]]:
-    """Return the texts of each flag, by its full name: `--flag value`, `--flag=value`, or a flag without value.
+    """Return full flag name → its texts. `words` are `--flag value`, `--flag=value`, or `--flag` without a value.
 
-    Beginnings of names will do where they are unambiguous, as getopt has it.
+    As in getopt, a name may be shortened to an unambiguous prefix.
     """
     found: dict[str, list[str]] = {}
-    waiting = iter(words)
-    for word in waiting:
+    remaining = iter(words)
+    for word in remaining:
         if not word.startswith("--"):
             raise BadOption(f"Unexpected argument: {word}")
         written, equals, text = word[2:].partition("=")
@@ -79,7 +81,7 @@ def split_words(words: Sequence[str]) -> dict[str, list[str]]:
             if equals:
                 raise BadOption(f"--{flag.name} takes no value")
         elif not equals:
-            following = next(waiting, None)
+            following = next(remaining, None)
             if following is None:
                 raise BadOption(f"--{flag.name} needs a value: {flag.kind.metavar}")
             text = following
@@ -105,13 +107,13 @@ def _value(flag: Flag, text: str) -> object:
     try:
         return flag.kind.parse(text)
     except BadValue as error:
-        # Texts of tritonserver name the flag themselves.
+        # tritonserver's texts already contain the flag.
         message = str(error)
         raise BadOption(message if f"--{flag.name} " in message else f"--{flag.name}: {message}") from None
 
 
 def _is_combined(flag: Flag) -> bool:
-    """Whether several flags together make the option."""
+    """Return whether several flags together set the option."""
     return flag.option == "trace" or ".tls" in flag.option
 
 
@@ -120,15 +122,15 @@ def _is_old_trace_flag(name: str) -> bool:
 
 
 def _with_option(options: Any, path: str, value: object) -> Any:
-    """Return `options` with another value at `path`."""
+    """Return a copy of `options` with `value` at `path`."""
     name, _, rest = path.partition(".")
     if rest:
         value = _with_option(getattr(options, name), rest, value)
     return msgspec.structs.replace(options, **{name: value})
 
 
-def _tls(door: str, given: Given) -> TlsOptions | None:
-    """Return how a front door encrypts. Mutual TLS includes TLS."""
+def _tls(door: str, given: GivenFlags) -> TlsOptions | None:
+    """Return the TLS options of a front door; None without TLS. Mutual TLS includes TLS."""
     mutual = given.get(f"{door}-use-ssl-mutual", [False])[-1]
     if not (mutual or given.get(f"{door}-use-ssl", [False])[-1]):
         return None
@@ -138,11 +140,11 @@ def _tls(door: str, given: Given) -> TlsOptions | None:
             f"--{door}-use-ssl needs a certificate and its key: give --{door}-server-cert and --{door}-server-key"
         )
     if mutual and root is None:
-        raise BadOption(f"--{door}-use-ssl-mutual needs --{door}-root-cert: who signs the certificates of clients")
+        raise BadOption(f"--{door}-use-ssl-mutual needs --{door}-root-cert, the certificate authority of the clients")
     return TlsOptions(certificate[-1], key[-1], root[-1] if root else None, mutual)
 
 
-def _check_together(given: Given) -> None:
+def _check_together(given: GivenFlags) -> None:
     if "response-cache-byte-size" in given and "cache-config" in given:
         raise BadOption(
             "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
@@ -150,7 +152,8 @@ def _check_together(given: Given) -> None:
         )
 
 
-def _notes(given: Given) -> list[str]:
+def _notes(given: GivenFlags) -> list[str]:
+    """Return a log line for each given flag that has no effect or is deprecated."""
     notes = []
     for name, values in given.items():
         flag = FLAGS[name]
@@ -162,6 +165,6 @@ def _notes(given: Given) -> list[str]:
             notes.append(f"--{name} has no effect without --model-control-mode=poll")
         elif flag.note and flag.option:
             notes.append(flag.note if f"--{name}" in flag.note else f"--{name}: {flag.note}")
-        elif flag.note and any(value != flag.moot for value in values):
+        elif flag.note and any(value != flag.silent_value for value in values):
             notes.append(f"--{name} has no effect: {flag.note}")
     return notes

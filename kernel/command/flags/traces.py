@@ -1,6 +1,6 @@
-"""What --trace-config and the old trace flags say about traces at start. Pure.
+"""Parses --trace-config and the deprecated trace flags into the trace settings at start. Pure.
 
-Rules and texts are tritonserver's. What clients may change later is decided in `kernel.settings`.
+Rules and texts are tritonserver's. `kernel.settings` has the rules for later changes by clients.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.command.flags.values import BadValue, parse_whole
+from kernel.command.flags.values import BadValue, parse_integer
 from kernel.options import BadOption
 from kernel.settings import NOT_RECORDED, TRACE_LEVELS, TraceValues
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MODES = ("triton", "opentelemetry")
 
-#: What words of --trace-config level=WORD mean; OFF adds nothing to other levels.
+#: WORD of --trace-config level=WORD → level. OFF together with other levels has no effect.
 _LEVEL_WORDS = {
     "false": "OFF",
     "off": "OFF",
@@ -30,7 +30,7 @@ _LEVEL_WORDS = {
     "tensors": "TENSORS",
 }
 
-#: Settings of OpenTelemetry's batch processor that are shown even where nobody has set them.
+#: Settings of OpenTelemetry's batch processor that clients always see: setting, environment variable, default.
 _EXPORTER_DEFAULTS = (
     ("bsp_max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "512"),
     ("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", "5000"),
@@ -41,10 +41,12 @@ _EXPORTER_DEFAULTS = (
 def trace_values(
     config: Sequence[str], old: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> tuple[TraceValues, list[str]]:
-    """Return the trace settings of the start, and what has to be said about ignored ones and levels without effect.
+    """Return the trace settings at start, and log lines for ignored settings and for levels without effect.
 
-    `config` are values of --trace-config in order; `old` are those of --trace-NAME by NAME, which count where
-    `config` says nothing else. Raises `BadOption`.
+    Raises `BadOption`.
+
+    `config` are the values of --trace-config in their order. `old` maps NAME to the values of the deprecated flags
+    --trace-NAME; `config` takes precedence over `old`.
     """
     words = [*_translated(old), *map(_split, config)]
     values = TraceValues()
@@ -79,12 +81,12 @@ def trace_values(
     if values.trace_mode == "opentelemetry":
         for key, variable, default in _EXPORTER_DEFAULTS:
             exporter.setdefault(key, [environment.get(variable, default)])
-        values = msgspec.structs.replace(values, exporter=tuple((key, tuple(told)) for key, told in exporter.items()))
+        values = msgspec.structs.replace(values, exporter=tuple((key, tuple(texts)) for key, texts in exporter.items()))
     return values, notes
 
 
 def _split(text: str) -> tuple[str, str, str]:
-    """Return mode, key and value of a setting whose form was checked."""
+    """Return mode, key and value of a setting; its format was checked before."""
     before, _, value = text.partition("=")
     mode, _, key = before.rpartition(",")
     if not mode:
@@ -96,7 +98,7 @@ def _split(text: str) -> tuple[str, str, str]:
 
 
 def _translated(old: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, str, str]]:
-    """Return what the old flags say in the form of the new one."""
+    """Return the settings of the deprecated flags as mode, key and value of --trace-config."""
     for name, texts in old.items():
         mode = "triton" if name in ("file", "log-frequency") else ""
         for text in texts:
@@ -106,7 +108,7 @@ def _translated(old: Mapping[str, Sequence[str]]) -> Iterable[tuple[str, str, st
 def _level(text: str) -> str:
     level = _LEVEL_WORDS.get(text.lower())
     if level is None:
-        raise BadValue(f"invalid value for trace level option: {text}; it is one of {', '.join(TRACE_LEVELS)}")
+        raise BadValue(f"invalid value for trace level option: {text}; levels are {', '.join(TRACE_LEVELS)}")
     return level
 
 
@@ -120,12 +122,12 @@ def _mode(text: str) -> str:
 
 
 def _int(text: str) -> int:
-    number = parse_whole(text)
+    number = parse_integer(text)
     if not -(2**31) <= number < 2**31:
         raise BadValue(f"Provided option value is out of bound. Got {text}")
     return number
 
 
 def _unsigned(text: str) -> int:
-    """Return a number as tritonserver keeps it: what is below zero becomes very large."""
+    """Return a number as tritonserver stores it: unsigned, so that a negative number becomes very large."""
     return _int(text) % 2**32

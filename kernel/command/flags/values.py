@@ -1,6 +1,6 @@
-"""Kinds of values that flags take: how the help calls them, and how a text becomes one. Pure.
+"""Kinds of flag values: their name in the help, and their parser. Pure.
 
-Where tritonserver has a text for a wrong value it is the text here, else the message says what was expected.
+An error has tritonserver's text if there is one; otherwise its text names the expected value.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 _INT32 = 2**31
 _INT64 = 2**63
 
-#: Bytes without which hardly any request would find room.
+#: The smallest arena in bytes; in a smaller one hardly any request would find room.
 _LEAST_CAPACITY = 1 << 20
 
 
 class BadValue(Exception):
-    """A text is no value of its kind; the message is one line that says what was expected."""
+    """A text is not a value of its kind. The message is one line that names the expected value."""
 
 
 class Kind(msgspec.Struct, frozen=True):
     """A kind of value. `parse` raises `BadValue`."""
 
-    #: What stands for the value in the help; empty for a flag that takes none.
+    #: The name of the value in the help; empty for a flag without a value.
     metavar: str
     parse: Callable[[str], object]
 
 
 def parse_switch(text: str) -> bool:
-    """Return what `text` means in the words that tritonserver takes."""
+    """Parse a boolean in the words that tritonserver accepts."""
     match text.lower():
         case "true" | "on" | "1":
             return True
@@ -43,27 +43,27 @@ def parse_switch(text: str) -> bool:
     raise BadValue(f"'{text}' is neither true nor false")
 
 
-def parse_whole(text: str) -> int:
-    """Return a whole number of 64 bits."""
+def parse_integer(text: str) -> int:
+    """Parse a signed 64-bit integer."""
     if re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII) is None:
         raise BadValue(f"'{text}' is not a whole number")
-    # Python refuses to convert thousands of digits, which are out of bound anyway.
+    # Python refuses to convert thousands of digits; such numbers are out of range.
     number = int(text) if len(text) < 25 else _INT64
     if not -_INT64 <= number < _INT64:
         raise BadValue(f"Provided option value is out of bound. Got {text}")
     return number
 
 
-def whole(
+def integer(
     lowest: int | None = None, highest: int = _INT32 - 1, *, raised_to: int | None = None, metavar: str = "N"
 ) -> Kind:
-    """Return the kind of whole numbers from `lowest` to `highest`.
+    """Return the kind of integers from `lowest` to `highest`.
 
-    Where tritonserver silently raises what is too low, so does `raised_to`.
+    Numbers below `raised_to` become `raised_to` without an error, as in tritonserver.
     """
 
     def parse(text: str) -> int:
-        number = parse_whole(text)
+        number = parse_integer(text)
         if raised_to is not None:
             number = max(raised_to, number)
         if lowest is not None and number < lowest:
@@ -76,22 +76,22 @@ def whole(
 
 
 def one_of(*words: str, any_case: bool = False) -> Kind:
-    """Return the kind that is one of `words`."""
+    """Return the kind whose values are `words`."""
 
     def parse(text: str) -> str:
-        wanted = text.lower() if any_case else text
-        if wanted not in words:
-            raise BadValue(f"'{text}' is none of {', '.join(words)}")
-        return wanted
+        word = text.lower() if any_case else text
+        if word not in words:
+            raise BadValue(f"'{text}' is not one of {', '.join(words)}")
+        return word
 
     return Kind("|".join(words), parse)
 
 
 def setting(metavar: str, expected: str, *, name: Literal["needed", "allowed", "refused"], unnamed: str = "") -> Kind:
-    """Return the kind of texts such as `local,size=1024`, which stay as they are.
+    """Return the kind of texts such as `local,size=1024`; the parser returns the text unchanged.
 
-    `name` is about what stands before the comma. A text of another form is answered with `expected`, one
-    whose name is missing with `unnamed`.
+    `name` says whether a name before the comma is needed. The error of a text in another format is `expected`, the
+    error of a text with a missing name is `unnamed`.
     """
 
     def parse(text: str) -> str:
@@ -107,12 +107,12 @@ def setting(metavar: str, expected: str, *, name: Literal["needed", "allowed", "
 
 
 def pair(metavar: str, separator: str, first: Kind, second: Kind) -> Kind:
-    """Return the kind of texts such as `0:64`: a value of each kind with `separator` between."""
+    """Return the kind of texts such as `0:64`: a value of `first`, `separator`, a value of `second`."""
 
     def parse(text: str) -> str:
         left, found, right = text.partition(separator)
         if not found:
-            raise BadValue(f"'{text}' is not two values with '{separator}' between")
+            raise BadValue(f"'{text}' is not two values with '{separator}' between them")
         first.parse(left)
         second.parse(right)
         return text
@@ -133,12 +133,12 @@ def _parse_verbosity(text: str) -> int:
             return 1
         case "false":
             return 0
-    return max(0, parse_whole(text))
+    return max(0, parse_integer(text))
 
 
 def _parse_path(text: str) -> Path:
     if not text or "\0" in text:
-        raise BadValue("the path is empty" if not text else "the path has a NUL character in it")
+        raise BadValue("the path is empty" if not text else "the path contains a NUL character")
     return Path(text)
 
 
@@ -149,7 +149,7 @@ def _parse_name(text: str) -> str:
 
 
 def _parse_capacity(text: str) -> int:
-    number = parse_whole(text)
+    number = parse_integer(text)
     if number < _LEAST_CAPACITY:
         raise BadValue(f"'{text}' is too low: it must be at least {_LEAST_CAPACITY}")
     return 1 << (number.bit_length() - 1)
@@ -163,25 +163,25 @@ def _parse_resource(text: str) -> str:
             f"'<resource_name>:<count>'. Got {text}"
         )
     for number in parts[1:]:
-        parse_whole(number)
+        parse_integer(number)
     return text
 
 
 SWITCH = Kind("true|false", parse_switch)
-#: A switch whose meaning here is the opposite.
+#: A switch that sets its option to the opposite.
 INVERTED_SWITCH = Kind("true|false", lambda text: not parse_switch(text))
-#: A flag without a value, which switches something off.
+#: A flag without a value that sets its option to false.
 OFF = Kind("", lambda _: False)
 TEXT = Kind("TEXT", str)
 NAME = Kind("NAME", _parse_name)
 FILE = Kind("FILE", _parse_path)
 FOLDER = Kind("FOLDER", _parse_path)
-PORT = whole(0, 65535, metavar="PORT")
+PORT = integer(0, 65535, metavar="PORT")
 NUMBER = Kind("NUMBER", _parse_number)
-BYTES = whole(raised_to=0, highest=_INT64 - 1, metavar="BYTES")
-#: Bytes of memory in which blocks are allocated: the power of two below.
+BYTES = integer(raised_to=0, highest=_INT64 - 1, metavar="BYTES")
+#: The size of an arena in bytes, rounded down to a power of two.
 CAPACITY = Kind("BYTES", _parse_capacity)
-#: tritonserver takes true and false for the level, too.
+#: Like tritonserver, the parser also accepts true and false.
 VERBOSITY = Kind("LEVEL", _parse_verbosity)
 RESOURCE = Kind("NAME:COUNT[:DEVICE]", _parse_resource)
 BACKEND_SETTING = setting(

@@ -101,7 +101,7 @@ class CompleteFrames:
         streams.last_id = stream_id
         if end <= size:
             message = bytes(data[content:end])
-            stream = Stream(stream_id, request_head, send_window, _HALF_CLOSED_REMOTE, message, length, length)
+            stream = Stream(stream_id, request_head, send_window, _HALF_CLOSED_REMOTE, message, length, length, True)
             streams.by_id[stream_id] = stream
             streams.events.append((_COMPLETE, stream))
             return end

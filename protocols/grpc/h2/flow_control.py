@@ -15,9 +15,9 @@ from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode, Setting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.streams import Stream
+    from shm.tensor import Buffer
 
 
 class ReceiveWindow:

@@ -21,10 +21,10 @@ from protocols.grpc.h2.streams import StreamEvent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kernel.serving.request import Buffer
     from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
     from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.streams import Stream, Streams
+    from shm.tensor import Buffer
 
 # Names of this module are found faster than members of an enum (states.py).
 _CLOSED = StreamState.CLOSED

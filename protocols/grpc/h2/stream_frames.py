@@ -220,7 +220,7 @@ class StreamFrames:
 
     def _end_request(self, stream: Stream) -> None:
         """The client has sent all of a request."""
-        stream.state = _HALF_CLOSED_REMOTE
+        stream.state, stream.request_ended = _HALF_CLOSED_REMOTE, True
         if stream.has_other_length_than_announced():
             self._reset_for_mistake(stream, StreamMistake(H2ErrorCode.PROTOCOL_ERROR))
             return

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.flow_control import PendingData
     from protocols.grpc.h2.headers import RequestHead
 
-# Names of this module are found faster than members of an enum (states.py).
-_CLOSED, _HALF_CLOSED_REMOTE = StreamState.CLOSED, StreamState.HALF_CLOSED_REMOTE
+# A name of this module is found faster than a member of an enum (states.py).
+_CLOSED = StreamState.CLOSED
 
 #: How many streams that were reset are remembered: the client may send frames before it learns of the reset.
 _REMEMBERED_RESETS = 128
@@ -67,6 +67,8 @@ class Stream(msgspec.Struct, eq=False):
     received_byte_size: int = 0
     #: Bytes of DATA, with padding, that were received and not given back to the client's windows.
     held_byte_size: int = 0
+    #: Whether the client has sent all of its request. Other than the state it is kept when the stream is closed.
+    request_ended: bool = False
     headers_sent: bool = False
     #: What responds to it; None before, and after the response.
     call: StreamCallbacks | None = None
@@ -79,11 +81,6 @@ class Stream(msgspec.Struct, eq=False):
     def is_open(self) -> bool:
         """Whether anything can be sent on it."""
         return self.state is not _CLOSED
-
-    @property
-    def request_ended(self) -> bool:
-        """Whether the client has sent its last frame; of an open stream."""
-        return self.state is _HALF_CLOSED_REMOTE
 
     @property
     def message_reader(self) -> MessageReader:

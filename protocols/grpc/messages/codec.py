@@ -10,20 +10,22 @@ import functools
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, InvalidArgument
-from kernel.serving.request import InputTensor, Request, RequestedOutput, SharedMemoryRef
+from kernel.serving.request import Request
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
 from protocols.grpc.messages.contents import pack_contents
 from protocols.grpc.messages.raw_contents import split_raw_contents, varint
 from protocols.grpc.status_text import clean
 from shm.datatypes import DATATYPES
+from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kernel.serving.request import Buffer, ParameterValue
-    from kernel.serving.response import OutputTensor, Response, Sink
+    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import Response, Sink
     from protocols.grpc.generated.grpc_service_pb2 import InferParameter, ModelStreamInferResponse
+    from shm.tensor import Buffer
 
 FINAL_RESPONSE = "triton_final_response"
 _EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
@@ -143,21 +145,21 @@ def _custom_value(key: str, parameter: InferParameter) -> ParameterValue:
     )
 
 
-def _decode_inputs(message: ModelInferRequest, raw: Sequence[Buffer]) -> list[InputTensor]:
+def _decode_inputs(message: ModelInferRequest, raw: Sequence[Buffer]) -> list[Tensor]:
     """Return the inputs; raw contents belong to those with neither shared memory nor typed contents."""
     model = message.model_name
     raw_contents = iter(raw)
     has_raw = len(raw) > 0
-    inputs: list[InputTensor] = []
+    inputs: list[Tensor] = []
     for tensor in message.inputs:
         name = tensor.name
         # Triton turns a name that it does not know into this one.
         datatype = tensor.datatype if tensor.datatype in DATATYPES else "<invalid>"
-        found = InputTensor(name, datatype, list(tensor.shape))
+        found = Tensor(name, datatype, list(tensor.shape))
         inputs.append(found)
-        found.shared_memory = _shared_memory(name, tensor.parameters)
+        found.client_span = _shared_memory(name, tensor.parameters)
         has_contents = tensor.HasField("contents")
-        if found.shared_memory is not None:
+        if found.client_span is not None:
             if has_contents:
                 raise InvalidArgument(
                     f"unexpected 'content' provided when using shared memory for input tensor '{name}' for "
@@ -178,7 +180,7 @@ def _decode_inputs(message: ModelInferRequest, raw: Sequence[Buffer]) -> list[In
 
 
 def _decode_output(output: ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
-    found = RequestedOutput(output.name, shared_memory=_shared_memory(output.name, output.parameters))
+    found = RequestedOutput(output.name, client_span=_shared_memory(output.name, output.parameters))
     # A map of messages grows when it is asked by [] for a key that it does not have.
     if "classification" in output.parameters:
         parameter = output.parameters["classification"]
@@ -186,13 +188,13 @@ def _decode_output(output: ModelInferRequest.InferRequestedOutputTensor) -> Requ
             raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
         if parameter.int64_param <= 0:
             raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
-        if found.shared_memory is not None:
+        if found.client_span is not None:
             raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
         found.classification = parameter.int64_param
     return found
 
 
-def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> SharedMemoryRef | None:
+def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> ClientSpan | None:
     """Return the byte range that a tensor's parameters name, None where they name none."""
     if not parameters:  # usual
         return None
@@ -222,7 +224,7 @@ def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> Sha
             f"tensor '{tensor}'"
         )
     region = parameters["shared_memory_region"].string_param
-    return SharedMemoryRef(region, numbers["shared_memory_byte_size"], numbers["shared_memory_offset"])
+    return ClientSpan(region, numbers["shared_memory_byte_size"], numbers["shared_memory_offset"])
 
 
 # ---- responses ------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def encode_response(response: Response, message: ModelInferResponse) -> None:
     """
     _encode_fields(response, message)
     for output in response.outputs or ():
-        message.raw_output_contents.append(b"" if output.data is None else bytes(output.data))
+        message.raw_output_contents.append(bytes(output.response_bytes() or b""))
 
 
 def response_parts(response: Response) -> list[Buffer]:
@@ -256,7 +258,9 @@ def response_parts(response: Response) -> list[Buffer]:
     contents: list[Buffer] = []
     for output in outputs:
         fields.append(_output_field(output.name, output.datatype, *output.shape))
-        data = b"" if output.data is None else output.data
+        data = output.data
+        if data is None:
+            data = output.response_bytes() or b""
         byte_size += len(data)
         contents += (_content_begin(len(data)), data)
     if byte_size > MAX_BODY_BYTE_SIZE:
@@ -345,10 +349,8 @@ def _name_request(request: Request, message: ModelInferResponse) -> None:
     message.model_version = request.model_version  # as the client gave it
 
 
-def _data_byte_size(output: OutputTensor) -> int:
-    if output.data is None:
-        return 0
-    return output.data.nbytes if isinstance(output.data, memoryview) else len(output.data)
+def _data_byte_size(output: Tensor) -> int:
+    return len(output.response_bytes() or b"")
 
 
 def _encode_parameter(key: str, value: ParameterValue, parameter: InferParameter) -> None:

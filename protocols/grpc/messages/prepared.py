@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.serving.prepared import PreparedRequest, prepare
-from kernel.serving.request import InputTensor
 from protocols.grpc.messages.raw_contents import varint
 from protocols.prepared_cache import PreparedCache
 from shm.datatypes import DATATYPES
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.request import Request
     from kernel.serving.response import Sink
+    from shm.tensor import Buffer
 
 #: The first bytes of fields of ModelInferRequest: their numbers, all with a length.
 _MODEL_NAME, _MODEL_VERSION, _ID = 0x0A, 0x12, 0x1A
@@ -50,16 +51,16 @@ class PreparedMessage(msgspec.Struct, frozen=True):
     def request_in(self, message: Buffer, start: int, id: str, sink: Sink) -> Request | None:
         """Return the request in `message`, whose contents begin at `start`; None if they are not as expected."""
         position = start
-        inputs: list[InputTensor] = []
+        inputs: list[Tensor] = []
         for tensor, (field_start, byte_size) in zip(self.prepared.request.inputs, self.contents, strict=True):
             if field_start:
                 content = position + len(field_start)
                 if message[position:content] != field_start:
                     return None
                 position = content + byte_size
-                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, message[content:position]))
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, message[content:position]))
             else:
-                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, None, tensor.client_span))
         return self.prepared.with_inputs(inputs, id, sink)
 
 
@@ -123,10 +124,10 @@ class PreparedMessages:
         contents: list[tuple[bytes, int]] = []
         byte_size = 0
         for tensor in request.inputs:
-            if tensor.shared_memory is not None:
+            if tensor.data is None:
                 contents.append((b"", 0))
                 continue
-            if tensor.data is None or not DATATYPES[tensor.datatype].byte_size:
+            if not DATATYPES[tensor.datatype].byte_size:
                 return  # the size of BYTES differs from request to request
             field_start = bytes((_RAW_CONTENTS,)) + varint(len(tensor.data))
             contents.append((field_start, len(tensor.data)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 #: `ModelInferRequest.raw_input_contents`, and the wire types of protobuf.
 _RAW_FIELD = 7

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.open_calls import OpenCalls
+    from shm.tensor import Buffer
 
 
 # A name of this module is found faster than a member of an enum (states.py).
@@ -220,7 +221,7 @@ class InferCall(msgspec.Struct, eq=False):
         if compression is not None:
             compression.respond(self._connection, self._stream, parts, response.release)
             return
-        release = None if response.on_release is None else response.release
+        release = None if response.leased is False else response.release
         self._connection.sending.respond(self._stream, parts, release)
         self._connection.schedule_write()
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidArgument, ServingError
+from kernel.errors import InvalidArgument
 from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.traced_models import check_traced_model
 
 if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
@@ -40,7 +41,7 @@ class SettingsRpcs:
     async def trace(self, message: pb.TraceSettingRequest, caller: Caller) -> pb.TraceSettingResponse:
         """Change and return the settings of a model, or of the server for an empty name."""
         if message.model_name:
-            self._check_model(message.model_name)
+            check_traced_model(self._kernel, message.model_name)
         change: TraceChange = {}
         for name in _TRACE_SETTINGS:
             if name in message.settings:
@@ -70,14 +71,6 @@ class SettingsRpcs:
                 case _:
                     setting.string_param = value
         return response
-
-    def _check_model(self, name: str) -> None:
-        try:
-            ready = self._kernel.model_ready(name)
-        except ServingError:
-            ready = False
-        if not ready:
-            raise InvalidArgument(f"Request for unknown model : {name}")
 
 
 def _log_change(message: pb.LogSettingsRequest) -> dict[str, bool | int | str]:

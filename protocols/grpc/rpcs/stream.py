@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import Buffer, Request
+    from kernel.serving.request import Request
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
     from protocols.grpc.metadata import MetadataForwarder
+    from shm.tensor import Buffer
 
 #: How many requests without a final response a stream may have while its client does not read its responses.
 MAX_OPEN_REQUESTS = 256
@@ -335,7 +336,7 @@ class _StreamRequestSink(msgspec.Struct, eq=False):
 
 def _encode(request: Request, opened: _OpenRequest, response: Response) -> _EncodedResponse:
     """Return what is sent for a response, which is released with it."""
-    release = None if response.on_release is None else response.release
+    release = None if response.leased is False else response.release
     try:
         if response.outputs is not None and response.error is None:
             return _EncodedResponse(request, stream_response_parts(response), release, response.final)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernel.errors import InvalidArgument, ServingError
 from protocols.http.body import read_json_text
 from protocols.http.json.document import ABSENT, as_array, as_bool, as_string, as_unsigned, member, parse
 from protocols.http.responses import json_response
+from protocols.traced_models import check_traced_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,14 +61,8 @@ async def update_log(call: HttpCall) -> web.Response:
 
 def _traced_model(call: HttpCall) -> str:
     name = call.names.get("model", "")
-    if not name:
-        return ""
-    try:
-        ready = call.kernel.model_ready(name)
-    except ServingError:
-        ready = False
-    if not ready:
-        raise InvalidArgument(f"Request for unknown model : {name}")
+    if name:
+        check_traced_model(call.kernel, name)
     return name
 
 

@@ -26,7 +26,7 @@ class FastCall(HttpInferCall):
             # Nearly every response goes this way, which does what `finish` does, without its calls.
             octets = template.fill_in(response, self.inference.now_s)
             if octets is not None:
-                if response.on_release is not None:
+                if response.leased:
                     response.release()
                 self.response, self._request = ResponseBytes(octets), None
                 if self.waiter is not None:

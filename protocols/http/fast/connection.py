@@ -44,7 +44,8 @@ class FastConnection(asyncio.Protocol):
         self._fast_path = fast_path
         self._transport: asyncio.Transport
         self._aiohttp: SharedAiohttp
-        self._written: WrittenReleases
+        #: Memory of workers in responses that the transport keeps.
+        self._releases: WrittenReleases
         #: None where requests are not logged.
         self._access_log: ConnectionAccessLog | None = None
         #: Bytes that have come and belong to no message that was begun.
@@ -75,7 +76,7 @@ class FastConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
-        self._written = WrittenReleases(self._transport)
+        self._releases = WrittenReleases(self._transport)
         send_small_writes_at_once(transport)
         find_vanished_peers(transport)
         if self._fast_path.log_access:
@@ -93,7 +94,7 @@ class FastConnection(asyncio.Protocol):
         if incoming is not None:
             incoming.release()
             calls.append(incoming.call)
-        self._written.run()
+        self._releases.run()
         self._aiohttp.connection_lost(exc)
         if self._access_log is not None:
             for call in calls:
@@ -145,7 +146,7 @@ class FastConnection(asyncio.Protocol):
         self._write_paused = False
         self._active_s = self._fast_path.now_s
         self._unread.waited_s(self._active_s, 0)
-        self._written.run()
+        self._releases.run()
         self._aiohttp.resume_writing()
         self._take_messages()
 
@@ -354,8 +355,11 @@ class FastConnection(asyncio.Protocol):
         self._active_s = self._fast_path.now_s
         if self._draining and not self.busy:
             responses[-1] = responses[-1].last()
-        self._transport.writelines([piece for each in responses for piece in (each.head, *each.parts)])
-        self._written.add(each.release for each in responses if each.release is not None)
+        if len(responses) == 1 and not responses[0].parts:
+            self._transport.write(responses[0].head)
+        else:
+            self._transport.writelines([piece for each in responses for piece in (each.head, *each.parts)])
+            self._releases.add([each.release for each in responses if each.release is not None])
         if self._access_log is not None:
             for call, response in zip(done, responses, strict=True):
                 self._access_log.responded(call, response)

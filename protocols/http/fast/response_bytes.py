@@ -15,8 +15,8 @@ from protocols.http.responses import SERVER_HEADER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kernel.serving.request import Buffer
     from protocols.http.inference.response import HttpResponse
+    from shm.tensor import Buffer
 
 
 class ResponseBytes(msgspec.Struct):

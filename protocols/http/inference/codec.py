@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
-from kernel.serving.request import InputTensor, RequestedOutput, SharedMemoryRef
 from protocols.http.json.document import (
     ABSENT,
     UINT64_MAX,
@@ -30,12 +29,14 @@ from protocols.http.json.document import (
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import check_readable, decode_data, json_values
 from shm.datatypes import DATATYPES, MAX_SIZE, element_count
+from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.request import Buffer, ParameterValue, Request
-    from kernel.serving.response import OutputTensor, Response
+    from kernel.serving.request import ParameterValue, Request
+    from kernel.serving.response import Response
+    from shm.tensor import Buffer
 
 _Read = TypeVar("_Read")
 
@@ -194,7 +195,7 @@ def custom_parameter(key: str, value: Any) -> ParameterValue:
 
 def _decode_input(
     given: _Input, binary: memoryview, position: int, model: str, max_input_size: int
-) -> tuple[InputTensor, int]:
+) -> tuple[Tensor, int]:
     """Return an input, and where in `binary` the next one's bytes begin."""
     parameters = given.parameters if isinstance(given.parameters, dict) else {}
     _check_single_source(bool(given.data), parameters)
@@ -202,7 +203,7 @@ def _decode_input(
     datatype = _read("datatype", given.datatype, as_string)
     shape = _read("shape", given.shape, _as_shape)
     count = check_shape(name, datatype, shape)
-    tensor = InputTensor(name, datatype if datatype in DATATYPES else _UNKNOWN_DATATYPE, shape)
+    tensor = Tensor(name, datatype if datatype in DATATYPES else _UNKNOWN_DATATYPE, shape)
     if "binary_data_size" in parameters:
         end = position + _read("binary_data_size", parameters["binary_data_size"], as_unsigned)
         if end > len(binary):
@@ -212,7 +213,7 @@ def _decode_input(
             )
         tensor.data, position = binary[position:end], end
     elif "shared_memory_region" in parameters:
-        tensor.shared_memory = _shared_memory(parameters)
+        tensor.client_span = _shared_memory(parameters)
     else:
         tensor.data = decode_json_data(name, datatype, memoryview(given.data), count, max_input_size)
     return tensor, position
@@ -281,13 +282,13 @@ def decode_json_data(name: str, datatype: str, text: Buffer, count: int, max_inp
     )
 
 
-def _shared_memory(parameters: dict[str, Any]) -> SharedMemoryRef:
+def _shared_memory(parameters: dict[str, Any]) -> ClientSpan:
     region = _read("shared_memory_region", parameters["shared_memory_region"], as_string)
     numbers = {
         key: _read(key, parameters.get(key, 0), as_unsigned)
         for key in ("shared_memory_offset", "shared_memory_byte_size")
     }
-    return SharedMemoryRef(region, numbers["shared_memory_byte_size"], numbers["shared_memory_offset"])
+    return ClientSpan(region, numbers["shared_memory_byte_size"], numbers["shared_memory_offset"])
 
 
 def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
@@ -304,7 +305,7 @@ def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
     if "classification" in parameters:
         output.classification = _read("classification", parameters["classification"], as_unsigned, "set")
     if in_region:
-        output.shared_memory = _shared_memory(parameters)
+        output.client_span = _shared_memory(parameters)
     return output, binary
 
 
@@ -368,14 +369,15 @@ def encode_infer(response: Response, output_format: OutputFormat) -> EncodedResp
     return EncodedResponse(header, binary)
 
 
-def _encode_output(output: OutputTensor, output_format: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
+def _encode_output(output: Tensor, output_format: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
     """Return the JSON of `output`; its bytes go to `binary` where they are not part of the JSON."""
-    if output.data is None:  # it is in the client's region
+    data = output.response_bytes()
+    if data is None:  # it is in the client's region
         return _Output(output.name, output.datatype, output.shape)
     if output_format.is_binary(output.name):
-        binary.append(output.data)
-        return _binary_output(output.name, output.datatype, len(output.data), *output.shape)
-    values = json_values(output.name, output.datatype, output.data, element_count(output.shape))
+        binary.append(data)
+        return _binary_output(output.name, output.datatype, len(data), *output.shape)
+    values = json_values(output.name, output.datatype, data, element_count(output.shape))
     return _Output(output.name, output.datatype, output.shape, data=values)
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.serving.prepared import PreparedRequest, prepare
-from kernel.serving.request import InputTensor
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response_template import ResponseTemplate
 from protocols.prepared_cache import PreparedCache
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
@@ -80,13 +80,13 @@ class PreparedBodies:
             return None
         small = byte_size <= _SMALL_BYTE_SIZE and type(body) is bytes
         view = body if small else memoryview(body)
-        inputs: list[InputTensor] = []
+        inputs: list[Tensor] = []
         for tensor, byte_size in zip(prepared.common.request.inputs, prepared.byte_sizes, strict=True):
             if byte_size < 0:
-                inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, None, tensor.shared_memory))
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, None, tensor.client_span))
                 continue
             end = start + byte_size
-            inputs.append(InputTensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
+            inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, view[start:end]))
             start = end
         return prepared.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), prepared
 
@@ -99,7 +99,7 @@ class PreparedBodies:
         """
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
-        if any(tensor.shared_memory is None and type(tensor.data) is not memoryview for tensor in request.inputs):
+        if any(tensor.data is not None and type(tensor.data) is not memoryview for tensor in request.inputs):
             return  # data in JSON
         id = _ID.match(body, 0, head.header_length)
         begin = 0 if id is None else id.end()
@@ -111,6 +111,6 @@ class PreparedBodies:
         sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
         total = sum(size for size in sizes if size > 0)
         common = prepare(request, model)
-        binary_outputs = outputs.any_binary or common.leases
+        binary_outputs = outputs.any_binary or common.uses_client_regions
         template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
         self._cache.add((head.prepared_key, rest), PreparedBody(common, outputs, sizes, total, template))

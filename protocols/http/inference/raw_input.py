@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, request_prefix
-from kernel.serving.request import InputTensor
 from shm.datatypes import DATATYPES, element_count
 from shm.strings import encode_strings
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PREFIX = request_prefix("")
 
 
-def decode_raw(body: bytes | bytearray | memoryview, spec: ModelSpec) -> InputTensor:
+def decode_raw(body: bytes | bytearray | memoryview, spec: ModelSpec) -> Tensor:
     """Return `body` as the input of the model. A batch has one row. Raises `InvalidArgument`."""
     if len(spec.inputs) != 1:
         raise InvalidArgument(
@@ -36,7 +36,7 @@ def decode_raw(body: bytes | bytearray | memoryview, spec: ModelSpec) -> InputTe
             raise InvalidArgument(
                 f"{_PREFIX}For BYTE datatype raw input '{tensor.name}', the model must have input shape [1]"
             )
-        return InputTensor(tensor.name, tensor.datatype, shape, encode_strings([bytes(body)]))
+        return Tensor(tensor.name, tensor.datatype, shape, encode_strings([bytes(body)]))
     row_byte_size = DATATYPES[tensor.datatype].byte_size * element_count(d for d in shape if d != -1)
     for place in variable:
         shape[place] = len(body) // row_byte_size
@@ -46,4 +46,4 @@ def decode_raw(body: bytes | bytearray | memoryview, spec: ModelSpec) -> InputTe
             f"{_PREFIX}input byte size mismatch for input 'raw_input' for model '{spec.name}'. "
             f"Expected {expected}, got {len(body)}"
         )
-    return InputTensor(tensor.name, tensor.datatype, shape, body)
+    return Tensor(tensor.name, tensor.datatype, shape, body)

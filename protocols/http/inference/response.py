@@ -9,8 +9,8 @@ import msgspec
 from protocols.http.responses import error_body, error_content_type
 
 if TYPE_CHECKING:
-    from kernel.serving.request import Buffer
     from kernel.serving.response import Response
+    from shm.tensor import Buffer
 
 
 class HttpResponse(msgspec.Struct):

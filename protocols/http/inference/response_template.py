@@ -12,8 +12,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.serving.request import Buffer
     from kernel.serving.response import Response
+    from shm.tensor import Buffer
 
 #: Longer JSON is not kept.
 _MAX_JSON_BYTE_SIZE = 2048
@@ -60,6 +60,8 @@ class ResponseTemplate:
         for output, (name, datatype, shape, byte_size) in zip(outputs, self._outputs, strict=True):
             data = output.data
             if data is None:
+                data = output.response_bytes()
+            if data is None:
                 if byte_size != -1:
                     return None
             elif len(data) == byte_size:
@@ -82,10 +84,11 @@ class ResponseTemplate:
         outputs: list[tuple[str, str, list[int], int]] = []
         for output in response.outputs or ():
             byte_size = -1
-            if output.data is not None:
+            data = output.response_bytes()
+            if data is not None:
                 if output.datatype == "BYTES":
                     return  # the next one may have another length
-                byte_size = len(output.data)
+                byte_size = len(data)
                 binary_count += 1
             outputs.append((output.name, output.datatype, list(output.shape), byte_size))
         if binary_count != len(body) - 1:

@@ -23,7 +23,7 @@ from shm.strings import BadFraming, decode_strings, encode_strings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 #: Arrays nested up to this depth have decoders; the values of deeper ones are checked one by one.
 _FAST_DEPTH = 8

@@ -68,7 +68,7 @@ COUNTS = (
     Value(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda model: model.statistics.pending,
+        lambda model: model.live.queued,
         kind="gauge",
     ),
     Value(
@@ -119,7 +119,7 @@ OURS = (
     Value(
         "nv_inference_queue_depth",
         "Number of requests that wait for execution, in the queue or at a model instance",
-        lambda model: model.statistics.pending + model.instances.waiting,
+        lambda model: model.live.queued + model.instances.waiting,
         kind="gauge",
     ),
     Value(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from kernel.observe.custom_metrics import joined
+from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import MetricsOptions
 from protocols.http.listener import HttpListener
@@ -77,7 +77,7 @@ class MetricsServer:
         now_ns = self._now_ns()
         models = self._kernel.catalog.ready_models()
         lines = render_models(models, self._config, now_ns)
-        custom, left_out = joined((model.name, model.statistics.custom) for model in models)
+        custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)
         for line in left_out:
             if line not in self._left_out:

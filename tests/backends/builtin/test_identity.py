@@ -25,22 +25,22 @@ def loaded(lab: Lab, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]
     return backend
 
 
-def test_outputs_are_the_inputs_in_the_order_of_the_configuration(lab: Lab) -> None:
+def test_outputs_equal_the_inputs_in_the_order_of_the_configuration(lab: Lab) -> None:
     backend = loaded(lab, [tensor("A"), tensor("B", "TYPE_STRING")], [tensor("X"), tensor("Y", "TYPE_STRING")])
     strings = np.array([[b"a", b"", b"c", b"d", b"e", b"f"]], object)
     request = lab.request({"B": strings, "A": np.ones((1, 6), np.float32)})
     backend.execute([request], lab.timings)
-    assert lab.answer(request)["X"].tolist() == [[1] * 6]
-    assert lab.answer(request)["Y"].tolist() == strings.tolist()
+    assert lab.outputs(request)["X"].tolist() == [[1] * 6]
+    assert lab.outputs(request)["Y"].tolist() == strings.tolist()
 
 
-def test_an_output_is_written_to_its_place(lab: Lab) -> None:
+def test_an_output_is_written_to_its_destination(lab: Lab) -> None:
     lab.reserves = True
     backend = loaded(lab, [tensor("A")], [tensor("X")])
     requests = [lab.request({"A": np.full((size, 6), size, np.float32)}) for size in (1, 2)]
     backend.execute(requests, lab.timings)
     assert lab.in_place == ["X", "X"]
-    assert lab.answer(requests[1])["X"].tolist() == [[2] * 6] * 2
+    assert lab.outputs(requests[1])["X"].tolist() == [[2] * 6] * 2
 
 
 def test_reshapes_of_input_and_output_are_applied(lab: Lab) -> None:
@@ -51,18 +51,18 @@ def test_reshapes_of_input_and_output_are_applied(lab: Lab) -> None:
     )
     request = lab.request({"A": np.arange(6, dtype=np.float32).reshape(1, 6)})
     backend.execute([request], lab.timings)
-    assert lab.answer(request)["X"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
+    assert lab.outputs(request)["X"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
 
 
-def test_outputs_not_asked_for_and_missing_inputs_are_left_out(lab: Lab) -> None:
+def test_outputs_that_are_not_requested_or_have_no_input_are_omitted(lab: Lab) -> None:
     backend = loaded(lab, [tensor(n, optional=True) for n in "ABC"], [tensor(n) for n in "XYZ"])
     array = np.ones((1, 6), np.float32)
     request = lab.request({"A": array, "B": array}, outputs=["Y", "Z"])
     backend.execute([request], lab.timings)
-    assert list(lab.answer(request)) == ["Y"]
+    assert list(lab.outputs(request)) == ["Y"]
 
 
-def test_a_model_whose_outputs_cannot_mirror_its_inputs_is_refused(lab: Lab) -> None:
+def test_a_model_whose_outputs_do_not_match_its_inputs_is_refused(lab: Lab) -> None:
     with pytest.raises(BadConfig, match="as many outputs as inputs, got 1 inputs and 0 outputs"):
         loaded(lab, [tensor("A")], [])
     with pytest.raises(BadConfig, match="must have the same datatype, got FP32 and BF16"):

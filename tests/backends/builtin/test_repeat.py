@@ -34,14 +34,14 @@ def loaded(lab: Lab, configured: dict[str, Any]) -> RepeatBackend:
     return backend
 
 
-def asking(lab: Lab, values: list[int], delays: list[int]) -> WorkerRequest:
+def request_of(lab: Lab, values: list[int], delays: list[int]) -> WorkerRequest:
     arrays = {"IN": np.array(values, np.int32), "DELAY": np.array(delays, np.uint32), "WAIT": np.zeros(1, np.uint32)}
     return lab.request(arrays)
 
 
 def test_each_element_is_a_response_with_its_index(lab: Lab) -> None:
     backend = loaded(lab, config())
-    responses = list(backend.responses(asking(lab, [5, -7, 5], [0, 1, 0])))
+    responses = list(backend.responses(request_of(lab, [5, -7, 5], [0, 1, 0])))
     shown = [[(o.name, o.datatype, o.array.dtype, o.array.tolist()) for o in outputs] for outputs in responses]
     assert shown == [
         [("OUT", "INT32", np.int32, [value]), ("IDX", "UINT32", np.uint32, [index])]
@@ -49,17 +49,17 @@ def test_each_element_is_a_response_with_its_index(lab: Lab) -> None:
     ]
 
 
-def test_requests_are_answered_to_the_end_before_the_backend_is(lab: Lab) -> None:
+def test_finalize_waits_for_the_last_responses(lab: Lab) -> None:
     backend = loaded(lab, config())
-    requests = [asking(lab, [1, 2, 3], [0, 0, 0]), asking(lab, [], [])]
+    requests = [request_of(lab, [1, 2, 3], [0, 0, 0]), request_of(lab, [], [])]
     for request in requests:
         backend.execute([request], lab.timings)
     backend.finalize()
-    assert lab.answer(requests[0])["OUT"].tolist() == [3]
+    assert lab.outputs(requests[0])["OUT"].tolist() == [3]
     assert requests[1].finished
 
 
-def test_the_instance_does_not_wait_for_a_client_that_has_gone(lab: Lab) -> None:
+def test_the_instance_does_not_wait_for_a_cancelled_request(lab: Lab) -> None:
     lab.is_cancelled = lambda request: not request.finished  # type: ignore[method-assign]
     backend = loaded(lab, config())
     arrays = {
@@ -73,13 +73,13 @@ def test_the_instance_does_not_wait_for_a_client_that_has_gone(lab: Lab) -> None
     assert request.finished
 
 
-def test_values_and_delays_must_be_as_many(lab: Lab) -> None:
+def test_values_and_delays_must_have_the_same_length(lab: Lab) -> None:
     backend = loaded(lab, config())
     with pytest.raises(InvalidArgument, match=r"^expected IN and DELAY shape to match, got \[3\] and \[1\]$"):
-        backend.execute([asking(lab, [1, 2, 3], [0])], lab.timings)
+        backend.execute([request_of(lab, [1, 2, 3], [0])], lab.timings)
 
 
-def test_models_of_another_kind_are_refused(lab: Lab) -> None:
+def test_wrong_configurations_are_refused(lab: Lab) -> None:
     with pytest.raises(InvalidArgument, match="^repeat backend only supports models with max_batch_size == 0$"):
         loaded(lab, config(max_batch_size=4))
     with pytest.raises(InvalidArgument, match=r"^expected IN and DELAY shape to match, got \[4\] and \[-1\]$"):

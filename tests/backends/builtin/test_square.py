@@ -27,8 +27,8 @@ def loaded(lab: Lab, *, batched: bool = False, **parameters: str) -> SquareBacke
     return backend
 
 
-def answers(lab: Lab, backend: SquareBackend, given: list[int] | list[list[int]]) -> list[object]:
-    """Return the values of the responses; of errors the errors."""
+def responses(lab: Lab, backend: SquareBackend, given: list[int] | list[list[int]]) -> list[object]:
+    """Return the output values of the responses, or the error of a response with an error."""
     request = lab.request({"IN": np.array(given, np.int32)})
     return [
         response if isinstance(response, ServingError) else response[0].array.tolist()
@@ -36,22 +36,22 @@ def answers(lab: Lab, backend: SquareBackend, given: list[int] | list[list[int]]
     ]
 
 
-def test_n_is_answered_n_times(lab: Lab) -> None:
+def test_a_request_with_n_has_n_responses(lab: Lab) -> None:
     backend = loaded(lab)
-    assert answers(lab, backend, [3]) == [[3], [3], [3]]
-    assert answers(lab, backend, [0]) == answers(lab, backend, [-1]) == []
+    assert responses(lab, backend, [3]) == [[3], [3], [3]]
+    assert responses(lab, backend, [0]) == responses(lab, backend, [-1]) == []
 
 
 def test_outputs_have_the_batch_dimension_of_the_input(lab: Lab) -> None:
     backend = loaded(lab, batched=True)
-    assert answers(lab, backend, [[2]]) == [[[2]], [[2]]]
+    assert responses(lab, backend, [[2]]) == [[[2]], [[2]]]
     with pytest.raises(InvalidArgument, match="^unexpected shape for IN input$"):
-        answers(lab, backend, [[2], [2]])
+        responses(lab, backend, [[2], [2]])
 
 
-def test_the_last_responses_can_be_errors_and_none_at_all(lab: Lab) -> None:
+def test_the_last_responses_may_be_errors_or_omitted(lab: Lab) -> None:
     backend = loaded(lab, CUSTOM_FAIL_COUNT="2", CUSTOM_EMPTY_COUNT="1", CUSTOM_INFER_DELAY_NS="1")
-    first, *errors = answers(lab, backend, [4])
+    first, *errors = responses(lab, backend, [4])
     assert first == [4]
     assert [(e.code, e.message) for e in errors if isinstance(e, ServingError)] == [
         (ErrorCode.UNKNOWN, "simulated failure")
@@ -59,11 +59,11 @@ def test_the_last_responses_can_be_errors_and_none_at_all(lab: Lab) -> None:
     assert len(errors) == 2
 
 
-def test_parameters_that_are_no_numbers_do_not_count(lab: Lab) -> None:
-    assert answers(lab, loaded(lab, CUSTOM_FAIL_COUNT="many", CUSTOM_EMPTY_COUNT="-1"), [1]) == [[1]]
+def test_parameters_that_are_not_numbers_are_ignored(lab: Lab) -> None:
+    assert responses(lab, loaded(lab, CUSTOM_FAIL_COUNT="many", CUSTOM_EMPTY_COUNT="-1"), [1]) == [[1]]
 
 
-def test_what_is_raised_is_the_last_response(lab: Lab) -> None:
+def test_an_exception_is_the_last_response(lab: Lab) -> None:
     backend = loaded(lab, batched=True)
     request = lab.request({"IN": np.ones((2, 1), np.int32)})
     backend.execute([request], lab.timings)

@@ -1,4 +1,4 @@
-"""ONNX models that tests make from a few nodes, in a model repository of their own."""
+"""ONNX models of a few nodes, in a temporary model repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OnnxModels:
-    """Writes models called `model` and loads them."""
+    """Writes and loads a model called `model`."""
 
     def __init__(self, root: Path, lab: Lab) -> None:
         self.dir = root / "model"
@@ -40,7 +40,7 @@ class OnnxModels:
         constants: dict[str, Array] | None = None,
     ) -> None:
         graph = helper.make_graph(
-            [helper.make_node(kind, list(taken), list(given)) for kind, taken, given in nodes],
+            [helper.make_node(kind, list(sources), list(targets)) for kind, sources, targets in nodes],
             "model",
             [helper.make_tensor_value_info(*value) for value in inputs],
             [helper.make_tensor_value_info(*value) for value in outputs],
@@ -54,7 +54,7 @@ class OnnxModels:
     def write_unary(
         self, kind: str, element: int, dims: Sequence[int | str | None], out_dims: Sequence[int | str | None]
     ) -> None:
-        """Write a model of one node, from `A` to `X`."""
+        """Write a model with one node, from input `A` to output `X`."""
         self.write([(kind, ["A"], ["X"])], [("A", element, dims)], [("X", element, out_dims)])
 
     def arguments(self, config: dict[str, Any] | None = None, **more: Any) -> ModelArguments:
@@ -64,7 +64,7 @@ class OnnxModels:
         return OnnxRuntimeBackend(self._lab).complete(self.arguments(config))
 
     def loaded(self, config: dict[str, Any] | None = None) -> OnnxRuntimeBackend:
-        """Return a backend that has loaded the model, with what `config` lacks filled in."""
+        """Complete `config`, load the model, and return its backend."""
         backend = OnnxRuntimeBackend(self._lab)
         backend.load(self.arguments(backend.complete(self.arguments(config))))
         return backend

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_complete
-from backends.onnxruntime.tensors import OnnxSignature, tensor_of
+from backends.onnxruntime.signature import OnnxSignature, tensor_of
 from kernel.errors import InvalidArgument, Unsupported
 
 Dims = list[int | str | None]
@@ -32,14 +32,14 @@ def test_a_model_that_can_batch_gets_the_default_batch_size_and_a_dynamic_batche
 
 
 @pytest.mark.parametrize(("input_dims", "output_dims"), [([2, 3], ["N", 3]), (["N", 3], [2]), (["N", 3], [])])
-def test_a_model_with_a_fixed_first_dimension_gets_no_batches(input_dims: Dims, output_dims: Dims) -> None:
+def test_a_model_with_a_fixed_first_dimension_does_not_batch(input_dims: Dims, output_dims: Dims) -> None:
     config = filled(signature(input_dims, output_dims))
     assert config["max_batch_size"] == 0
     assert "dynamic_batching" not in config
     assert config["input"][0]["dims"] == [-1 if dim == "N" else dim for dim in input_dims]
 
 
-def test_a_batch_size_that_the_model_cannot_take_is_refused() -> None:
+def test_a_batch_size_of_a_model_that_cannot_batch_is_refused() -> None:
     with pytest.raises(InvalidArgument) as caught:
         filled(signature([2, 3], [2]), max_batch_size=8)
     assert caught.value.message == (
@@ -47,7 +47,7 @@ def test_a_batch_size_that_the_model_cannot_take_is_refused() -> None:
     )
 
 
-def test_what_the_configuration_says_is_kept() -> None:
+def test_configured_fields_are_kept() -> None:
     inputs = [{"name": "A", "data_type": "TYPE_FP32", "dims": [3]}]
     config = filled(signature(["N", 3], ["N"]), max_batch_size=8, sequence_batching={}, input=inputs)
     assert config["max_batch_size"] == 8
@@ -56,11 +56,11 @@ def test_what_the_configuration_says_is_kept() -> None:
     assert config["output"] == [{"name": "X", "data_type": "TYPE_INT64", "dims": [1], "reshape": {"shape": []}}]
 
 
-def test_a_batch_size_of_one_needs_no_batcher() -> None:
+def test_a_batch_size_of_one_adds_no_batcher() -> None:
     assert "dynamic_batching" not in filled(signature(["N"], ["N"]), max_batch_size=1)
 
 
-def test_a_scalar_is_one_element_where_there_are_no_batches() -> None:
+def test_a_scalar_without_batching_is_one_element() -> None:
     assert filled(signature([], []))["input"] == [{"name": "A", "data_type": "TYPE_FP32", "dims": [1]}]
 
 
@@ -86,7 +86,7 @@ def test_a_configuration_with_inputs_and_outputs_is_complete() -> None:
     assert not is_complete({"input": [], "output": [{}]})
 
 
-def test_the_default_batch_size_is_that_of_the_command_line() -> None:
+def test_the_default_batch_size_comes_from_the_command_line() -> None:
     assert default_max_batch_size({}) == 4
     assert default_max_batch_size({"default-max-batch-size": "16"}) == 16
     with pytest.raises(InvalidArgument, match="^failed to convert 'many' to integral number$"):
@@ -94,7 +94,7 @@ def test_the_default_batch_size_is_that_of_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(("default", "max_batch_size"), [(0, 0), (-1, 0), (1, 1), (9, 9)])
-def test_a_default_below_one_leaves_a_model_without_batches(default: int, max_batch_size: int) -> None:
+def test_a_default_batch_size_below_one_means_no_batching(default: int, max_batch_size: int) -> None:
     config = autofill({"name": "m"}, signature(["N", 3], ["N"]), default)
     assert config["max_batch_size"] == max_batch_size
     assert ("dynamic_batching" in config) == (max_batch_size > 1)

@@ -48,48 +48,48 @@ def test_a_configuration_is_completed_from_the_file_with_a_warning(lab: Lab, mod
     assert text.startswith("autofilled max_batch_size to 4 for model 'model' since batching is supporrted")
 
 
-def test_nothing_is_completed_where_inputs_and_outputs_are_there(lab: Lab, models: OnnxModels) -> None:
+def test_a_configuration_with_inputs_and_outputs_is_not_completed(lab: Lab, models: OnnxModels) -> None:
     config = {"name": "model", "input": [{"name": "A"}], "output": [{"name": "X"}]}
-    assert models.completed(config) == config  # there is no file to be opened
+    assert models.completed(config) == config  # the model file does not exist
     assert lab.logged[0][1].startswith("skipping model configuration auto-complete for 'model'")
 
 
 # ---- loading --------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_told(models: OnnxModels) -> None:
+def test_a_missing_file_fails_the_load(models: OnnxModels) -> None:
     with pytest.raises(Unavailable) as caught:
         models.completed()
     assert caught.value.message == f"unable to find '{models.file}' for model instance 'model'"
 
 
-def test_a_file_that_is_no_model_is_told_with_the_reason(models: OnnxModels) -> None:
+def test_a_file_that_is_not_a_model_fails_the_load_with_a_reason(models: OnnxModels) -> None:
     models.file.write_bytes(b"not a model")
     with pytest.raises(InternalError, match=r"^onnx runtime error 7: Load model from .* failed:Protobuf parsing"):
         models.completed()
 
 
-def test_an_unknown_operator_is_told(models: OnnxModels) -> None:
+def test_an_unknown_operator_fails_the_load(models: OnnxModels) -> None:
     models.write_unary("Teleport", FLOAT, [1], [1])
     with pytest.raises(InternalError, match=r"^onnx runtime error 10: .*No Op registered for Teleport"):
         models.completed()
 
 
-def test_a_contradiction_between_configuration_and_file_is_told(models: OnnxModels) -> None:
+def test_a_contradiction_between_configuration_and_file_fails_the_load(models: OnnxModels) -> None:
     write_add_sub(models)
     config = {**models.completed(), "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [4]}]}
     with pytest.raises(InvalidArgument, match="configuration expects 1 inputs, model provides 2"):
         models.loaded(config)
 
 
-def test_an_instance_on_a_gpu_is_refused_without_one(lab: Lab, models: OnnxModels) -> None:
+def test_a_gpu_instance_is_refused_without_a_gpu(lab: Lab, models: OnnxModels) -> None:
     write_add_sub(models)
     backend = OnnxRuntimeBackend(lab)
     with pytest.raises(Unsupported, match="instance 'model_0' of kind KIND_GPU needs an onnxruntime"):
         backend.load(models.arguments(models.completed(), instance_name="model_0", kind="GPU"))
 
 
-def test_sharing_a_session_is_said_to_have_no_effect(lab: Lab, models: OnnxModels) -> None:
+def test_a_warning_says_that_sharing_a_session_has_no_effect(lab: Lab, models: OnnxModels) -> None:
     write_add_sub(models)
     models.loaded({"parameters": {"share_session_between_instances": {"string_value": "true"}}})
     assert "'share_session_between_instances' of model 'model' has no effect" in lab.logged[-1][1]
@@ -98,33 +98,35 @@ def test_sharing_a_session_is_said_to_have_no_effect(lab: Lab, models: OnnxModel
 # ---- executing ------------------------------------------------------------------------------
 
 
-def test_a_batch_is_answered_to_each_request(lab: Lab, models: OnnxModels) -> None:
+def test_each_request_of_a_batch_gets_its_rows(lab: Lab, models: OnnxModels) -> None:
     write_add_sub(models)
     backend = models.loaded()
     one = lab.request({"A": floats(1, 4), "B": np.ones((1, 4), np.float32)})
     two = lab.request({"B": floats(2, 4), "A": floats(2, 4)}, outputs=["Y"])
     backend.execute([one, two], lab.timings)
-    assert lab.answer(one)["X"].tolist() == [[1, 2, 3, 4]]
-    assert lab.answer(one)["Y"].tolist() == [[-1, 0, 1, 2]]
-    assert list(lab.answer(two)) == ["Y"]
-    assert lab.answer(two)["Y"].tolist() == [[0] * 4] * 2
+    assert lab.outputs(one)["X"].tolist() == [[1, 2, 3, 4]]
+    assert lab.outputs(one)["Y"].tolist() == [[-1, 0, 1, 2]]
+    assert list(lab.outputs(two)) == ["Y"]
+    assert lab.outputs(two)["Y"].tolist() == [[0] * 4] * 2
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
-@pytest.mark.parametrize("foreign", [True, False])
-def test_outputs_of_a_lone_request_are_written_to_their_places(lab: Lab, models: OnnxModels, foreign: bool) -> None:
+@pytest.mark.parametrize("volatile", [True, False])
+def test_outputs_of_a_single_request_are_written_to_their_destinations(
+    lab: Lab, models: OnnxModels, volatile: bool
+) -> None:
     lab.reserves = True
-    width = INLINE_LIMIT // 4 + 1  # smaller ones travel in messages
+    width = INLINE_LIMIT // 4 + 1  # a smaller output has no destination: it is sent in a message
     write_add_sub(models, width)
     backend = models.loaded()
     for size in (1, 3):
-        request = lab.request({"A": floats(size, width), "B": floats(size, width)}, foreign=foreign)
+        request = lab.request({"A": floats(size, width), "B": floats(size, width)}, volatile=volatile)
         backend.execute([request], lab.timings)
-        assert np.array_equal(lab.answer(request)["X"], 2 * floats(size, width))
+        assert np.array_equal(lab.outputs(request)["X"], 2 * floats(size, width))
     assert lab.in_place == ["X", "Y"] * 2
 
 
-def test_outputs_of_open_shape_are_answered_beside_placed_ones(lab: Lab, models: OnnxModels) -> None:
+def test_outputs_with_and_without_destination_can_be_combined(lab: Lab, models: OnnxModels) -> None:
     lab.reserves = True
     models.write(
         [("Neg", ["A"], ["X"]), ("NonZero", ["A"], ["I"])],
@@ -135,22 +137,22 @@ def test_outputs_of_open_shape_are_answered_beside_placed_ones(lab: Lab, models:
     request = lab.request({"A": floats(4)})
     backend.execute([request], lab.timings)
     assert lab.in_place == ["X"]
-    assert lab.answer(request)["X"].tolist() == [0, -1, -2, -3]
-    assert lab.answer(request)["I"].tolist() == [[1, 2, 3]]
+    assert lab.outputs(request)["X"].tolist() == [0, -1, -2, -3]
+    assert lab.outputs(request)["I"].tolist() == [[1, 2, 3]]
 
 
-def test_a_model_that_declares_wrong_output_shapes_is_answered_all_the_same(lab: Lab, models: OnnxModels) -> None:
+def test_a_model_with_wrong_declared_output_shapes_still_works(lab: Lab, models: OnnxModels) -> None:
     lab.reserves = True
     models.write_unary("LeakyRelu", FLOAT, ["N"], [3])
     backend = models.loaded()
     for size in (2, 3):
         request = lab.request({"A": floats(size)})
         backend.execute([request], lab.timings)
-        assert lab.answer(request)["X"].tolist() == floats(size).tolist()
+        assert lab.outputs(request)["X"].tolist() == floats(size).tolist()
     assert lab.in_place == []
 
 
-def test_a_failing_run_tells_onnx_runtimes_reason(lab: Lab, models: OnnxModels) -> None:
+def test_a_failed_run_has_onnx_runtimes_reason(lab: Lab, models: OnnxModels) -> None:
     models.write(
         [("Gather", ["T", "A"], ["X"])],
         [("A", TensorProto.INT64, [1])],
@@ -163,7 +165,7 @@ def test_a_failing_run_tells_onnx_runtimes_reason(lab: Lab, models: OnnxModels) 
             backend.execute([lab.request({"A": np.array([7], np.int64)})], lab.timings)
 
 
-def test_only_the_request_at_fault_fails_in_a_batch(lab: Lab, models: OnnxModels) -> None:
+def test_only_the_request_with_wrong_inputs_fails_in_a_batch(lab: Lab, models: OnnxModels) -> None:
     models.write(
         [("Gather", ["T", "A"], ["X"])],
         [("A", TensorProto.INT64, ["N", 1])],
@@ -173,7 +175,7 @@ def test_only_the_request_at_fault_fails_in_a_batch(lab: Lab, models: OnnxModels
     backend = models.loaded()
     good, bad = (lab.request({"A": np.array([[index]], np.int64)}) for index in (2, 7))
     backend.execute([good, bad], lab.timings)
-    assert lab.answer(good)["X"].tolist() == [[2]]
+    assert lab.outputs(good)["X"].tolist() == [[2]]
     assert "indices element out of data bounds" in lab.error(bad).message
 
 
@@ -197,7 +199,7 @@ def test_only_the_request_at_fault_fails_in_a_batch(lab: Lab, models: OnnxModels
         (TensorProto.BFLOAT16, np.array([0x3F80, 0x4000], np.uint16)),
     ],
 )
-def test_every_datatype_goes_through(lab: Lab, models: OnnxModels, element: int, array: Array, reserves: bool) -> None:
+def test_every_datatype_is_supported(lab: Lab, models: OnnxModels, element: int, array: Array, reserves: bool) -> None:
     lab.reserves = reserves
     models.write_unary("Identity", element, ["N", 2], ["N", 2])
     backend = models.loaded()
@@ -206,11 +208,11 @@ def test_every_datatype_goes_through(lab: Lab, models: OnnxModels, element: int,
     backend.execute(requests, lab.timings)
     backend.execute([alone := lab.request({"A": array.reshape(1, 2)}, bf16=bf16)], lab.timings)
     for request, size in (*zip(requests, (1, 2), strict=True), (alone, 1)):
-        answer = lab.answer(request)["X"]
+        found = lab.outputs(request)["X"]
         if element == TensorProto.STRING:
-            answer = np.array([text.encode() for text in answer.reshape(-1)], object).reshape(answer.shape)
-        assert answer.dtype == array.dtype
-        assert answer.tolist() == [array.tolist()] * size
+            found = np.array([text.encode() for text in found.reshape(-1)], object).reshape(found.shape)
+        assert found.dtype == array.dtype
+        assert found.tolist() == [array.tolist()] * size
 
 
 def test_a_string_that_is_not_utf8_is_refused(lab: Lab, models: OnnxModels) -> None:
@@ -225,15 +227,15 @@ def test_a_scalar_is_one_element_for_clients(lab: Lab, models: OnnxModels) -> No
     backend = models.loaded()
     request = lab.request({"A": np.array([3], np.float32)})
     backend.execute([request], lab.timings)
-    assert lab.answer(request)["X"].tolist() == [-3]
+    assert lab.outputs(request)["X"].tolist() == [-3]
 
 
-def test_a_number_per_row_is_one_element_per_row_for_clients(lab: Lab, models: OnnxModels) -> None:
+def test_a_scalar_per_row_is_one_element_per_row_for_clients(lab: Lab, models: OnnxModels) -> None:
     models.write_unary("Neg", FLOAT, ["N"], ["N"])
     backend = models.loaded()
     requests = [lab.request({"A": floats(size, 1)}) for size in (1, 2)]
     backend.execute(requests, lab.timings)
-    assert lab.answer(requests[1])["X"].tolist() == [[0], [-1]]
+    assert lab.outputs(requests[1])["X"].tolist() == [[0], [-1]]
 
 
 def test_an_optional_input_replaces_a_constant(lab: Lab, models: OnnxModels) -> None:
@@ -253,8 +255,8 @@ def test_an_optional_input_replaces_a_constant(lab: Lab, models: OnnxModels) -> 
         given = lab.request({"A": floats(2), "W": np.ones(1, np.float32)})
         backend.execute([without], lab.timings)
         backend.execute([given], lab.timings)
-        assert lab.answer(without)["X"].tolist() == [5, 6]
-        assert lab.answer(given)["X"].tolist() == [1, 2]
+        assert lab.outputs(without)["X"].tolist() == [5, 6]
+        assert lab.outputs(given)["X"].tolist() == [1, 2]
 
 
 def test_ragged_batches_are_joined_and_divided(lab: Lab, models: OnnxModels) -> None:
@@ -283,9 +285,9 @@ def test_ragged_batches_are_joined_and_divided(lab: Lab, models: OnnxModels) -> 
     backend = models.loaded(config)
     one, two = lab.request({"A": floats(1, 2)}), lab.request({"A": floats(1, 3)})
     backend.execute([one, two], lab.timings)
-    assert lab.answer(one)["X"].tolist() == [[0, -1]]
-    assert lab.answer(two)["X"].tolist() == [[0, -1, -2]]
-    assert lab.answer(two)["Y"].tolist() == [[3]]
+    assert lab.outputs(one)["X"].tolist() == [[0, -1]]
+    assert lab.outputs(two)["X"].tolist() == [[0, -1, -2]]
+    assert lab.outputs(two)["Y"].tolist() == [[3]]
 
 
 # ---- the demo's model -----------------------------------------------------------------------
@@ -295,32 +297,32 @@ def digits(config: dict[str, Any]) -> ModelArguments:
     return ModelArguments({"name": "digits", **config}, DEMO / "digits", 1)
 
 
-def test_the_demos_digits_are_completed_without_a_configuration(lab: Lab) -> None:
+def test_the_demo_model_is_completed_without_a_configuration(lab: Lab) -> None:
     config = OnnxRuntimeBackend(lab).complete(digits({}))
     assert config["input"] == [{"name": "image", "data_type": "TYPE_FP32", "dims": [8, 8]}]
     assert config["output"] == [{"name": "scores", "data_type": "TYPE_FP32", "dims": [10]}]
     assert config["max_batch_size"] == 4
 
 
-def test_the_demo_reads_digits(lab: Lab) -> None:
+def test_the_demo_model_classifies_digits(lab: Lab) -> None:
     backend = OnnxRuntimeBackend(lab)
     backend.load(digits(backend.complete(digits({"max_batch_size": 64}))))
     datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn has the images")
     images, labels = datasets.load_digits(return_X_y=True)
     requests = [lab.request({"image": image.astype(np.float32).reshape(1, 8, 8)}) for image in images[:64]]
     backend.execute(requests, lab.timings)
-    found = [int(np.argmax(lab.answer(request)["scores"])) for request in requests]
+    found = [int(np.argmax(lab.outputs(request)["scores"])) for request in requests]
     assert np.mean(found == labels[:64]) >= 0.97
 
 
-def test_the_demos_sample_is_a_six(lab: Lab) -> None:
+def test_the_demo_request_shows_a_six(lab: Lab) -> None:
     backend = OnnxRuntimeBackend(lab)
     backend.load(digits(backend.complete(digits({}))))
     sample = json.loads((DEMO / "digit.json").read_text())["inputs"][0]
     image = np.array(sample["data"], np.float32).reshape(sample["shape"])
     request = lab.request({sample["name"]: image})
     backend.execute([request], lab.timings)
-    scores = lab.answer(request)["scores"]
+    scores = lab.outputs(request)["scores"]
     labels = (DEMO / "digits" / "labels.txt").read_text().split()
     assert labels[int(np.argmax(scores))] == "six"
     assert scores.sum() == pytest.approx(1)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from backends.onnxruntime.check import check_agreement
-from backends.onnxruntime.tensors import OnnxSignature, OnnxTensor, tensor_of
+from backends.onnxruntime.signature import OnnxSignature, OnnxTensor, tensor_of
 from kernel.errors import ServingError
 
 Dims = list[int | str | None]
@@ -28,13 +28,13 @@ def refusal(signature: OnnxSignature, **config: Any) -> str:
     return caught.value.message
 
 
-def test_a_configuration_that_agrees_is_accepted() -> None:
+def test_a_configuration_that_agrees_with_the_file_is_accepted() -> None:
     config = {"name": "m", "max_batch_size": 8, "input": [entry("A", [16])], "output": [entry("X", [16])]}
     check_agreement(config, SIGNATURE)
     check_agreement({**config, "max_batch_size": 0, "input": [entry("A", [-1, 16])], "output": []}, SIGNATURE)
 
 
-def test_an_input_may_be_narrower_than_the_model_and_an_output_may_not() -> None:
+def test_the_configuration_may_fix_variable_dimensions_of_inputs_only() -> None:
     check_agreement({"name": "m", "input": [entry("A", [2, 16])], "output": []}, SIGNATURE)
     assert refusal(SIGNATURE, input=[entry("A", [2, 16])], output=[entry("X", [2, 16])]) == (
         "model 'm', tensor 'X': the model expects 2 dimensions (shape [-1,16]) but the model configuration "
@@ -42,7 +42,7 @@ def test_an_input_may_be_narrower_than_the_model_and_an_output_may_not() -> None
     )
 
 
-def test_dimensions_that_differ_are_told_with_the_batch_dimension() -> None:
+def test_the_error_of_wrong_dimensions_includes_the_batch_dimension() -> None:
     assert refusal(SIGNATURE, max_batch_size=8, input=[entry("A", [4, 4])]) == (
         "model 'm', tensor 'A': the model expects 2 dimensions (shape [-1,16]) but the model configuration "
         "specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the "
@@ -50,7 +50,7 @@ def test_dimensions_that_differ_are_told_with_the_batch_dimension() -> None:
     )
 
 
-def test_reshape_is_what_the_model_is_compared_with() -> None:
+def test_the_file_is_compared_with_the_reshaped_dimensions() -> None:
     reshaped = entry("A", [4, 4], reshape={"shape": [16]})
     check_agreement({"name": "m", "max_batch_size": 8, "input": [reshaped], "output": []}, SIGNATURE)
 
@@ -62,20 +62,20 @@ def test_a_model_with_a_fixed_first_dimension_cannot_batch() -> None:
     )
 
 
-def test_names_that_the_model_lacks_are_told_with_those_it_has() -> None:
+def test_the_error_of_an_unknown_name_lists_the_model_s_names() -> None:
     assert refusal(SIGNATURE, input=[entry("B", [16])]) == ("unexpected inference input 'B', allowed inputs are: A")
     assert refusal(SIGNATURE, input=[entry("A", [-1, 16])], output=[entry("Z", [16])]) == (
         "unexpected inference output 'Z', allowed outputs are: X, Y"
     )
 
 
-def test_a_wrong_number_of_inputs_is_told() -> None:
+def test_a_wrong_number_of_inputs_is_refused() -> None:
     assert refusal(SIGNATURE, input=[]) == (
         "unable to load model 'm', configuration expects 0 inputs, model provides 1"
     )
 
 
-def test_a_datatype_that_differs_is_told() -> None:
+def test_a_wrong_datatype_is_refused() -> None:
     assert refusal(SIGNATURE, input=[entry("A", [-1, 16], "TYPE_INT32")]) == (
         "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'A', model provides TYPE_FP32"
     )
@@ -83,7 +83,7 @@ def test_a_datatype_that_differs_is_told() -> None:
     assert refusal(strings, input=[entry("A", [1])]).endswith("model provides TYPE_BYTES")
 
 
-def test_optional_inputs_are_the_constants_that_a_request_may_replace() -> None:
+def test_optional_inputs_are_replaceable_constants() -> None:
     signature = OnnxSignature(tensors(A=[4]), {}, tensors(W=[4]))
     optional = entry("W", [4], optional=True)
     check_agreement({"name": "m", "input": [entry("A", [4]), optional], "output": []}, signature)
@@ -96,7 +96,7 @@ def test_optional_inputs_are_the_constants_that_a_request_may_replace() -> None:
     )
 
 
-def test_scalars_are_configured_as_ones() -> None:
+def test_scalars_are_configured_with_one_element() -> None:
     signature = OnnxSignature(tensors(A=[]), tensors(X=[]))
     check_agreement({"name": "m", "input": [entry("A", [1])], "output": [entry("X", [1, 1])]}, signature)
     assert refusal(signature, input=[entry("A", [2])]) == (
@@ -105,7 +105,7 @@ def test_scalars_are_configured_as_ones() -> None:
     )
 
 
-def test_a_ragged_input_is_flat_in_the_model() -> None:
+def test_a_ragged_input_has_one_dimension_in_the_model() -> None:
     ragged = entry("A", [-1], allow_ragged_batch=True)
     check_agreement(
         {"name": "m", "max_batch_size": 4, "input": [ragged], "output": []},

@@ -31,7 +31,7 @@ def arguments(
     return ModelArguments({"name": "m", "parameters": given, **config}, root / "m", 1, "m_0", kind, 1)
 
 
-def test_without_parameters_the_defaults_of_onnx_runtime_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_parameters_the_defaults_of_onnx_runtime_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     options, defaults = session_options(arguments()), ort.SessionOptions()
     assert options.intra_op_num_threads == defaults.intra_op_num_threads == 0
@@ -42,7 +42,7 @@ def test_without_parameters_the_defaults_of_onnx_runtime_hold(monkeypatch: pytes
     assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
-def test_a_worker_that_may_use_some_cpus_only_has_a_thread_for_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_limited_cpus_has_one_thread_per_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr("backends.onnxruntime.options.processor_count", lambda: 3)
     assert session_options(arguments()).intra_op_num_threads == 3
@@ -73,12 +73,12 @@ def test_parameters_have_tritons_names() -> None:
 @pytest.mark.parametrize(
     ("level", "expected"), [(-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")]
 )
-def test_graph_levels_are_tritons(level: int, expected: str) -> None:
+def test_graph_levels_have_tritons_meaning(level: int, expected: str) -> None:
     options = session_options(arguments(optimization={"graph": {"level": level}}))
     assert options.graph_optimization_level.name == expected
 
 
-def test_runs_may_shrink_the_arena() -> None:
+def test_a_parameter_lets_runs_shrink_the_arena() -> None:
     assert run_options(arguments()) is None
     options = run_options(arguments({"memory.enable_memory_arena_shrinkage": "cpu:0"}))
     assert options is not None
@@ -100,13 +100,13 @@ def test_runs_may_shrink_the_arena() -> None:
         ),
     ],
 )
-def test_values_that_make_no_sense_are_refused(parameters: dict[str, str], text: str) -> None:
+def test_wrong_values_are_refused(parameters: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         session_options(arguments(parameters))
     assert caught.value.message == text
 
 
-def test_cpu_instances_use_the_cpu_alone() -> None:
+def test_cpu_instances_use_only_the_cpu() -> None:
     assert providers(arguments(), ["CUDAExecutionProvider", CPU]) == [(CPU, {})]
 
 
@@ -135,7 +135,7 @@ def test_a_gpu_instance_needs_an_onnxruntime_for_gpus() -> None:
         ("GPU", "gpu", "tensorrt", "the 'tensorrt' accelerator is not supported for ONNX models"),
     ],
 )
-def test_accelerators_that_are_not_there_are_refused(kind: str, side: str, name: str, text: str) -> None:
+def test_unavailable_accelerators_are_refused(kind: str, side: str, name: str, text: str) -> None:
     accelerators = {f"{side}_execution_accelerator": [{"name": name}]}
     given = arguments(kind=kind, optimization={"execution_accelerators": accelerators})
     with pytest.raises(ServingError) as caught:
@@ -143,14 +143,14 @@ def test_accelerators_that_are_not_there_are_refused(kind: str, side: str, name:
     assert caught.value.message.startswith(text)
 
 
-def test_openvino_is_used_where_it_is_installed() -> None:
+def test_openvino_is_used_if_it_is_installed() -> None:
     accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
     given = arguments(optimization={"execution_accelerators": accelerators})
     openvino = "OpenVINOExecutionProvider"
     assert providers(given, [openvino, CPU]) == [(openvino, {"device_type": "CPU"}), (CPU, {})]
 
 
-def test_the_model_is_a_file_or_a_folder_with_one(tmp_path: Path) -> None:
+def test_the_model_file_may_be_in_a_folder(tmp_path: Path) -> None:
     assert model_path(arguments(root=tmp_path)) == tmp_path / "m/1/model.onnx"
     named = arguments(root=tmp_path, default_model_filename="net.onnx")
     (tmp_path / "m/1/net.onnx").mkdir(parents=True)

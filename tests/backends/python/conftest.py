@@ -1,4 +1,4 @@
-"""Python models that tests write into a model repository of their own, and requests for them."""
+"""Python models in a temporary model repository, and requests for them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from backends.base import ModelArguments, Timings
 from backends.metric_registry import MetricRegistry
 from backends.python.backend import PythonBackend
 from backends.transport import wire
-from backends.worker.request import InputView, WorkerRequest
+from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
+from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,20 +47,20 @@ def text(value):
 """
 
 
-class Answer(msgspec.Struct):
-    """One answer to a request, in the order they came."""
+class RecordedResponse(msgspec.Struct):
+    """One response to a request."""
 
     outputs: dict[str, Any] = {}
     datatypes: dict[str, str] = {}
     parameters: dict[str, Any] = {}
     error: Any = None
     final: bool = False
-    #: Whether there was no response but only the final flag.
+    #: The response is only a final flag.
     empty: bool = False
 
 
 class Lab:
-    """Makes requests, is their responder and the host of their backend, and writes and loads models."""
+    """Writes and loads models, creates requests and records their responses. Implements `Responder` and `Host`."""
 
     def __init__(self, root: Path) -> None:
         self.dir = root / "lab"
@@ -69,12 +70,12 @@ class Lab:
         self.backend = PythonBackend(self)
         self.registry = MetricRegistry(lambda: None, lambda: None)
         self._numbers = itertools.count()
-        self._answers: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._responses: dict[int, queue.SimpleQueue[RecordedResponse]] = {}
 
     # ---- models ------------------------------------------------------------------------------
 
     def write(self, source: str, name: str = "1/model.py", *, imports: bool = True) -> Path:
-        """Write a file of the model: its source without indentation, behind the usual imports."""
+        """Write a file of the model: the usual imports, and `source` without its indentation."""
         path = self.dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((IMPORTS if imports else "") + textwrap.dedent(source))
@@ -86,7 +87,7 @@ class Lab:
         return ModelArguments(config, self.dir, 1, instance_name="lab_0_0")
 
     def load(self, source: str, *, decoupled: bool = False, **config: Any) -> PythonBackend:
-        """Load a model from the source of its class, or of its `execute` alone."""
+        """Load a model from the source of its class, or of only its `execute`."""
         source = textwrap.dedent(source)
         if "class TritonPythonModel" not in source:
             source = "class TritonPythonModel:\n" + textwrap.indent(source, "    ")
@@ -98,54 +99,54 @@ class Lab:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def view(self, name: str, array: Array, *, foreign: bool = False, inline: bool = False) -> InputView:
-        """An input in an arena; `inline` in a message, `foreign` in a client's memory."""
+    def view(self, name: str, array: Array, *, volatile: bool = False, inline: bool = False) -> Tensor:
+        """Return an input in an arena; with `inline` in a message, with `volatile` in a client's memory."""
         datatype = datatype_of(array)
         assert datatype is not None
         raw = bytes(to_bytes(array))
-        data = memoryview(raw if inline or foreign else bytearray(raw))
-        return InputView(name, datatype, list(array.shape), data, foreign)
+        data = raw if inline else memoryview(raw) if volatile else memoryview(bytearray(raw))
+        return Tensor(name, datatype, list(array.shape), data)
 
     def request(
         self,
-        inputs: dict[str, Array] | Sequence[InputView] = (),
+        inputs: dict[str, Array] | Sequence[Tensor] = (),
         *,
         outputs: Sequence[str] = (),
         **more: Any,
     ) -> WorkerRequest:
         by_name = inputs.items() if isinstance(inputs, dict) else ()
-        views = [self.view(name, array) for name, array in by_name] or list(cast("Sequence[InputView]", inputs))
+        views = [self.view(name, array) for name, array in by_name] or list(cast("Sequence[Tensor]", inputs))
         number = next(self._numbers)
-        self._answers[number] = queue.SimpleQueue()
-        ref = wire.RequestRef(number, [], [wire.OutputRef(name) for name in outputs], **more)
+        self._responses[number] = queue.SimpleQueue()
+        ref = wire.RequestMessage(number, [], [RequestedOutput(name) for name in outputs], **more)
         return WorkerRequest(ref, views, self)
 
     def execute(self, *requests: WorkerRequest) -> None:
         self.backend.execute(requests, self.timings)
 
-    def answers(self, request: WorkerRequest) -> list[Answer]:
-        """Wait for the request's final answer and return all of them."""
-        answers = [self._answers[request.ref.number].get(timeout=20)]
-        while not answers[-1].final:
-            answers.append(self._answers[request.ref.number].get(timeout=20))
-        return answers
+    def responses(self, request: WorkerRequest) -> list[RecordedResponse]:
+        """Wait for the request's final response and return all responses."""
+        responses = [self._responses[request.ref.number].get(timeout=20)]
+        while not responses[-1].final:
+            responses.append(self._responses[request.ref.number].get(timeout=20))
+        return responses
 
-    def answer(self, request: WorkerRequest) -> Answer:
-        """Return the request's only answer."""
-        (answer,) = self.answers(request)
-        return answer
+    def response(self, request: WorkerRequest) -> RecordedResponse:
+        """Wait for the request's final response, which must be its only one, and return it."""
+        (response,) = self.responses(request)
+        return response
 
-    def run(self, inputs: dict[str, Array] | Sequence[InputView] = (), **more: Any) -> Answer:
-        """Execute one request and return its only answer."""
+    def run(self, inputs: dict[str, Array] | Sequence[Tensor] = (), **more: Any) -> RecordedResponse:
+        """Execute one request and return its only response."""
         request = self.request(inputs, **more)
         self.execute(request)
-        return self.answer(request)
+        return self.response(request)
 
     def text(self, **more: Any) -> str:
-        """Execute a request without inputs and return the text in its `OUT`."""
-        answer = self.run(**more)
-        assert answer.error is None, answer.error
-        return str(answer.outputs["OUT"][0].decode())
+        """Execute a request without inputs and return the text in its output `OUT`."""
+        response = self.run(**more)
+        assert response.error is None, response.error
+        return str(response.outputs["OUT"][0].decode())
 
     # ---- Responder and Host ------------------------------------------------------------------
 
@@ -161,13 +162,13 @@ class Lab:
     ) -> None:
         arrays = {output.name: np.array(output.array) for output in outputs}
         datatypes = {output.name: output.datatype for output in outputs}
-        self._add(request, Answer(arrays, datatypes, dict(parameters), final=final))
+        self._add(request, RecordedResponse(arrays, datatypes, dict(parameters), final=final))
 
     def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
-        self._add(request, Answer(error=error, final=final))
+        self._add(request, RecordedResponse(error=error, final=final))
 
     def finish(self, request: WorkerRequest) -> None:
-        self._add(request, Answer(final=True, empty=True))
+        self._add(request, RecordedResponse(final=True, empty=True))
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return self.cancelled
@@ -179,10 +180,10 @@ class Lab:
     def metrics(self) -> MetricRegistry:
         return self.registry
 
-    def _add(self, request: WorkerRequest, answer: Answer) -> None:
-        assert not request.finished, "a second final answer"
-        request.finished = answer.final
-        self._answers[request.ref.number].put(answer)
+    def _add(self, request: WorkerRequest, response: RecordedResponse) -> None:
+        assert not request.finished, "a response after the final one"
+        request.finished = response.final
+        self._responses[request.ref.number].put(response)
 
 
 @pytest.fixture
@@ -193,6 +194,6 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     lab.backend.finalize()
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        # What a model imported; modules of installed packages cannot be imported twice.
+        # Only modules of the model: some installed packages cannot be imported twice.
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")) or name == "1":
             del sys.modules[name]

@@ -52,7 +52,7 @@ def test_initialize_gets_triton_s_arguments_as_strings(lab: Lab) -> None:
     }
 
 
-def test_a_model_imports_files_beside_it_and_in_its_folder(lab: Lab) -> None:
+def test_a_model_can_import_files_of_the_version_and_the_model_folder(lab: Lab) -> None:
     lab.write("SAID = 'beside'", "1/lab_beside.py", imports=False)
     lab.write("SAID = 'above'", "lab_above.py", imports=False)
     lab.load("""
@@ -92,19 +92,19 @@ def test_the_model_file_may_have_another_name(lab: Lab) -> None:
         ),
     ],
 )
-def test_a_model_that_cannot_be_loaded_says_why(lab: Lab, source: str, reason: str) -> None:
+def test_a_model_that_cannot_be_loaded_has_a_reason(lab: Lab, source: str, reason: str) -> None:
     path = lab.write(source, imports=False)
     with pytest.raises(InternalError) as caught:
         lab.backend.load(lab.arguments())
     assert caught.value.message.startswith(reason.format(path=path))
 
 
-def test_a_missing_model_file_is_told(lab: Lab) -> None:
+def test_a_missing_model_file_fails_the_load(lab: Lab) -> None:
     with pytest.raises(InternalError, match=r"Python model file not found in '.*/lab/1/model.py'"):
         lab.backend.load(lab.arguments())
 
 
-def test_a_model_file_has_to_end_with_py(lab: Lab) -> None:
+def test_a_model_file_must_end_with_py(lab: Lab) -> None:
     with pytest.raises(InternalError) as caught:
         lab.backend.load(lab.arguments(default_model_filename="other.txt"))
     assert caught.value.message == "Model name must end with '.py'. Model name is \"other.txt\"."
@@ -117,7 +117,7 @@ def test_a_parameter_that_is_neither_yes_nor_no_is_refused(lab: Lab, key: str) -
     assert caught.value.message == f"Incorrect value for {key}: maybe'"
 
 
-def test_an_execution_environment_is_warned_about(lab: Lab) -> None:
+def test_an_execution_environment_causes_a_warning(lab: Lab) -> None:
     path = {"string_value": "env.tar.gz"}
     lab.load("def execute(self, requests): pass", parameters={"EXECUTION_ENV_PATH": path})
     ((level, text),) = lab.logged
@@ -140,7 +140,7 @@ def test_finalize_is_called_and_its_errors_are_logged(lab: Lab) -> None:
 # ---- auto-completed configuration -----------------------------------------------------------
 
 
-def test_a_model_completes_its_configuration_and_is_then_loaded(lab: Lab) -> None:
+def test_a_model_completes_its_configuration_and_then_loads(lab: Lab) -> None:
     lab.write("""
         imported = []
 
@@ -173,12 +173,12 @@ def test_a_model_completes_its_configuration_and_is_then_loaded(lab: Lab) -> Non
     assert lab.run({"IN": np.ones((1, 2), np.float32)}).outputs["OUT"].tolist() == [[2.0, 2.0]]
 
 
-def test_a_model_without_auto_complete_leaves_the_configuration_as_it_is(lab: Lab) -> None:
+def test_without_auto_complete_the_configuration_is_unchanged(lab: Lab) -> None:
     lab.write("class TritonPythonModel: pass")
     assert lab.backend.complete(lab.arguments()) == {"name": "lab", "output": [{"name": "OUT"}]}
 
 
-def test_auto_complete_has_to_return_a_configuration(lab: Lab) -> None:
+def test_auto_complete_must_return_a_configuration(lab: Lab) -> None:
     lab.write("class TritonPythonModel:\n    auto_complete_config = staticmethod(lambda config: None)")
     with pytest.raises(InternalError) as caught:
         lab.backend.complete(lab.arguments())
@@ -187,7 +187,7 @@ def test_auto_complete_has_to_return_a_configuration(lab: Lab) -> None:
     )
 
 
-def test_an_auto_complete_that_raises_says_where(lab: Lab) -> None:
+def test_the_error_of_auto_complete_shows_the_line(lab: Lab) -> None:
     path = lab.write(
         "class TritonPythonModel:\n"
         "    @staticmethod\n"
@@ -206,7 +206,7 @@ def test_an_auto_complete_that_raises_says_where(lab: Lab) -> None:
 # ---- failing --------------------------------------------------------------------------------
 
 
-def test_a_model_that_raises_fails_its_batch_with_its_frames_innermost_first(lab: Lab) -> None:
+def test_a_model_that_raises_fails_its_batch_with_the_innermost_frame_first(lab: Lab) -> None:
     message = failure(
         lab,
         """
@@ -235,7 +235,7 @@ def test_a_model_that_raises_fails_its_batch_with_its_frames_innermost_first(lab
         ("raise pb_utils.TritonModelException('hey')", "TritonModelException: hey\n\nAt:"),
     ],
 )
-def test_an_error_is_shown_by_type_and_text(lab: Lab, statement: str, shown: str) -> None:
+def test_an_error_is_shown_with_type_and_text(lab: Lab, statement: str, shown: str) -> None:
     message = failure(lab, f"def execute(self, requests): {statement}")
     assert message.startswith(FAILED + shown)
 
@@ -272,28 +272,28 @@ def test_a_model_without_execute_fails_its_requests(lab: Lab) -> None:
         ),
     ],
 )
-def test_what_execute_returns_is_checked(lab: Lab, returned: str, reason: str) -> None:
+def test_a_wrong_result_of_execute_fails_the_requests(lab: Lab, returned: str, reason: str) -> None:
     assert failure(lab, f"def execute(self, requests): return {returned}") == FAILED + reason
 
 
 @pytest.mark.parametrize("returned", ["5", "[None]", "[text(1)]"])
-def test_a_decoupled_model_returns_nothing(lab: Lab, returned: str) -> None:
+def test_a_decoupled_model_must_return_none(lab: Lab, returned: str) -> None:
     assert failure(lab, f"def execute(self, requests): return {returned}", decoupled=True) == (
         f"{FAILED}Python model 'lab_0_0' is using the decoupled mode and the execute function must return None."
     )
 
 
-def test_more_rows_than_the_model_takes_are_refused(lab: Lab) -> None:
+def test_more_rows_than_the_batch_size_are_refused(lab: Lab) -> None:
     lab.load("def execute(self, requests): return [text(len(requests))] * len(requests)", max_batch_size=4)
     rows = [lab.request({"IN": np.zeros((count, 1), np.float32)}) for count in (3, 2)]
     with pytest.raises(InternalError) as caught:
         lab.execute(*rows)
     assert caught.value.message == "batch size 5 for 'lab_0_0', max allowed is 4"
     lab.execute(*rows[:1])
-    assert lab.answer(rows[0]).error is None
+    assert lab.response(rows[0]).error is None
 
 
-def test_a_model_that_does_not_batch_is_given_one_request_at_a_time(lab: Lab) -> None:
+def test_several_requests_for_a_model_without_batching_are_refused(lab: Lab) -> None:
     lab.load("def execute(self, requests): return [text(1)] * len(requests)", max_batch_size=0)
     with pytest.raises(InternalError) as caught:
         lab.execute(lab.request(), lab.request())
@@ -306,12 +306,12 @@ def test_timings_are_marked(lab: Lab) -> None:
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
-def test_the_time_of_a_model_that_raises_is_its_own(lab: Lab) -> None:
+def test_timings_are_marked_for_a_model_that_raises(lab: Lab) -> None:
     failure(lab, "def execute(self, requests): raise ValueError")
     assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
 
 
-# ---- answering ------------------------------------------------------------------------------
+# ---- responses ------------------------------------------------------------------------------
 
 
 def test_each_request_of_a_batch_gets_its_own_response(lab: Lab) -> None:
@@ -322,7 +322,7 @@ def test_each_request_of_a_batch_gets_its_own_response(lab: Lab) -> None:
     lab.load(source, max_batch_size=4)
     requests = [lab.request(id=name) for name in "abc"]
     lab.execute(*requests)
-    assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b", b"c"]
+    assert [lab.response(request).outputs["OUT"][0] for request in requests] == [b"a", b"b", b"c"]
 
 
 def test_a_model_may_change_the_list_of_its_requests(lab: Lab) -> None:
@@ -333,10 +333,10 @@ def test_a_model_may_change_the_list_of_its_requests(lab: Lab) -> None:
     lab.load(source, max_batch_size=4)
     requests = [lab.request(id=name) for name in "ab"]
     lab.execute(*requests)
-    assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b"]
+    assert [lab.response(request).outputs["OUT"][0] for request in requests] == [b"a", b"b"]
 
 
-def test_outputs_that_nobody_asked_for_or_that_are_not_configured_are_left_out(lab: Lab) -> None:
+def test_outputs_that_are_not_requested_or_not_configured_are_omitted(lab: Lab) -> None:
     lab.load(
         """
         def execute(self, requests):
@@ -349,7 +349,7 @@ def test_outputs_that_nobody_asked_for_or_that_are_not_configured_are_left_out(l
     assert list(lab.run(outputs=["B"]).outputs) == ["B"]
 
 
-def test_an_error_answers_one_request_and_leaves_the_others_alone(lab: Lab) -> None:
+def test_an_error_response_fails_only_its_request(lab: Lab) -> None:
     source = """
         def execute(self, requests):
             error = pb_utils.TritonError("e", pb_utils.TritonError.NOT_FOUND)
@@ -358,6 +358,6 @@ def test_an_error_answers_one_request_and_leaves_the_others_alone(lab: Lab) -> N
     lab.load(source, max_batch_size=4)
     fine, failing = lab.request(), lab.request()
     lab.execute(fine, failing)
-    assert lab.answer(fine).outputs["OUT"][0] == b"fine"
-    error = lab.answer(failing).error
+    assert lab.response(fine).outputs["OUT"][0] == b"fine"
+    error = lab.response(failing).error
     assert (type(error), error.message) == (NotFound, "e")

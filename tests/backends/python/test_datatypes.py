@@ -22,7 +22,7 @@ def test_configuration_names_are_numpy_types() -> None:
         triton_string_to_numpy("TYPE_BF16")
 
 
-def test_numbers_are_triton_s() -> None:
+def test_datatypes_have_triton_s_numbers() -> None:
     types = [triton_to_numpy_type(number) for number in range(1, 14)]
     assert types[0] is np.bool_
     assert types[10] is np.float32
@@ -41,7 +41,7 @@ def test_byte_strings_have_the_number_of_strings() -> None:
     assert numpy_to_triton_type(np.array([b"abc"]).dtype) == 13
 
 
-def test_strings_are_serialized_and_read_back() -> None:
+def test_serialized_strings_are_deserialized_to_the_same_array() -> None:
     array = np.array([[b"a", "ü"], [b"", 5]], object)
     raw = serialize_byte_tensor(array)
     assert raw == b"\1\0\0\0a\2\0\0\0\xc3\xbc\0\0\0\0\1\0\0\x005"

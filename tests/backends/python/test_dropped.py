@@ -14,7 +14,7 @@ DROPPED = "Python model 'lab_0_0' dropped the request without sending a final re
 
 @pytest.mark.parametrize("returned", ["None", "[None]"])
 @pytest.mark.parametrize("sender", ["pass", "requests[0].get_response_sender()"])
-def test_a_request_that_is_neither_answered_nor_kept_fails(lab: Lab, returned: str, sender: str) -> None:
+def test_a_request_without_response_that_the_model_does_not_keep_fails(lab: Lab, returned: str, sender: str) -> None:
     lab.load(f"""
         def execute(self, requests):
             {sender}
@@ -24,19 +24,19 @@ def test_a_request_that_is_neither_answered_nor_kept_fails(lab: Lab, returned: s
     assert (type(error), error.message) == (InternalError, DROPPED)
 
 
-def test_a_response_without_its_final_flag_is_completed(lab: Lab) -> None:
+def test_a_missing_final_flag_after_a_response_is_added(lab: Lab) -> None:
     lab.load("""
         def execute(self, requests):
             requests[0].get_response_sender().send(text("sent"))
     """)
     request = lab.request()
     lab.execute(request)
-    response, flag = lab.answers(request)
+    response, flag = lab.responses(request)
     assert response.outputs["OUT"][0] == b"sent"
     assert flag.empty
 
 
-def test_a_stream_without_its_final_flag_fails(lab: Lab) -> None:
+def test_a_decoupled_request_without_final_flag_fails(lab: Lab) -> None:
     lab.load(
         """
         def execute(self, requests):
@@ -46,7 +46,7 @@ def test_a_stream_without_its_final_flag_fails(lab: Lab) -> None:
     )
     request = lab.request()
     lab.execute(request)
-    first, last = lab.answers(request)
+    first, last = lab.responses(request)
     assert first.error is None
     assert last.error.message == DROPPED
 
@@ -66,5 +66,5 @@ def test_a_kept_request_stays_open_until_it_is_dropped(lab: Lab) -> None:
     lab.execute(first)
     assert not first.finished
     lab.execute(second)
-    assert lab.answer(first).error.message == DROPPED
+    assert lab.response(first).error.message == DROPPED
     assert not second.finished

@@ -11,7 +11,7 @@ async def current_loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def test_coroutines_run_on_one_loop() -> None:
+def test_all_coroutines_run_on_one_loop() -> None:
     loop = EventLoop()
     loop.start()
     first, second = (loop.submit(current_loop()).result(20) for _ in range(2))
@@ -20,7 +20,7 @@ def test_coroutines_run_on_one_loop() -> None:
     assert first.is_closed()
 
 
-def test_what_still_runs_is_cancelled_by_stop() -> None:
+def test_stop_cancels_running_coroutines() -> None:
     loop = EventLoop()
     loop.start()
     waiting = loop.submit(asyncio.Event().wait())

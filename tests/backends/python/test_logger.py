@@ -39,7 +39,7 @@ def test_a_model_file_may_log_while_it_is_imported(lab: Lab) -> None:
     assert lab.logged == [("INFO", "imported")]
 
 
-def test_only_text_and_a_level_are_logged() -> None:
+def test_log_arguments_of_wrong_types_are_refused() -> None:
     with pytest.raises(TypeError, match=r"^log\(\): incompatible function arguments"):
         Logger.log_info(5)  # type: ignore[arg-type]  # as a model may
     with pytest.raises(TypeError, match=r"Invoked with: 'a', 5$"):

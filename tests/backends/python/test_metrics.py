@@ -1,4 +1,4 @@
-"""`pb_utils.MetricFamily` as models use it; texts are Triton's."""
+"""`pb_utils.MetricFamily`, as models use it. The texts are Triton's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.python.metrics import Metric, MetricFamily
 if TYPE_CHECKING:
     from tests.backends.python.conftest import Lab
 
-#: What Triton's server adds to its errors.
+#: Triton's text before an error of the server.
 SERVER = "Failed to process the request for model 'lab_0_0', message:"
 CREATING = f"Error when creating Metric: {SERVER}"
 COUNTER, GAUGE, HISTOGRAM = MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFamily.HISTOGRAM
@@ -23,10 +23,10 @@ COUNTER, GAUGE, HISTOGRAM = MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFami
 
 @pytest.fixture(autouse=True)
 def in_a_model(lab: Lab) -> None:
-    instance.set_current(instance.PythonInstance(ModelArguments({"name": "lab"}, lab.dir, 1, "lab_0_0"), lab))
+    instance.set_current_instance(instance.PythonInstance(ModelArguments({"name": "lab"}, lab.dir, 1, "lab_0_0"), lab))
 
 
-def test_a_model_counts_where_it_likes(lab: Lab) -> None:
+def test_a_model_defines_and_increments_metrics(lab: Lab) -> None:
     lab.load("""
         def initialize(self, args):
             self.family = pb_utils.MetricFamily(
@@ -46,7 +46,7 @@ def test_a_model_counts_where_it_likes(lab: Lab) -> None:
     assert message.changes[0].added == 2
 
 
-def test_counters_gauges_and_histograms_have_values_of_any_number_type() -> None:
+def test_values_may_have_any_number_type() -> None:
     counter, gauge = (MetricFamily(name, "", kind) for name, kind in (("c", COUNTER), ("g", GAUGE)))
     histogram = MetricFamily("h", "", HISTOGRAM)
     one, level = counter.Metric(), gauge.Metric(labels={})
@@ -71,7 +71,7 @@ def test_the_same_labels_are_the_same_metric() -> None:
     assert first.Metric().value() == first.Metric(None).value() == first.Metric({}).value() == 0
 
 
-def test_a_metric_lives_as_long_as_its_family_object(lab: Lab) -> None:
+def test_a_metric_is_deleted_with_its_family_object(lab: Lab) -> None:
     family = MetricFamily("x", "", GAUGE)
     metric, same = family.Metric(), family.Metric()
     other_family = MetricFamily("x", "", GAUGE)
@@ -125,7 +125,7 @@ def test_a_name_has_one_kind() -> None:
         ),
     ],
 )
-def test_a_metric_that_cannot_be_is_refused(kind: Any, arguments: dict[str, Any], text: str) -> None:
+def test_wrong_labels_and_buckets_are_refused(kind: Any, arguments: dict[str, Any], text: str) -> None:
     family = MetricFamily("x", "", kind)
     with pytest.raises(TritonModelException) as raised:
         family.Metric(**arguments)
@@ -158,7 +158,7 @@ DOWN = "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically b
         ),
     ],
 )
-def test_what_a_kind_does_not_know_is_refused(kind: Any, call: str, text: str) -> None:
+def test_operations_of_other_kinds_are_refused(kind: Any, call: str, text: str) -> None:
     family = MetricFamily("x", "", kind)
     metric = family.Metric(buckets=[1.0] if kind is HISTOGRAM else None)
     with pytest.raises(TritonModelException) as raised:
@@ -166,7 +166,7 @@ def test_what_a_kind_does_not_know_is_refused(kind: Any, call: str, text: str) -
     assert str(raised.value) == text
 
 
-def test_values_are_numbers() -> None:
+def test_values_that_are_not_numbers_are_refused() -> None:
     family = MetricFamily("x", "", COUNTER)
     metric: Metric = family.Metric()
     wrong: Any

@@ -21,7 +21,7 @@ def reason(call: Any, *arguments: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_missing_gets_its_default() -> None:
+def test_missing_fields_get_their_defaults() -> None:
     completed = config(input=[{"name": "IN"}])
     assert completed.as_dict() == {
         "name": "m",
@@ -31,13 +31,13 @@ def test_what_is_missing_gets_its_default() -> None:
     }
 
 
-def test_dims_in_protobuf_s_form_are_read() -> None:
+def test_dims_may_be_strings_as_in_protobuf_json() -> None:
     completed = config(input=[{**IN, "dims": ["-1"]}])
     completed.add_input(dict(IN))
     assert completed.as_dict()["input"] == [IN]
 
 
-def test_a_batch_size_may_grow_but_not_shrink() -> None:
+def test_a_batch_size_may_increase_but_not_decrease() -> None:
     completed = config(max_batch_size=4)
     completed.set_max_batch_size(8)
     assert completed.as_dict()["max_batch_size"] == 8
@@ -85,7 +85,7 @@ def test_a_tensor_that_contradicts_the_configuration_is_refused(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
-def test_a_tensor_has_its_three_properties(kind: str) -> None:
+def test_a_tensor_must_have_its_three_properties(kind: str) -> None:
     add = getattr(config(), f"add_{kind}")
     assert reason(add, {}) == f"{kind} {FUNCTION} is missing 'name' property."
     assert reason(add, {"name": "IN"}) == f"{kind} 'IN' {FUNCTION} is missing 'data_type' property."
@@ -94,7 +94,7 @@ def test_a_tensor_has_its_three_properties(kind: str) -> None:
     )
 
 
-def test_a_tensor_has_no_other_properties() -> None:
+def test_a_tensor_must_have_no_other_properties() -> None:
     assert reason(config().add_input, {**IN, "x": 1}) == (
         f"input 'IN' {FUNCTION} contains property other than 'name', 'data_type', 'dims' and 'optional'."
     )
@@ -112,7 +112,7 @@ def test_an_input_may_be_optional() -> None:
     )
 
 
-def test_a_model_says_that_it_is_decoupled() -> None:
+def test_a_model_can_set_its_transaction_policy() -> None:
     completed = config()
     completed.set_model_transaction_policy({"decoupled": True})
     assert completed.as_dict()["model_transaction_policy"] == {"decoupled": True}

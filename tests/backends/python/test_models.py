@@ -1,4 +1,4 @@
-"""Whole models of the kinds that people write, each unchanged from what Triton runs."""
+"""Complete models of the usual kinds; Triton runs them unchanged."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ PARAMS = """
     def execute(self, requests):
         responses = []
         for request in requests:
-            told = {
+            seen = {
                 "id": request.request_id(), "correlation_id": request.correlation_id(),
                 "wanted": sorted(request.requested_output_names()), "flags": request.flags(),
                 "parameters": json.loads(request.parameters()), "timeout": request.timeout(),
             }
-            responses.append(text(json.dumps(told)))
+            responses.append(text(json.dumps(seen)))
         return responses
 """
 
@@ -108,26 +108,26 @@ def test_add_sub(lab: Lab) -> None:
     requests = [lab.request({"INPUT0": ramp, "INPUT1": factor * ones}) for factor in (1, 2)]
     lab.execute(*requests)
     for request, factor in zip(requests, (1, 2), strict=True):
-        answer = lab.answer(request)
-        assert np.array_equal(answer.outputs["OUTPUT0"], ramp + factor)
-        assert np.array_equal(answer.outputs["OUTPUT1"], ramp - factor)
-        assert set(answer.datatypes.values()) == {"INT32"}
+        response = lab.response(request)
+        assert np.array_equal(response.outputs["OUTPUT0"], ramp + factor)
+        assert np.array_equal(response.outputs["OUTPUT1"], ramp - factor)
+        assert set(response.datatypes.values()) == {"INT32"}
 
 
 @pytest.mark.parametrize("datatype", [name for name in NUMPY_TYPES if name != "BYTES"])
-def test_every_datatype_goes_through(lab: Lab, datatype: str) -> None:
+def test_every_datatype_is_supported(lab: Lab, datatype: str) -> None:
     lab.load(ECHO)
     given = np.array([[0, 1]]).astype(NUMPY_TYPES[datatype])
-    answer = lab.run({"IN": given})
-    assert answer.datatypes["OUT"] == datatype
-    assert np.array_equal(answer.outputs["OUT"], given)
+    response = lab.run({"IN": given})
+    assert response.datatypes["OUT"] == datatype
+    assert np.array_equal(response.outputs["OUT"], given)
 
 
-def test_strings_go_through_as_bytes(lab: Lab) -> None:
+def test_strings_are_bytes(lab: Lab) -> None:
     lab.load(ECHO)
-    answer = lab.run({"IN": np.array([b"a", "søn".encode(), b"\0"], object)})
-    assert answer.datatypes["OUT"] == "BYTES"
-    assert answer.outputs["OUT"].tolist() == [b"a", "søn".encode(), b"\0"]
+    response = lab.run({"IN": np.array([b"a", "søn".encode(), b"\0"], object)})
+    assert response.datatypes["OUT"] == "BYTES"
+    assert response.outputs["OUT"].tolist() == [b"a", "søn".encode(), b"\0"]
 
 
 @pytest.mark.parametrize(
@@ -143,28 +143,28 @@ def test_strings_go_through_as_bytes(lab: Lab) -> None:
         RequestCancelled,
     ],
 )
-def test_a_model_answers_with_each_of_triton_s_errors(lab: Lab, kind: type[ServingError]) -> None:
+def test_a_model_can_return_each_of_triton_s_errors(lab: Lab, kind: type[ServingError]) -> None:
     lab.load(FAIL)
     name = kind.code.value
     error = lab.run({"KIND": np.array([name.encode()], object)}).error
     assert (type(error), error.message) == (kind, f"asked for {name}")
 
 
-def test_a_decoupled_model_sends_as_many_responses_as_it_likes(lab: Lab) -> None:
+def test_a_decoupled_model_sends_any_number_of_responses(lab: Lab) -> None:
     lab.load(REPEAT, decoupled=True)
     request = lab.request({"IN": np.array([3, 1, 2], np.int32)})
     lab.execute(request)
-    *responses, last = lab.answers(request)
+    *responses, last = lab.responses(request)
     assert [response.outputs["OUT"].tolist() for response in responses] == [[3], [1], [2]]
     assert not any(response.final for response in responses)
     assert last.empty
 
 
-def test_a_model_keeps_the_state_of_sequences(lab: Lab) -> None:
+def test_a_model_can_keep_the_state_of_sequences(lab: Lab) -> None:
     lab.load(ACCUMULATE)
 
     def step(sequence: int, value: int, *, start: bool = False, end: bool = False) -> int:
-        answer = lab.run(
+        response = lab.run(
             {
                 "IN": np.array([[value]], np.int32),
                 "START": np.array([[start]], np.int32),
@@ -172,7 +172,7 @@ def test_a_model_keeps_the_state_of_sequences(lab: Lab) -> None:
                 "CORRID": np.array([[sequence]], np.uint64),
             }
         )
-        return int(answer.outputs["OUT"][0, 0])
+        return int(response.outputs["OUT"][0, 0])
 
     assert [step(7, 1, start=True), step(8, 10, start=True), step(7, 2), step(7, 3, end=True)] == [
         1,
@@ -182,9 +182,9 @@ def test_a_model_keeps_the_state_of_sequences(lab: Lab) -> None:
     ]
 
 
-def test_a_model_reads_everything_about_its_request(lab: Lab) -> None:
+def test_a_model_can_read_all_properties_of_its_request(lab: Lab) -> None:
     lab.load(PARAMS)
-    told = lab.text(
+    seen = lab.text(
         id="abc",
         outputs=["OUT"],
         flags=3,
@@ -192,7 +192,7 @@ def test_a_model_reads_everything_about_its_request(lab: Lab) -> None:
         timeout_us=77,
         parameters={"tenant": "blue", "level": 3, "dry": True},
     )
-    assert json.loads(told) == {
+    assert json.loads(seen) == {
         "id": "abc",
         "correlation_id": "seq",
         "wanted": ["OUT"],
@@ -202,7 +202,7 @@ def test_a_model_reads_everything_about_its_request(lab: Lab) -> None:
     }
 
 
-def test_a_model_that_calls_another_model_fails_clearly(lab: Lab) -> None:
+def test_a_model_that_calls_another_model_fails_with_a_clear_error(lab: Lab) -> None:
     lab.load(BLS)
     with pytest.raises(InternalError) as caught:
         lab.execute(lab.request({"IN": np.zeros(1, np.float32)}))
@@ -230,7 +230,7 @@ def test_an_async_execute_is_awaited(lab: Lab) -> None:
     lab.load(source, max_batch_size=4)
     requests = [lab.request(id=name) for name in "ab"]
     lab.execute(*requests)
-    assert [lab.answer(request).outputs["OUT"][0] for request in requests] == [b"a", b"b"]
+    assert [lab.response(request).outputs["OUT"][0] for request in requests] == [b"a", b"b"]
 
 
 def test_an_async_execute_that_raises_fails_its_batch(lab: Lab) -> None:
@@ -248,7 +248,7 @@ def test_an_async_execute_that_raises_fails_its_batch(lab: Lab) -> None:
     assert message.count("\n  ") == 1
 
 
-def test_a_decoupled_async_execute_goes_on_after_the_batch(lab: Lab) -> None:
+def test_a_decoupled_async_execute_continues_after_the_batch(lab: Lab) -> None:
     lab.load(
         """
         import asyncio
@@ -270,8 +270,8 @@ def test_a_decoupled_async_execute_goes_on_after_the_batch(lab: Lab) -> None:
     lab.execute(waiting)
     assert not waiting.finished
     lab.execute(opening)
-    assert lab.answer(waiting).outputs["OUT"][0] == b"wait"
-    assert lab.answer(opening).outputs["OUT"][0] == b"open"
+    assert lab.response(waiting).outputs["OUT"][0] == b"wait"
+    assert lab.response(opening).outputs["OUT"][0] == b"open"
 
 
 @pytest.mark.parametrize(
@@ -288,15 +288,15 @@ def test_a_decoupled_async_execute_that_fails_ends_its_open_requests(lab: Lab, s
     lab.load(
         f"""
         async def execute(self, requests):
-            requests[0].get_response_sender().send(text("answered"), flags=1)
+            requests[0].get_response_sender().send(text("responded"), flags=1)
             requests[1].get_response_sender().send(text("begun"))
             {statement}
         """,
         decoupled=True,
         max_batch_size=4,
     )
-    answered, begun = lab.request(), lab.request()
-    lab.execute(answered, begun)
-    assert lab.answer(answered).error is None
-    _, last = lab.answers(begun)
+    responded, begun = lab.request(), lab.request()
+    lab.execute(responded, begun)
+    assert lab.response(responded).error is None
+    _, last = lab.responses(begun)
     assert last.error.message.startswith(f"Failed to process the request(s) for model 'lab_0_0', message: {reason}")

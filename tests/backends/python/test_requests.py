@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def shown(lab: Lab, expression: str, **config: Any) -> None:
-    """Load a model that answers with the value of `expression`."""
+    """Load a model that returns the value of `expression`."""
     lab.load(
         f"""
         def execute(self, requests):
@@ -31,7 +31,7 @@ def shown(lab: Lab, expression: str, **config: Any) -> None:
     )
 
 
-# ---- given to execute -----------------------------------------------------------------------
+# ---- requests of clients --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_parameters_are_json_as_triton_prints_it(
     assert lab.text(parameters=parameters) == text
 
 
-def test_a_request_without_particulars_has_triton_s_defaults(lab: Lab) -> None:
+def test_a_request_without_options_has_triton_s_defaults(lab: Lab) -> None:
     shown(
         lab,
         "(request.request_id(), request.correlation_id(), request.flags(), request.timeout(),"
@@ -59,7 +59,7 @@ def test_a_request_without_particulars_has_triton_s_defaults(lab: Lab) -> None:
     assert lab.text() == str(("", 0, 0, 0, [], False, None))
 
 
-def test_all_configured_outputs_are_requested_where_the_client_names_none(lab: Lab) -> None:
+def test_without_requested_outputs_all_configured_ones_are_requested(lab: Lab) -> None:
     shown(lab, "sorted(request.requested_output_names())", output=[{"name": "OUT"}, {"name": "MORE"}])
     assert lab.text() == "['MORE', 'OUT']"
     assert lab.text(outputs=["OUT"]) == "['OUT']"
@@ -88,7 +88,7 @@ def test_inputs_and_sender_are_the_same_objects_each_time(lab: Lab) -> None:
     )
     request = lab.request({"IN": np.zeros(1, np.int8)})
     lab.execute(request)
-    assert lab.answer(request).outputs["OUT"][0] == b"(True, False, True)"
+    assert lab.response(request).outputs["OUT"][0] == b"(True, False, True)"
 
 
 def test_flags_can_be_set(lab: Lab) -> None:
@@ -103,10 +103,10 @@ def test_rescheduling_is_refused() -> None:
         request.set_release_flags(2)
 
 
-# ---- made by a model ------------------------------------------------------------------------
+# ---- requests that a model creates ----------------------------------------------------------
 
 
-def test_a_request_of_a_model_tells_what_it_was_made_of() -> None:
+def test_a_request_of_a_model_returns_its_constructor_arguments() -> None:
     tensor = Tensor("IN", np.zeros(1))
     trace = InferenceTrace('{"traceparent": "00-1-2-01"}')
     request = InferenceRequest(
@@ -132,12 +132,12 @@ def test_a_request_of_a_model_tells_what_it_was_made_of() -> None:
     assert not request.is_cancelled()
 
 
-def test_a_correlation_id_is_a_number_or_a_text() -> None:
+def test_a_correlation_id_must_be_an_integer_or_a_string() -> None:
     with pytest.raises(TritonModelException, match=r"^Correlation ID must be integer or string$"):
         InferenceRequest(model_name="m", correlation_id=1.5)  # type: ignore[arg-type]
 
 
-def test_inputs_are_tensors() -> None:
+def test_inputs_must_be_tensors() -> None:
     with pytest.raises(TypeError, match=r"incompatible constructor arguments"):
         InferenceRequest(model_name="m", inputs=[5])  # type: ignore[list-item]
 
@@ -150,7 +150,7 @@ def test_calls_of_other_models_are_refused() -> None:
         request.async_exec()
 
 
-def test_preferred_memory_takes_the_two_constants() -> None:
+def test_preferred_memory_must_be_one_of_the_constants() -> None:
     PreferredMemory(TRITONSERVER_MEMORY_GPU, 1)
     assert (int(TRITONSERVER_MEMORY_GPU), int(TRITONSERVER_MEMORY_CPU)) == (0, 1)
     with pytest.raises(TypeError, match="incompatible constructor arguments"):

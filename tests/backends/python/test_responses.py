@@ -17,7 +17,7 @@ FINAL = "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 
 
 def serve(lab: Lab, *statements: str, returned: str = "None", decoupled: bool = False) -> None:
-    """Load a model that takes the sender of its one request and runs the statements."""
+    """Load a model whose `execute` gets the `sender` of its one request and runs the statements."""
     lines = ["def execute(self, requests):", "    sender = requests[0].get_response_sender()"]
     lines += [f"    {statement}" for statement in (*statements, f"return {returned}")]
     lab.load("\n".join(lines), decoupled=decoupled)
@@ -26,7 +26,7 @@ def serve(lab: Lab, *statements: str, returned: str = "None", decoupled: bool = 
 # ---- InferenceResponse and TritonError ------------------------------------------------------
 
 
-def test_a_response_tells_what_it_was_made_of() -> None:
+def test_a_response_returns_its_constructor_arguments() -> None:
     tensor = Tensor("OUT", np.zeros(1))
     response = InferenceResponse([tensor], parameters={"b": True, "a": 1, "c": "x"})
     assert response.output_tensors() == [tensor]
@@ -46,12 +46,12 @@ def test_an_error_has_a_message_and_a_code() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(5,), ([5],), ([], "error"), (None,)])
-def test_a_response_of_other_things_is_refused(arguments: tuple[object, ...]) -> None:
+def test_a_response_with_wrong_arguments_is_refused(arguments: tuple[object, ...]) -> None:
     with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments"):
         InferenceResponse(*arguments)  # type: ignore[arg-type]
 
 
-def test_an_error_of_other_things_is_refused() -> None:
+def test_an_error_with_wrong_arguments_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Invoked with: 'e', 'x'$"):
         TritonError("e", "x")  # type: ignore[arg-type]
 
@@ -64,23 +64,23 @@ def test_an_error_of_other_things_is_refused() -> None:
         (5, "Expect dict, got <class 'int'>"),
     ],
 )
-def test_parameters_have_triton_s_types(parameters: object, text: str) -> None:
+def test_parameters_of_other_types_than_triton_s_are_refused(parameters: object, text: str) -> None:
     with pytest.raises(TritonModelException) as caught:
         InferenceResponse([], parameters=parameters)  # type: ignore[arg-type]
     assert str(caught.value) == text
 
 
-def test_parameters_travel_with_the_response(lab: Lab) -> None:
+def test_parameters_are_sent_with_the_response(lab: Lab) -> None:
     serve(lab, returned="[pb_utils.InferenceResponse([], parameters={'left': 3, 'kind': 'a'})]")
     assert lab.run().parameters == {"left": 3, "kind": "a"}
 
 
-def test_an_error_wins_over_tensors(lab: Lab) -> None:
+def test_an_error_takes_precedence_over_tensors(lab: Lab) -> None:
     tensor = "pb_utils.Tensor('OUT', np.zeros(1))"
     serve(lab, returned=f"[pb_utils.InferenceResponse([{tensor}], pb_utils.TritonError(''))]")
-    answer = lab.run()
-    assert answer.outputs == {}
-    assert isinstance(answer.error, InternalError)
+    response = lab.run()
+    assert response.outputs == {}
+    assert isinstance(response.error, InternalError)
 
 
 # ---- sending in default mode ----------------------------------------------------------------
@@ -96,17 +96,17 @@ def test_the_final_flag_may_follow_the_response(lab: Lab) -> None:
     serve(lab, "sender.send(text('sent'))", f"sender.send(flags={FINAL})")
     request = lab.request()
     lab.execute(request)
-    response, flag = lab.answers(request)
+    response, flag = lab.responses(request)
     assert response.outputs["OUT"][0] == b"sent"
     assert flag.empty
 
 
-def test_a_response_may_be_returned_although_the_sender_was_asked_for(lab: Lab) -> None:
+def test_a_response_may_be_returned_although_the_sender_exists(lab: Lab) -> None:
     serve(lab, returned="[text('returned')]")
     assert lab.run().outputs["OUT"][0] == b"returned"
 
 
-def test_a_sender_that_is_asked_for_after_the_returned_response_is_closed(lab: Lab) -> None:
+def test_a_sender_that_is_created_after_the_returned_response_is_closed(lab: Lab) -> None:
     lab.load(f"""
         class TritonPythonModel:
             kept = None
@@ -123,10 +123,10 @@ def test_a_sender_that_is_asked_for_after_the_returned_response_is_closed(lab: L
     first = lab.request()
     lab.execute(first)
     assert lab.text() == "Unable to send response. Response sender has been closed."
-    assert lab.answer(first).outputs["OUT"][0] == b"returned"
+    assert lab.response(first).outputs["OUT"][0] == b"returned"
 
 
-def test_a_returned_response_is_dropped_where_one_was_sent(lab: Lab) -> None:
+def test_a_returned_response_after_a_sent_final_one_is_dropped(lab: Lab) -> None:
     serve(lab, f"sender.send(text('sent'), {FINAL})", returned="[text('returned')]")
     assert lab.run().outputs["OUT"][0] == b"sent"
     assert [level for level, _ in lab.logged] == ["WARNING"]
@@ -136,7 +136,7 @@ def test_a_returned_response_cannot_be_the_second_one(lab: Lab) -> None:
     serve(lab, "sender.send(text('sent'))", returned="[text('returned')]")
     request = lab.request()
     lab.execute(request)
-    _, last = lab.answers(request)
+    _, last = lab.responses(request)
     assert last.error.message == ("Unable to send response. Non-decoupled model cannot send more than one response.")
 
 
@@ -182,7 +182,7 @@ def test_wrong_use_of_a_sender_raises_triton_s_text(
     )
 
 
-def test_a_sender_takes_responses_only(lab: Lab) -> None:
+def test_a_sender_sends_only_responses(lab: Lab) -> None:
     serve(lab, "sender.send(5, flags=1)")
     with pytest.raises(InternalError, match=r"TypeError: send\(\): incompatible function arguments"):
         lab.execute(lab.request())
@@ -196,12 +196,12 @@ def test_an_error_may_come_between_responses(lab: Lab) -> None:
     serve(lab, f"sender.send({error})", f"sender.send(text(2), {FINAL})", decoupled=True)
     request = lab.request()
     lab.execute(request)
-    first, last = lab.answers(request)
+    first, last = lab.responses(request)
     assert (first.error.message, first.final) == ("e", False)
     assert last.outputs["OUT"][0] == b"2"
 
 
-def test_a_thread_of_the_model_may_answer_later(lab: Lab) -> None:
+def test_a_thread_of_the_model_may_respond_later(lab: Lab) -> None:
     lab.load(
         """
         import threading
@@ -227,7 +227,7 @@ def test_a_thread_of_the_model_may_answer_later(lab: Lab) -> None:
     lab.execute(later)
     assert not later.finished
     lab.execute(lab.request(id="go"))
-    assert lab.answer(later).outputs["OUT"][0] == b"later"
+    assert lab.response(later).outputs["OUT"][0] == b"later"
 
 
 def test_a_sender_of_a_failed_batch_is_closed(lab: Lab) -> None:
@@ -249,14 +249,14 @@ def test_a_sender_of_a_failed_batch_is_closed(lab: Lab) -> None:
         model.kept[0].send(flags=1)
 
 
-def test_a_sender_knows_whether_the_client_has_gone(lab: Lab) -> None:
+def test_a_sender_shows_whether_the_request_is_cancelled(lab: Lab) -> None:
     serve(lab, returned="[text((sender.is_cancelled(), requests[0].is_cancelled()))]")
     assert lab.text() == "(False, False)"
     lab.cancelled = True
     assert lab.text() == "(True, True)"
 
 
-def test_a_response_that_cannot_be_sent_leaves_the_request_open(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_send_the_request_is_still_open(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ValueError("no room")
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tests.backends.python.conftest import Lab
 
 
-def test_a_model_may_mention_what_the_server_lacks(lab: Lab) -> None:
+def test_a_model_may_import_unsupported_functions(lab: Lab) -> None:
     lab.load("""
         from triton_python_backend_utils import is_model_ready, load_model, unload_model
 
@@ -31,7 +31,7 @@ def test_a_model_may_mention_what_the_server_lacks(lab: Lab) -> None:
         ("is_model_ready('m', '1')", "is_model_ready"),
     ],
 )
-def test_its_use_is_refused_by_name(lab: Lab, call: str, named: str) -> None:
+def test_a_call_of_an_unsupported_function_raises(lab: Lab, call: str, named: str) -> None:
     lab.load(f"""
         def execute(self, requests):
             try:

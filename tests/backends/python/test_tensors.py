@@ -9,7 +9,7 @@ import pytest
 from backends.python.datatypes import triton_to_numpy_type
 from backends.python.failures import TritonModelException
 from backends.python.tensors import Tensor
-from backends.worker.request import InputView
+from shm.tensor import Tensor as InputTensor
 
 if TYPE_CHECKING:
     from shm.arrays import Array
@@ -23,15 +23,15 @@ SUM = """
 """
 
 
-def bf16(values: list[float]) -> tuple[Array, InputView]:
+def bf16(values: list[float]) -> tuple[Array, InputTensor]:
     raw = (np.array(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return raw, InputView("IN", "BF16", [len(values)], memoryview(bytearray(raw.tobytes())))
+    return raw, InputTensor("IN", "BF16", [len(values)], memoryview(bytearray(raw.tobytes())))
 
 
 # ---- from numpy -----------------------------------------------------------------------------
 
 
-def test_a_tensor_keeps_the_array_it_was_made_of() -> None:
+def test_a_tensor_does_not_copy_its_array() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     tensor = Tensor("A", array)
     assert tensor.as_numpy() is array
@@ -40,7 +40,7 @@ def test_a_tensor_keeps_the_array_it_was_made_of() -> None:
     assert tensor.output().array is array
 
 
-def test_an_array_in_another_order_is_copied() -> None:
+def test_an_array_that_is_not_in_c_order_is_copied() -> None:
     array = np.arange(8).reshape(2, 4)[:, ::2]
     tensor = Tensor("A", array)
     assert tensor.as_numpy().flags.c_contiguous
@@ -64,14 +64,14 @@ def test_other_dtypes_are_refused(array: Array) -> None:
         Tensor("A", array)
 
 
-def test_a_tensor_needs_a_name() -> None:
+def test_a_tensor_must_have_a_name() -> None:
     with pytest.raises(TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
         Tensor("", np.zeros(1))
     with pytest.raises(TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
         Tensor.from_dlpack("", np.zeros(1))
 
 
-def test_a_tensor_is_made_of_an_array() -> None:
+def test_a_tensor_must_have_an_array() -> None:
     with pytest.raises(TypeError) as caught:
         Tensor("a", [1, 2])  # type: ignore[arg-type]
     assert str(caught.value) == (
@@ -84,7 +84,7 @@ def test_a_tensor_is_made_of_an_array() -> None:
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_an_input_in_our_memory_may_be_changed(lab: Lab, inline: bool) -> None:
+def test_an_input_in_server_memory_is_writable(lab: Lab, inline: bool) -> None:
     lab.load(SUM)
     view = lab.view("IN", np.arange(3, dtype=np.int32), inline=inline)
     assert lab.run([view]).outputs["OUT"].tolist() == [1, 2, 3]
@@ -98,25 +98,21 @@ def test_an_input_in_an_arena_is_not_copied(lab: Lab) -> None:
     assert tensor.as_numpy() is tensor.as_numpy()
 
 
-@pytest.mark.parametrize("readonly", [True, False])
-def test_an_input_in_a_client_s_memory_is_read_only(lab: Lab, readonly: bool) -> None:
-    view = lab.view("IN", np.arange(3, dtype=np.int32), foreign=True)
-    if not readonly:
-        view.data = memoryview(bytearray(view.data))
+def test_an_input_in_a_client_s_memory_is_read_only(lab: Lab) -> None:
+    view = lab.view("IN", np.arange(3, dtype=np.int32), volatile=True)
     with pytest.raises(ValueError, match="read-only"):
         Tensor.received([view], False)[0].as_numpy()[0] = 7
     assert view.as_numpy().tolist() == [0, 1, 2]
 
 
-def test_a_model_may_ask_for_copies_of_a_client_s_memory(lab: Lab) -> None:
+def test_a_parameter_makes_inputs_in_a_client_s_memory_writable(lab: Lab) -> None:
     lab.load(SUM, parameters={"writable_inputs": {"string_value": "yes"}})
-    view = lab.view("IN", np.arange(3, dtype=np.int32), foreign=True)
-    view.data = memoryview(bytearray(view.data))
+    view = lab.view("IN", np.arange(3, dtype=np.int32), volatile=True)
     assert lab.run([view]).outputs["OUT"].tolist() == [1, 2, 3]
     assert view.as_numpy().tolist() == [0, 1, 2]
 
 
-def test_an_input_may_be_answered_as_it_is(lab: Lab) -> None:
+def test_an_input_may_be_returned_unchanged(lab: Lab) -> None:
     lab.load("""
         def execute(self, requests):
             return [pb_utils.InferenceResponse(r.inputs()) for r in requests]
@@ -125,7 +121,7 @@ def test_an_input_may_be_answered_as_it_is(lab: Lab) -> None:
 
 
 def test_an_empty_input_is_an_empty_array(lab: Lab) -> None:
-    tensor = Tensor.received([InputView("IN", "FP32", [0, 3], memoryview(bytearray()))], False)[0]
+    tensor = Tensor.received([InputTensor("IN", "FP32", [0, 3], memoryview(bytearray()))], False)[0]
     assert tensor.shape() == [0, 3]
     assert tensor.as_numpy().shape == (0, 3)
 
@@ -133,7 +129,7 @@ def test_an_empty_input_is_an_empty_array(lab: Lab) -> None:
 # ---- BF16 -----------------------------------------------------------------------------------
 
 
-def test_bf16_cannot_be_read_as_numpy() -> None:
+def test_bf16_cannot_be_converted_to_numpy() -> None:
     tensor = Tensor.received([bf16([1.5])[1]], False)[0]
     with pytest.raises(TritonModelException) as caught:
         tensor.as_numpy()
@@ -142,7 +138,7 @@ def test_bf16_cannot_be_read_as_numpy() -> None:
     )
 
 
-def test_bf16_goes_through_dlpack() -> None:
+def test_bf16_is_converted_by_dlpack() -> None:
     raw, view = bf16([1.5, -2.0])
     tensor = Tensor.from_dlpack("OUT", Tensor.received([view], False)[0].to_dlpack())
     output = tensor.output()
@@ -153,8 +149,8 @@ def test_bf16_goes_through_dlpack() -> None:
 # ---- DLPack ---------------------------------------------------------------------------------
 
 
-class Elsewhere:
-    """A tensor of a library that keeps it on a device."""
+class GpuTensor:
+    """A tensor on a GPU, from another library."""
 
     def __init__(self, device_type: int) -> None:
         self._device_type = device_type
@@ -166,7 +162,7 @@ class Elsewhere:
         return self._device_type, 0
 
 
-def test_numpy_reads_a_tensor_without_a_copy() -> None:
+def test_numpy_uses_the_memory_of_a_tensor() -> None:
     array = np.arange(4.0)
     tensor = Tensor("A", array)
     assert np.shares_memory(np.from_dlpack(tensor), array)  # type: ignore[arg-type]
@@ -175,7 +171,7 @@ def test_numpy_reads_a_tensor_without_a_copy() -> None:
 
 @pytest.mark.parametrize("as_capsule", [True, False])
 @pytest.mark.parametrize("dtype", ["?", "i8", "u1", "f2", "f4", "f8"])
-def test_a_tensor_is_made_of_dlpack_without_a_copy(dtype: str, as_capsule: bool) -> None:
+def test_a_tensor_uses_the_memory_of_a_dlpack_object(dtype: str, as_capsule: bool) -> None:
     array = np.array([0, 1], dtype)
     source = Tensor("A", array)
     tensor = Tensor.from_dlpack("B", source.to_dlpack() if as_capsule else source)
@@ -185,18 +181,18 @@ def test_a_tensor_is_made_of_dlpack_without_a_copy(dtype: str, as_capsule: bool)
 
 
 def test_a_read_only_tensor_is_copied_for_dlpack(lab: Lab) -> None:
-    view = lab.view("IN", np.arange(3, dtype=np.int32), foreign=True)
+    view = lab.view("IN", np.arange(3, dtype=np.int32), volatile=True)
     tensor = Tensor.received([view], False)[0]
     assert np.from_dlpack(tensor).tolist() == [0, 1, 2]  # type: ignore[arg-type]
     assert not np.shares_memory(np.from_dlpack(tensor), tensor.as_numpy())  # type: ignore[arg-type]
 
 
-def test_strings_have_no_dlpack() -> None:
+def test_strings_cannot_be_converted_to_dlpack() -> None:
     with pytest.raises(TritonModelException, match=r"^DLPack does not have support for string tensors\.$"):
         Tensor("A", np.array([b"a"], object)).to_dlpack()
 
 
-def test_dlpack_comes_in_c_order() -> None:
+def test_dlpack_must_be_in_c_order() -> None:
     with pytest.raises(TritonModelException) as caught:
         Tensor.from_dlpack("A", np.arange(8).reshape(2, 4)[:, ::2])
     assert str(caught.value) == (
@@ -210,7 +206,7 @@ def test_other_dtypes_are_refused_from_dlpack(array: Array) -> None:
         Tensor.from_dlpack("A", array)
 
 
-def test_only_tensors_are_taken_from_dlpack() -> None:
+def test_objects_without_dlpack_are_refused() -> None:
     with pytest.raises(TritonModelException, match=r"^Provided tensor is not supported\. Tensor must be"):
         Tensor.from_dlpack("A", 5)
     capsule = ctypes.pythonapi.PyCapsule_New
@@ -219,6 +215,6 @@ def test_only_tensors_are_taken_from_dlpack() -> None:
         Tensor.from_dlpack("A", capsule(1, b"used_dltensor", None))
 
 
-def test_a_tensor_on_a_gpu_is_refused_before_anything_is_asked_of_it() -> None:
+def test_a_tensor_on_a_gpu_is_refused_without_using_it() -> None:
     with pytest.raises(TritonModelException, match="only tensors in CPU memory are supported"):
-        Tensor.from_dlpack("A", Elsewhere(2))
+        Tensor.from_dlpack("A", GpuTensor(2))

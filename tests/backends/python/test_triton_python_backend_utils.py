@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.backends.python.conftest import Lab
 
 
-def test_models_import_this_very_module(lab: Lab) -> None:
+def test_models_import_the_installed_module(lab: Lab) -> None:
     lab.load("""
         from backends.python import triton_python_backend_utils as same
 
@@ -56,7 +56,7 @@ def test_constants_are_triton_s() -> None:
     assert pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE == 2
 
 
-def test_outside_of_a_worker_there_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_worker_there_is_no_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance, "_current", None)
     with pytest.raises(RuntimeError, match="only inside a model"):
         pb_utils.get_model_dir()

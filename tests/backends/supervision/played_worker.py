@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 from typing import TYPE_CHECKING
 
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.helper_process import Helper
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
@@ -14,11 +17,12 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.arena import Arena
-from shm.region import Span
+from shm.lease import RegionNumber
+from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,7 +37,7 @@ class FakeWorker:
         self._theirs = theirs
         self._on_lost: Callable[[str], None] | None = None
 
-    async def launch(self, title: str) -> FakeWorker:
+    async def launch(self, title: str, *, helper: bool = False) -> FakeWorker:
         return self
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
@@ -46,6 +50,9 @@ class FakeWorker:
         if self._on_lost is not None:
             callback, self._on_lost = self._on_lost, None
             self._theirs.close()
+            with contextlib.suppress(IndexError):  # descriptors of regions that no test has taken
+                while True:
+                    os.close(self.channel.take_fd())
             callback(cause)
 
     async def stop(self, grace_s: float) -> None:
@@ -56,9 +63,11 @@ class FakeWorker:
 
 
 class Bench:
-    """A session with a loaded model, and a request that its worker executes."""
+    """A session with a loaded model, and a worker that executes `concurrency` batches at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, concurrency: int = 1, decoupled: bool = False) -> None:
+        self._concurrency = concurrency
+        self._decoupled = decoupled
         self.worker = FakeWorker()
         self.session = WorkerSession("m_0")
         self.lost: list[str] = []
@@ -66,12 +75,16 @@ class Bench:
     async def start(self) -> None:
         self.worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
         await self.session.start(self.worker)
-        self.worker.channel.send(wire.Loaded(5))
+        self.worker.channel.send(wire.Loaded(5, self._concurrency))
         assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
-        self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
+        assert [type(message) for message in await self.received()] == [wire.Load]
+        spec = model_spec("m", dims=(-1,), decoupled=self._decoupled)
+        self.model = Model(spec, ModelConfig(), 1, direct, FakeClock())
         self.model.start()
         self.polling = BusyPolling(50_000, processor_count=2)
-        self.handle = WorkerHandle("m_0", self.session, self.model, LoopPoller(self.polling))
+        self.handle = WorkerHandle(
+            "m_0", self.session, self.model, LoopPoller(self.polling), Helper(self.worker, 1 << 20)
+        )
         self.session.on_lost = self._lost
         self.model.instances.add(self.handle)
 
@@ -80,20 +93,38 @@ class Bench:
         self.handle.lost(cause)
 
     def submit(self) -> Request:
-        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink())
         self.model.submit(request)
         return request
 
+    async def received(self) -> list[wire.ToWorker]:
+        """Return what the worker has been sent since the last time."""
+        await settle()
+        messages: list[wire.ToWorker] = []
+        while raw := self.worker.channel.receive(wait=False):
+            messages += map(wire.to_worker_decoder.decode, raw)
+        return messages
 
-def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
+    async def say(self, *messages: wire.ToKernel) -> None:
+        """Let the worker send messages, and the kernel handle them."""
+        for message in messages:
+            self.worker.channel.send(message)
+        await settle()
+
+
+def run(scenario: Callable[[Bench], Awaitable[None]], *, concurrency: int = 1, decoupled: bool = False) -> None:
     async def main() -> None:
-        bench = Bench()
+        bench = Bench(concurrency=concurrency, decoupled=decoupled)
         await bench.start()
         await scenario(bench)
+        bench.model.check()
         bench.model.close(ServerStopping(""))
         bench.worker.kill()
+        bench.model.check()
         await asyncio.sleep(0)
         assert bench.polling.in_flight == 0, "every request that was counted is over"
+        if bench.model.input_arena is not None:
+            assert bench.model.input_arena.region.closed, "every lease was released"
 
     asyncio.run(main())
 
@@ -116,14 +147,24 @@ def request_with_large_input(bench: Bench) -> Request:
     block = bench.model.input_arena.take(8192)
     assert block is not None
     block.view()[:] = b"\1" * 8192
-    request = Request(
-        "m", [InputTensor("IN", "UINT8", [8192], span=Span(block, block.offset, 8192))], RecordingSink(), leased=True
-    )
+    request = Request("m", [Tensor("IN", "UINT8", [8192], span=block.span)], RecordingSink(), leased=True)
     bench.model.submit(request)
     return request
 
 
-def input_part(request: Request, name: str, offset: int, byte_size: int) -> wire.TensorRef:
+def input_part(request: Request, name: str, offset: int, byte_size: int) -> Tensor:
+    """Return a part of the request's large input, as a worker names it as an output."""
     span = request.inputs[0].span
     assert span is not None
-    return wire.TensorRef(name, "UINT8", [abs(byte_size)], None, span.region.number, span.offset + offset, byte_size)
+    place = Span(RegionNumber(span.lease.region_number), span.offset + offset, byte_size)
+    return Tensor(name, "UINT8", [abs(byte_size)], None, place)
+
+
+def output_block(name: str, offset: int, byte_size: int) -> Tensor:
+    """Return an output in the worker's own arena, as the worker names it."""
+    return Tensor(name, "UINT8", [byte_size], None, Span(RegionNumber(wire.OUTPUT_ARENA), offset, byte_size))
+
+
+def response(data: bytes = b"", name: str = "OUT") -> wire.ResponseMessage:
+    """Return a response with one small output."""
+    return wire.ResponseMessage([Tensor(name, "UINT8", [len(data)], data)])

@@ -16,5 +16,5 @@ def test_a_useful_worker_ends_the_series() -> None:
     backoff = Backoff()
     backoff.next_delay_s()
     backoff.next_delay_s()
-    backoff.useful()
+    backoff.reset()
     assert backoff.next_delay_s() == 0

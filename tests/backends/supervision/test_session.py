@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.framing import frame
-from kernel.errors import InternalError, WorkerLost
+from kernel.errors import InternalError, InvalidArgument, Unavailable, WorkerLost
 from kernel.testing import RecordingSink
-from tests.backends.supervision.played_worker import Bench, FakeWorker, request_with_large_input, responses, run, settle
+from tests.backends.supervision.played_worker import (
+    Bench,
+    FakeWorker,
+    output_block,
+    request_with_large_input,
+    responses,
+    run,
+    settle,
+)
 
 
 def test_answers_that_were_sent_before_the_death_count() -> None:
     async def scenario(bench: Bench) -> None:
         request = bench.submit()
         await settle()
-        # The request was given number 1, and its batch number 2.
-        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))
         bench.worker.die("exit code 1")
         assert bench.lost == ["exit code 1"]
         assert responses(request) == ["ok"]
@@ -51,11 +59,11 @@ def test_a_worker_that_is_to_end_has_answered_everything_before() -> None:
         drained = asyncio.ensure_future(bench.handle.drain())
         await settle()
         assert not drained.done()
-        bench.worker.channel.send(wire.Responded(1, True, wire.ResponseRef()))
+        bench.worker.channel.send(wire.Responded(1, True, wire.ResponseMessage()))
         await settle()
         assert responses(request) == ["ok"]
         assert not drained.done(), "the batch goes on"
-        bench.worker.channel.send(wire.Executed(2))
+        bench.worker.channel.send(wire.Executed(1))
         await drained
         await bench.handle.drain()
         bench.handle.stopped()
@@ -82,10 +90,10 @@ def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns
         bench.polling.in_flight = others
         bench.submit()
         await settle()
-        [_, execute] = map(wire.to_worker_decoder.decode, bench.worker.channel.receive() or ())
+        [execute] = await bench.received()
         assert isinstance(execute, wire.Execute)
         assert execute.poll_ns == poll_ns
-        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))
+        bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))
         await settle()
         assert bench.polling.in_flight == others
         bench.polling.in_flight = 0
@@ -94,15 +102,15 @@ def test_a_worker_may_poll_while_few_requests_are_in_flight(others: int, poll_ns
 
 
 @pytest.mark.parametrize(
-    ("said", "second"), [(wire.InputsHeld([5]), []), (wire.Responded(5, True, wire.ResponseRef()), ["ok"])]
+    ("said", "second"), [(wire.InputsHeld([3]), []), (wire.Responded(3, True, wire.ResponseMessage()), ["ok"])]
 )
 def test_what_is_said_of_a_request_out_of_turn_harms_no_other(said: wire.ToKernel, second: list[str]) -> None:
     async def scenario(bench: Bench) -> None:
         first = bench.submit()
         await settle()
-        bench.worker.channel.send(wire.Executed(2, [wire.ResponseRef()]))  # so fast that two more are given at once
+        bench.worker.channel.send(wire.Executed(1, [wire.ResponseMessage()]))  # so fast that two more are given at once
         await settle()
-        requests = [request_with_large_input(bench) for _ in range(2)]  # numbers 3 and 5, batches 4 and 6
+        requests = [request_with_large_input(bench) for _ in range(2)]  # numbers 2 and 3
         await settle()
         bench.worker.channel.send(said)
         await settle()
@@ -126,14 +134,8 @@ HOSTILE = [
     frame(wire.encoder.encode(wire.MetricsChanged(changes=[wire.MetricChange(1, 1.0)]))),
     frame(wire.encoder.encode(wire.MetricsChanged([wire.MetricFamilyRef("nv_inference_count", "", "counter")]))),
     frame(wire.encoder.encode(wire.Stop())),
-    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseRef(error_code="no such code")))),
-    frame(
-        wire.encoder.encode(
-            wire.Responded(
-                1, True, wire.ResponseRef([wire.TensorRef("OUT", "FP32", [1], None, wire.OUTPUT_ARENA, 0, 4)])
-            )
-        )
-    ),
+    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseMessage(error_code="no such code")))),
+    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseMessage([output_block("OUT", 0, 4)])))),
 ]
 
 
@@ -191,5 +193,51 @@ def test_a_worker_lost_while_it_loads_is_the_loads_error() -> None:
             await loading
         with contextlib.suppress(OSError):
             worker.channel.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_clock_of_a_worker_on_another_machine_is_known_by_its_difference(local: bool) -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        before_ns = time.monotonic_ns()
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1, local, 1000))
+        await session.start(worker)
+        assert session.local is local
+        if local:
+            assert session.clock_offset_ns == 0
+        else:
+            assert before_ns - 1000 <= session.clock_offset_ns <= time.monotonic_ns() - 1000
+        worker.kill()
+
+    asyncio.run(main())
+
+
+def test_a_loaded_worker_says_how_many_batches_it_executes_at_the_same_time() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        assert session.concurrency == 1
+        worker.channel.send(wire.Loaded(7, 4))
+        assert await session.load(wire.Load("{}", "", 1, "m")) == 7
+        assert session.concurrency == 4
+        worker.kill()
+
+    asyncio.run(main())
+
+
+def test_a_load_that_failed_raises_the_workers_error() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        worker.channel.send(wire.LoadFailed("invalid_arg", "the model wants more"))
+        with pytest.raises(InvalidArgument, match="^the model wants more$"):
+            await session.load(wire.Load("{}", "", 1, "m"))
+        worker.kill()
+        with pytest.raises(Unavailable, match="the worker was lost"):
+            await session.load(wire.Load("{}", "", 1, "m"))
 
     asyncio.run(main())

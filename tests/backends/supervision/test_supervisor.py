@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.supervision.helper_process import Helper
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
@@ -16,9 +17,10 @@ from kernel.errors import InternalError, ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.repository.placement import InstancePlan
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,7 +37,7 @@ class SilentWorker:
         self.launched = 0
         self._on_lost: Callable[[str], None] | None = None
 
-    async def launch(self, title: str) -> SilentWorker:
+    async def launch(self, title: str, *, helper: bool = False) -> SilentWorker:
         self.launched += 1
         return self
 
@@ -57,7 +59,12 @@ def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None
     async def scenario() -> None:
         worker = SilentWorker()
         supervisor = InstanceSupervisor(
-            worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0, load_timeout_s=0.001
+            worker,
+            LoopPoller(BusyPolling(0, 1)),
+            Helper(worker, 1 << 20),
+            arena_byte_size=1 << 20,
+            verbose=0,
+            load_timeout_s=0.001,
         )
         await supervisor.start("m")
         if step == "loading":
@@ -73,10 +80,12 @@ def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None
     asyncio.run(scenario())
 
 
-def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
+def test_a_worker_gets_its_cpus_and_its_backends_settings() -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0)
+        supervisor = InstanceSupervisor(
+            worker, LoopPoller(BusyPolling(0, 1)), Helper(worker, 1 << 20), arena_byte_size=1 << 20, verbose=0
+        )
         await supervisor.start("m")
         worker.channel.send(wire.Loaded(5))
         plan = InstancePlan("m_0", "/m", 1, cpus=(2, 3), backend_config={"a": "b"})
@@ -97,7 +106,9 @@ def test_a_worker_is_told_of_its_cpus_and_its_backends_settings() -> None:
 def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(worker, LoopPoller(BusyPolling(0, 1)), arena_byte_size=1 << 20, verbose=0)
+        supervisor = InstanceSupervisor(
+            worker, LoopPoller(BusyPolling(0, 1)), Helper(worker, 1 << 20), arena_byte_size=1 << 20, verbose=0
+        )
         await supervisor.start("m")
         worker.channel.send(wire.Loaded(5))
         await supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
@@ -107,9 +118,9 @@ def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
         assert model.instances.count == 0
         supervisor.serve()
         assert model.instances.count == 1
-        request = Request("m", [InputTensor("IN", "FP32", [1], bytes(4))], RecordingSink())
+        request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink())
         model.submit(request)
-        leaving = asyncio.ensure_future(supervisor.leave())
+        leaving = asyncio.ensure_future(supervisor.retire())
         await asyncio.sleep(0)
         assert model.instances.count == 0
         assert not leaving.done()

@@ -64,7 +64,7 @@ def test_messages_larger_than_the_socket_buffer_arrive_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "problem"), [(b"\xff\xff\xff\xff", "no message"), (frame(b"\xc1"), "no message"), (b"", None)]
+    ("data", "problem"), [(b"\xff\xff\xff\xff", "invalid message"), (frame(b"\xc1"), "invalid message"), (b"", None)]
 )
 def test_a_peer_that_sends_garbage_or_ends_is_reported_once(data: bytes, problem: str | None) -> None:
     async def main() -> None:

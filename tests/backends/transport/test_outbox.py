@@ -19,25 +19,25 @@ def test_what_is_kept_is_read_from_any_position() -> None:
     reader = OutboxReader(outbox.fd)
     assert reader.unsent(0) == b""
     outbox.sent(10)
-    assert outbox.keep(b"abc")
-    assert outbox.keep(b"def")
+    assert outbox.add(b"abc")
+    assert outbox.add(b"def")
     assert reader.unsent(10) == b"abcdef"
     assert reader.unsent(13) == b"def"
     assert reader.unsent(16) == b""
     assert reader.unsent(9) == b"", "what is before it has not arrived yet"
     sent: list[bytes] = []
-    outbox.send_by(lambda data: sent.append(bytes(data)))
-    outbox.send_by(lambda data: sent.append(bytes(data)))
+    outbox.send_with(lambda data: sent.append(bytes(data)))
+    outbox.send_with(lambda data: sent.append(bytes(data)))
     assert sent == [b"abcdef"], "what was sent is not kept any more"
     assert reader.unsent(10) == b""
-    assert outbox.keep(b"ghi")
+    assert outbox.add(b"ghi")
     assert reader.unsent(16) == b"ghi"
     os.close(outbox.fd)
 
 
 def test_what_does_not_fit_is_not_kept() -> None:
     outbox = Outbox()
-    assert not outbox.keep(bytes(BYTE_SIZE))
+    assert not outbox.add(bytes(BYTE_SIZE))
     assert OutboxReader(outbox.fd).unsent(0) == b""
     os.close(outbox.fd)
 
@@ -71,7 +71,7 @@ def test_every_message_is_taken_once_and_in_order(steps: list[tuple[str, int]]) 
         for number, (step, size) in enumerate(steps):
             if step in ("keep", "send"):
                 said.append(wire.Log("INFO", f"{number} " + "x" * size))
-                (worker.keep if step == "keep" else worker.send)(said[-1])
+                (worker.send_later if step == "keep" else worker.send)(said[-1])
             elif step == "flush":
                 worker.flush()
             elif step == "look":

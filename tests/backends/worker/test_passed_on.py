@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,16 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.held import HeldInputs
+from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
+from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
-from backends.worker.respond import BatchResponder
+from backends.worker.responder import BatchResponder
+from shm.lease import RegionNumber
+from shm.tensor import RequestedOutput, Span, Tensor
+from tests.backends.worker.regions import attached_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,53 +26,59 @@ if TYPE_CHECKING:
     from shm.arena import Arena
 
 INPUT = np.arange(4096, dtype=np.float32)
-#: Where the input lies in region 1, and of what kind that is by default.
+#: Where the input lies in each of the regions: the kernel's arena, a client's region, the arena of another worker.
 OFFSET = 128
-CLIENTS_REGION = 2
+KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA = 1, 2, 3
 
 
 class Bench:
-    """A worker's memory, with an input in the kernel's arena and a region of a client for outputs."""
+    """A worker's memory, with an input in each of the regions."""
 
     def __init__(self) -> None:
         self.sent: list[wire.ToKernel] = []
         self.arenas: list[Arena] = []
         self.regions = AttachedRegions()
         self.held = HeldInputs(self.sent.append, lambda: None)
-        self.outputs = OutputWriter(self.regions, self.arenas.append)
+        self.inputs = InputReader(self.regions, self.held)
+        self.outputs = OutputWriter(self.regions, self.inputs, ArenaOutputs(self.arenas.append))
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: None)  # type: ignore[arg-type, return-value]
-        for number in (1, CLIENTS_REGION):
-            fd = os.memfd_create("test")
-            os.ftruncate(fd, 1 << 16)
-            self.regions.attach(number, fd, 1 << 16, 0, foreign=number == CLIENTS_REGION)
-        self.regions.view(1, OFFSET, INPUT.nbytes)[:] = INPUT.tobytes()
+        data = bytes(OFFSET) + INPUT.tobytes()
+        self.regions.attach(KERNELS_ARENA, attached_region(data))
+        self.regions.attach(CLIENTS_REGION, attached_region(data, volatile=True))
+        self.regions.attach(OTHERS_ARENA, attached_region(data, writable=False))
 
-    def request(self, *outputs: wire.OutputRef, region: int = 1) -> WorkerRequest:
-        foreign = region == CLIENTS_REGION
-        given = wire.TensorRef("IN", "FP32", [INPUT.size], None, region, OFFSET, INPUT.nbytes, foreign)
-        opened = self.answers.open_batch([wire.RequestRef(7, [given], list(outputs))])
-        (request,) = InputReader(self.regions, self.held).read(opened)
+    def request(self, *outputs: RequestedOutput, region: int = KERNELS_ARENA) -> WorkerRequest:
+        given = Tensor("IN", "FP32", [INPUT.size], None, Span(RegionNumber(region), OFFSET, INPUT.nbytes))
+        opened = self.answers.open_batch([wire.RequestMessage(7, [given], list(outputs))])
+        (request,) = self.inputs.read(opened)
         return request
 
-    def finish(self) -> list[wire.TensorRef]:
+    def finish(self) -> list[Tensor]:
         (final,) = self.answers.close_batch()
         assert not final.error_code
         return final.outputs
 
-    def content(self, ref: wire.TensorRef) -> Any:
-        if ref.region == wire.OUTPUT_ARENA:
-            return np.frombuffer(self.arenas[0].view(ref.offset, ref.byte_size), np.float32)
-        return np.frombuffer(self.regions.view(ref.region, ref.offset, ref.byte_size), np.float32)
+    def content(self, output: Tensor) -> Any:
+        region, offset, byte_size = place(output)
+        if region == wire.OUTPUT_ARENA:
+            return np.frombuffer(self.arenas[0].region.view(offset, byte_size), np.float32)
+        return np.frombuffer(self.regions.get(region).view(offset, byte_size), np.float32)
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
-    made.regions.detach(1)
-    made.regions.detach(CLIENTS_REGION)
+    for number in (KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA):
+        made.regions.detach(number)
     for arena in made.arenas:
         arena.close()
+
+
+def place(output: Tensor) -> tuple[int, int, int]:
+    """Return the number of the region that an output lies in, its offset there and its byte size."""
+    assert output.span is not None
+    return output.span.lease.region_number, output.span.offset, output.span.byte_size
 
 
 def out(array: Any, name: str = "OUT") -> OutputValue:
@@ -90,9 +99,9 @@ def test_an_input_and_parts_of_it_are_outputs_where_they_are(bench: Bench) -> No
     request.respond([out(array), out(array.reshape(2, -1), "SHAPED"), out(array[1024:3072], "PART")])
     del request, array
     whole, shaped, part = bench.finish()
-    assert (whole.region, whole.offset, whole.byte_size, whole.shape) == (1, OFFSET, INPUT.nbytes, [4096])
-    assert (shaped.region, shaped.offset, shaped.byte_size, shaped.shape) == (1, OFFSET, INPUT.nbytes, [2, 2048])
-    assert (part.region, part.offset, part.byte_size) == (1, OFFSET + 4096, 8192)
+    assert (place(whole), whole.shape) == ((KERNELS_ARENA, OFFSET, INPUT.nbytes), [4096])
+    assert (place(shaped), shaped.shape) == ((KERNELS_ARENA, OFFSET, INPUT.nbytes), [2, 2048])
+    assert place(part) == (KERNELS_ARENA, OFFSET + 4096, 8192)
     np.testing.assert_array_equal(bench.content(part), INPUT[1024:3072])
     assert bench.sent == []
 
@@ -104,13 +113,13 @@ def test_what_the_model_keeps_is_copied(bench: Bench) -> None:
     del request
     (ref,) = bench.finish()
     kept += 1
-    assert ref.region == wire.OUTPUT_ARENA
+    assert place(ref)[0] == wire.OUTPUT_ARENA
     np.testing.assert_array_equal(bench.content(ref), INPUT)
     assert bench.sent[-1] == wire.InputsHeld([7])
 
 
 def test_what_the_model_keeps_and_cannot_be_copied_is_an_error(bench: Bench) -> None:
-    bench.outputs.arena_byte_size = 1 << 12
+    bench.outputs.memory.byte_size = 1 << 12
     request = bench.request()
     kept = given(request)
     request.respond([out(kept)])
@@ -137,26 +146,26 @@ def test_other_arrays_are_written_to_the_workers_arena(bench: Bench, changed: An
     expected = changed(INPUT).reshape(-1)
     del request
     (ref,) = bench.finish()
-    assert ref.region == wire.OUTPUT_ARENA
+    assert place(ref)[0] == wire.OUTPUT_ARENA
     np.testing.assert_array_equal(bench.content(ref), expected)
 
 
 def test_an_output_that_the_client_wants_in_its_memory_is_copied_there(bench: Bench) -> None:
-    request = bench.request(wire.OutputRef("OUT", 0, CLIENTS_REGION, 0, INPUT.nbytes))
+    request = bench.request(RequestedOutput("OUT", 0, Span(RegionNumber(CLIENTS_REGION), 0, INPUT.nbytes)))
     request.respond([out(given(request))])
     del request
     (ref,) = bench.finish()
-    assert (ref.region, ref.offset, ref.foreign) == (CLIENTS_REGION, 0, True)
+    assert place(ref) == (CLIENTS_REGION, 0, INPUT.nbytes)
     np.testing.assert_array_equal(bench.content(ref), INPUT)
 
 
-def test_a_clients_memory_is_never_passed_on(bench: Bench) -> None:
-    bench.regions.view(CLIENTS_REGION, OFFSET, INPUT.nbytes)[:] = INPUT.tobytes()
-    request = bench.request(region=CLIENTS_REGION)
+@pytest.mark.parametrize("region", [CLIENTS_REGION, OTHERS_ARENA], ids=["client", "other worker"])
+def test_memory_that_the_kernel_does_not_see_the_model_change_is_never_passed_on(bench: Bench, region: int) -> None:
+    request = bench.request(region=region)
     request.respond([out(given(request))])
     del request
     (ref,) = bench.finish()
-    assert ref.region == wire.OUTPUT_ARENA
+    assert place(ref)[0] == wire.OUTPUT_ARENA
     np.testing.assert_array_equal(bench.content(ref), INPUT)
 
 
@@ -167,7 +176,7 @@ def test_what_a_thread_of_the_model_answers_is_copied(bench: Bench) -> None:
     thread.join()
     del request, thread
     (ref,) = bench.finish()
-    assert ref.region == wire.OUTPUT_ARENA
+    assert place(ref)[0] == wire.OUTPUT_ARENA
     assert not bench.held.watched
 
 
@@ -181,4 +190,4 @@ def test_an_answer_that_is_not_the_last_and_one_that_comes_later_are_copies(benc
         for message in bench.sent
         if isinstance(message, wire.Responded) and message.response
     ]
-    assert [ref.region for ref in refs] == [wire.OUTPUT_ARENA] * 2
+    assert [place(ref)[0] for ref in refs] == [wire.OUTPUT_ARENA] * 2

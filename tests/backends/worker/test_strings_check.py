@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from backends.worker.request import InputView
 from backends.worker.strings_check import check_strings
 from kernel.errors import InvalidArgument
 from shm.strings import encode_strings
+from shm.tensor import Tensor
 
 
-def view(data: bytes, *shape: int) -> InputView:
-    return InputView("IN", "BYTES", list(shape), memoryview(data))
+def view(data: bytes, *shape: int) -> Tensor:
+    return Tensor("IN", "BYTES", list(shape), memoryview(data))
 
 
 def test_exactly_the_elements_of_the_shape_are_accepted() -> None:

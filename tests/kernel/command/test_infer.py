@@ -1,4 +1,4 @@
-"""`python -m kernel infer`: from words to tensors, and from an answer to lines."""
+"""`python -m kernel infer`: arguments become tensors, and a response becomes lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METADATA = {
         ("https://models.example/triton/", "https://models.example/triton"),
     ],
 )
-def test_a_host_and_port_are_a_url(text: str, url: str) -> None:
+def test_a_host_and_port_become_a_url(text: str, url: str) -> None:
     assert base_url(text) == url
 
 
@@ -57,7 +57,7 @@ def test_a_value_is_json_or_the_text_itself(text: str, value: Any) -> None:
         ([16], [1, 2, 3], None),
     ],
 )
-def test_the_shape_is_the_values_own_or_what_the_model_takes(
+def test_the_shape_is_that_of_the_value_or_is_derived_from_the_model(
     dims: list[int], value: Any, shape: list[int] | None
 ) -> None:
     count = (
@@ -70,7 +70,7 @@ def test_the_shape_is_the_values_own_or_what_the_model_takes(
     assert choose_shape(dims, value, count) == shape
 
 
-def test_what_does_not_fit_is_refused_with_what_does() -> None:
+def test_the_error_of_a_wrong_input_lists_the_inputs_of_the_model() -> None:
     with pytest.raises(ClientError, match=r"has no input 'X'; it takes IN \(FP32 \[-1, 4\]\)"):
         build_inputs(METADATA, {"X": 1})
     with pytest.raises(ClientError, match=r"takes IN"):
@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_with_what_does() -> None:
         build_inputs(METADATA, {"IN": [1, 2, 3]})
 
 
-def test_labels_or_a_number_ask_for_best_classes() -> None:
+def test_outputs_with_labels_or_a_number_are_requested_as_classes() -> None:
     config = {"output": [{"name": "SCORES", "label_filename": "labels.txt"}]}
     assert build_outputs(METADATA, config, 0) == [
         {"name": "OUT"},
@@ -88,15 +88,15 @@ def test_labels_or_a_number_ask_for_best_classes() -> None:
     assert build_outputs(METADATA, {}, 5)[0] == {"name": "OUT", "parameters": {"classification": 5}}
 
 
-def test_outputs_are_shown_for_people() -> None:
-    answer = {
+def test_outputs_are_formatted_for_people() -> None:
+    response = {
         "outputs": [
             {"name": "SUM", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 0.25]},
             {"name": "LONG", "datatype": "INT32", "shape": [40], "data": list(range(40))},
             {"name": "BEST", "datatype": "BYTES", "shape": [2], "data": ["0.931724:6:six", "no class"]},
         ]
     }
-    lines = list(format_outputs(answer))
+    lines = list(format_outputs(response))
     assert lines[:2] == ["SUM  FP32 1x2", "  1, 0.25"]
     assert lines[4] == "  … and 8 more"
     assert lines[6].split() == ["six", "0.931724"]

@@ -1,4 +1,4 @@
-"""What is printed at the start, to a file: a row is a line, however long."""
+"""The tables that the server prints at start. In a file, each row is one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_backends_are_listed_with_their_classes(capsys: pytest.CaptureFixture[st
     assert found[1:] == sorted(found[1:])
 
 
-def test_options_have_triton_s_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_table_has_triton_s_names(capsys: pytest.CaptureFixture[str]) -> None:
     paths = (Path("/models/a"), Path("/models/b"))
     repository = RepositoryOptions(paths, control_mode="explicit", load_models=("m",), auto_complete_config=False)
     print_options_table(ServerOptions(repository, server_id="id [bold]"))

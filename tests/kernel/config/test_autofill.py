@@ -28,11 +28,11 @@ def filled(files: dict[str, bool] | None, **fields: str) -> tuple[str, str, str]
         ({"model.py": False, "model.onnx": False}, ("onnxruntime", "onnxruntime_onnx", "model.onnx")),
     ],
 )
-def test_the_files_of_a_version_tell_the_backend(files: dict[str, bool], found: tuple[str, str, str]) -> None:
+def test_the_files_of_a_version_determine_the_backend(files: dict[str, bool], found: tuple[str, str, str]) -> None:
     assert filled(files) == found
 
 
-def test_a_folder_does_not_stand_for_a_file() -> None:
+def test_a_folder_with_the_name_of_a_model_file_is_not_a_model() -> None:
     with pytest.raises(BadConfig, match="Could not determine backend"):
         filled({"model.plan": True, "model.savedmodel": False})
 
@@ -57,17 +57,17 @@ def test_a_folder_does_not_stand_for_a_file() -> None:
         ({"default_model_filename": "net.onnx"}, ("", "", "net.onnx")),
     ],
 )
-def test_fields_that_are_given_win_over_files(fields: dict[str, str], found: tuple[str, str, str]) -> None:
+def test_configured_fields_take_precedence_over_files(fields: dict[str, str], found: tuple[str, str, str]) -> None:
     assert filled({"model.plan": False}, **fields) == found
     assert filled(None, **fields) == found
 
 
-def test_a_backend_of_several_formats_is_told_by_its_files() -> None:
+def test_files_decide_between_the_formats_of_one_backend() -> None:
     assert filled({"model.pt2": False}, backend="pytorch") == ("pytorch", "torch_aoti", "model.pt2")
 
 
 @pytest.mark.parametrize("files", [None, {}, {"weights.bin": False}])
-def test_the_last_resort_is_the_model_s_name(files: dict[str, bool] | None) -> None:
+def test_without_files_the_model_name_determines_the_backend(files: dict[str, bool] | None) -> None:
     config = ModelConfig()
     fill_backend(config, "net.tiny.v2", files)
     assert (config.name, config.backend, config.default_model_filename) == (
@@ -83,7 +83,7 @@ def test_the_last_resort_is_the_model_s_name(files: dict[str, bool] | None) -> N
     )
 
 
-def test_a_name_that_is_given_is_kept_for_the_check() -> None:
+def test_a_configured_name_is_not_overwritten() -> None:
     config = ModelConfig(name="other", backend="python")
     fill_backend(config, "m", None)
     assert config.name == "other"
@@ -112,7 +112,7 @@ def test_normalising_again_changes_nothing() -> None:
     assert config == once
 
 
-def test_the_preferred_size_is_the_largest() -> None:
+def test_the_preferred_batch_size_defaults_to_the_largest() -> None:
     config = ModelConfig(name="m", max_batch_size=8)
     config.dynamic_batching.SetInParent()
     normalise(config, gpu_count=0)
@@ -124,13 +124,13 @@ def test_the_preferred_size_is_the_largest() -> None:
     assert list(without.dynamic_batching.preferred_batch_size) == []
 
 
-def test_a_batcher_is_not_added_where_none_was_asked_for() -> None:
+def test_no_batcher_is_added_by_default() -> None:
     config = ModelConfig(name="m", max_batch_size=8)
     normalise(config, gpu_count=0)
     assert config.WhichOneof("scheduling_choice") is None
 
 
-def test_a_sequence_is_idle_after_a_second() -> None:
+def test_sequences_end_after_one_idle_second_by_default() -> None:
     config = ModelConfig(name="m", max_batch_size=4)
     config.sequence_batching.oldest.SetInParent()
     normalise(config, gpu_count=0)
@@ -160,7 +160,7 @@ def test_an_ensemble_gets_neither_instances_nor_memory_settings() -> None:
         ("KIND_MODEL", [], 2, ("KIND_MODEL", [])),
     ],
 )
-def test_kind_and_devices_follow_the_gpus_that_there_are(
+def test_kind_and_devices_depend_on_the_gpu_count(
     kind: str, gpus: list[int], gpu_count: int, found: tuple[str, list[int]]
 ) -> None:
     config = ModelConfig(name="m", backend="python")
@@ -182,14 +182,14 @@ def test_kind_and_devices_follow_the_gpus_that_there_are(
         ("python", "KIND_CPU", 3, 3),
     ],
 )
-def test_the_number_of_instances_is_the_backend_s(backend: str, kind: str, given: int, count: int) -> None:
+def test_the_default_instance_count_depends_on_the_backend(backend: str, kind: str, given: int, count: int) -> None:
     config = ModelConfig(name="m", backend=backend)
     config.instance_group.add(kind=kind, count=given)
     normalise(config, gpu_count=0)
     assert config.instance_group[0].count == count
 
 
-def test_groups_are_named_by_their_place() -> None:
+def test_groups_without_a_name_are_named_by_their_index() -> None:
     config = ModelConfig(name="m", backend="python")
     config.instance_group.add()
     config.instance_group.add(name="mine")

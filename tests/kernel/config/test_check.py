@@ -1,4 +1,4 @@
-"""Rules of a whole configuration. The texts were compared with those of a Triton 2.51.0 server."""
+"""Rules for a whole configuration. The texts were compared with those of a Triton 2.51.0 server."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PYTHON = 'backend: "python"\nmax_batch_size: 4\n'
         "dynamic_batching {}",
         "dynamic_batching { preferred_batch_size: [1, 4] }",
         "dynamic_batching { priority_levels: 2 default_priority_level: 2 priority_queue_policy { key: 1 } }",
-        # Without levels, what is said of them has no effect.
+        # Without levels, settings of levels have no effect.
         "dynamic_batching { default_priority_level: 3 priority_queue_policy { key: 4 value {} } }",
-        # A time-out that never comes delays nothing.
+        # Without a timeout, its action has no effect.
         "dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: DELAY } }",
         'platform: "anything"',
         "response_cache { enable: true }",
@@ -37,13 +37,13 @@ PYTHON = 'backend: "python"\nmax_batch_size: 4\n'
         "sequence_batching {}",
     ],
 )
-def test_a_sound_configuration_passes(more: str, tensors: str, prepared: Prepare) -> None:
+def test_a_valid_configuration_passes(more: str, tensors: str, prepared: Prepare) -> None:
     config = prepared(PYTHON + tensors + more)
     check_config(config, "m")
     check_complete(config, gpu_count=0)
 
 
-def test_nothing_is_changed_by_checking(tensors: str, prepared: Prepare) -> None:
+def test_checking_does_not_change_the_configuration(tensors: str, prepared: Prepare) -> None:
     config = prepared(PYTHON + tensors)
     before = config.SerializeToString(deterministic=True)
     check_config(config, "m")
@@ -168,7 +168,7 @@ def test_a_model_must_have_a_name() -> None:
         'sequence_batching { state [{ initial_state [{ data_file: "/secret" }] }] }',
     ],
 )
-def test_no_file_outside_the_model_s_folder_can_be_named(more: str, tensors: str, prepared: Prepare) -> None:
+def test_a_file_outside_the_model_folder_is_refused(more: str, tensors: str, prepared: Prepare) -> None:
     with pytest.raises(Unsupported, match=r"in model 'm' is outside model directory$"):
         check_config(prepared(PYTHON + tensors + more), "m")
 
@@ -203,7 +203,7 @@ def test_no_file_outside_the_model_s_folder_can_be_named(more: str, tensors: str
         ),
     ],
 )
-def test_a_group_cannot_have_devices_that_are_not_there(
+def test_a_group_with_unavailable_devices_is_refused(
     group: str, gpu_count: int, message: str, tensors: str, prepared: Prepare
 ) -> None:
     config = prepared(PYTHON + tensors + f"instance_group [{{ {group} }}]", gpu_count=gpu_count)
@@ -213,11 +213,11 @@ def test_a_group_cannot_have_devices_that_are_not_there(
 
 
 @pytest.mark.parametrize("group", ["kind: KIND_GPU", "kind: KIND_GPU gpus: 1", "kind: KIND_AUTO gpus: [0, 1]"])
-def test_a_group_can_have_the_devices_that_there_are(group: str, tensors: str, prepared: Prepare) -> None:
+def test_a_group_may_use_available_devices(group: str, tensors: str, prepared: Prepare) -> None:
     check_complete(prepared(PYTHON + tensors + f"instance_group [{{ {group} }}]", gpu_count=2), 2)
 
 
-def test_a_group_that_names_no_gpu_is_not_normalised() -> None:
+def test_a_group_that_was_not_normalised_is_refused() -> None:
     config = ModelConfig(name="m", backend="python", instance_group=[{"name": "g", "kind": "KIND_GPU"}])
     with pytest.raises(BadConfig, match=r"^instance group g of model m has kind KIND_GPU but specifies no GPUs$"):
         check_complete(config, gpu_count=1)

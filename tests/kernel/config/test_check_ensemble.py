@@ -8,7 +8,7 @@ from kernel.errors import BadConfig
 
 
 def ensemble(*steps: tuple[str, str]) -> ModelConfig:
-    """An ensemble `e` of inputs A and B and outputs Y and Z; steps are tensors in and tensors out."""
+    """Return an ensemble `e` with inputs A and B and outputs Y and Z. A step is (input tensors, output tensors)."""
     config = ModelConfig(
         name="e",
         platform="ensemble",
@@ -85,13 +85,13 @@ def test_a_graph_with_a_gap_is_refused(steps: list[tuple[str, str]], message: st
     assert failure_of(ensemble(*steps)) == message
 
 
-def test_a_step_names_its_model() -> None:
+def test_a_step_must_name_its_model() -> None:
     config = ensemble(("AB", "YZ"))
     config.ensemble_scheduling.step[0].model_name = ""
     assert failure_of(config) == "must specify 'model_name' in step 0 of ensemble 'e'"
 
 
-def test_an_ensemble_has_no_instances_of_its_own() -> None:
+def test_an_ensemble_must_not_configure_instances() -> None:
     config = ensemble(("AB", "YZ"))
     config.instance_group.add()
     assert failure_of(config) == "instance group should not be specified for ensemble 'e'"

@@ -40,11 +40,11 @@ FALSE_TRUE = "'int32_false_true', 'fp32_false_true'"
         control(START, "S") + control(END, "E") + control(CORRID + "data_type: TYPE_STRING", "I"),
         control(READY + "bool_false_true: [false, true]"),
         control(READY + "fp32_false_true: [0, 1]"),
-        # One tensor for two kinds is accepted by Triton, as long as it is one control input.
+        # Triton accepts one tensor for two kinds if it is one control input.
         f'control_input [{{ name: "C" control [{{ {START} }}, {{ {END} }}] }}]',
     ],
 )
-def test_sound_sequence_batching_passes(more: str, prepared: Prepare) -> None:
+def test_valid_sequence_batching_passes(more: str, prepared: Prepare) -> None:
     check_config(prepared(sequence(more)), "m")
 
 
@@ -96,7 +96,7 @@ def test_sound_sequence_batching_passes(more: str, prepared: Prepare) -> None:
                 "CONTROL_SEQUENCE_CORRID for m"
             ),
         ),
-        # Tensors are looked at one after the other: the second has no name either.
+        # Tensors are checked in their order; the second tensor has no name either.
         (
             control("kind: CONTROL_SEQUENCE_START") + control(READY, ""),
             (
@@ -135,7 +135,7 @@ def test_a_broken_rule_has_triton_s_text(more: str, message: str, prepared: Prep
     assert caught.value.message == message
 
 
-def test_a_cache_does_not_fit_sequences(prepared: Prepare) -> None:
+def test_a_response_cache_for_sequences_is_refused(prepared: Prepare) -> None:
     with pytest.raises(BadConfig) as caught:
         check_config(prepared(sequence("") + "response_cache { enable: true }"), "m")
     assert caught.value.message == (

@@ -67,13 +67,13 @@ def test_a_wrong_tensor_is_refused(kind: str, tensor: str, message: str, prepare
         "dims: 1 reshape { shape: [] }",
     ],
 )
-def test_a_sound_tensor_passes(tensor: str, prepared: Prepare) -> None:
+def test_a_valid_tensor_passes(tensor: str, prepared: Prepare) -> None:
     config = prepared(f'backend: "python" max_batch_size: 2 input [{{ {FP32} {tensor} }}]')
     check_complete(config, gpu_count=0)
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
-def test_what_only_tensorrt_has_is_refused_elsewhere(kind: str, prepared: Prepare) -> None:
+def test_tensorrt_features_are_refused_for_other_backends(kind: str, prepared: Prepare) -> None:
     text = f'backend: "%s" {kind} [{{ {FP32} dims: %s %s: true }}]'
     assert failure_of(prepared(text % ("python", 3, "is_shape_tensor"))) == (
         "shape tensors are only supported for TensorRT platform for m"
@@ -110,7 +110,7 @@ def test_an_image_format_needs_three_dimensions(prepared: Prepare) -> None:
             "batch input data type must be TYPE_INT32 or TYPE_FP32",
         ),
         ('batch_input [{ data_type: TYPE_FP32 source_input: "Z" }]', "unknown source input name 'Z'"),
-        # A number without a name can stand in an open enum; Triton prints no name either.
+        # An enum field may contain a number without a name; Triton then prints an empty name.
         ('batch_input [{ kind: 9 data_type: TYPE_FP32 source_input: "INPUT0" }]', "unknown batch input kind ''"),
         ('batch_output [{ kind: 9 target_name: "OUTPUT0" source_input: "INPUT0" }]', "unknown batch output kind ''"),
         (
@@ -129,7 +129,7 @@ def test_a_wrong_derived_tensor_is_refused(derived: str, message: str, tensors: 
     assert failure_of(prepared('backend: "python"' + tensors + derived)) == f"{message} for m"
 
 
-def test_sound_derived_tensors_pass(tensors: str, prepared: Prepare) -> None:
+def test_valid_derived_tensors_pass(tensors: str, prepared: Prepare) -> None:
     derived = """
         batch_input [{ kind: BATCH_ITEM_SHAPE target_name: "N" data_type: TYPE_FP32 source_input: "INPUT0" }]
         batch_output [{ target_name: "OUTPUT0" source_input: "INPUT1" }]

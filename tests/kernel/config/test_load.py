@@ -30,7 +30,7 @@ def test_an_absent_file_is_an_empty_configuration() -> None:
     assert from_pbtxt(None, "") == ModelConfig()
 
 
-def test_every_way_to_write_a_list_is_understood() -> None:
+def test_every_notation_of_a_list_is_parsed() -> None:
     text = b"""
         # a comment
         input { name: "A" dims: 1 dims: 2 }, input < name: 'B' data_type: TYPE_FP32 dims: [1, 2] >;
@@ -43,7 +43,7 @@ def test_every_way_to_write_a_list_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "position"),
     [
         (b'backend: "python"\nmax_batch_size: oops\n', "2:17"),
         (b'backend: "python"\n  nonsense: 1\n', "2:3"),
@@ -57,11 +57,11 @@ def test_every_way_to_write_a_list_is_understood() -> None:
         (b'name: "ok"\nbackend: "\xff"', "2:11"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_name_line_and_column(text: bytes, place: str) -> None:
+def test_the_error_of_a_wrong_file_has_its_name_line_and_column(text: bytes, position: str) -> None:
     message = failure_of_pbtxt(text)
     assert message.startswith("failed to read text proto from /models/m/config.pbtxt:")
     line, column, _ = message.removeprefix("failed to read text proto from /models/m/config.pbtxt:").split(":", 2)
-    assert f"{line}:{column}" == place
+    assert f"{line}:{column}" == position
 
 
 @pytest.mark.parametrize(
@@ -72,26 +72,26 @@ def test_a_wrong_file_is_refused_with_its_name_line_and_column(text: bytes, plac
         (b"name: '" + b"x" * 500 + b"' nonsense: 1 " + b"name: 'y' " * 50, "x' nonsense: 1 name: 'y'"),
     ],
 )
-def test_the_wrong_line_is_shown_or_the_part_of_it_that_is_wrong(text: bytes, shown: str) -> None:
+def test_an_error_quotes_the_wrong_line_or_a_part_of_it(text: bytes, shown: str) -> None:
     assert shown in failure_of_pbtxt(text)
 
 
-def test_text_that_is_not_utf8_once_unescaped_is_refused() -> None:
+def test_a_string_that_is_not_utf8_after_unescaping_is_refused() -> None:
     assert "config.pbtxt:1:" in failure_of_pbtxt(rb'parameters { key: "k" value { string_value: "\377" } }')
 
 
-def test_a_reason_quotes_no_more_than_a_few_hundred_characters() -> None:
+def test_an_error_quotes_at_most_a_few_hundred_characters() -> None:
     assert len(failure_of_pbtxt(b"max_batch_size: " + b"x" * 100_000)) < 600
     assert len(failure_of_json('{"max_batch_size": "' + "x" * 100_000 + '"}')) < 600
 
 
-def test_a_file_that_is_too_long_is_not_parsed() -> None:
+def test_a_text_that_is_too_long_is_refused() -> None:
     text = b"#" * (MAX_BYTE_SIZE + 1)
     assert f"{MAX_BYTE_SIZE + 1} bytes" in failure_of_pbtxt(text)
     assert f"{MAX_BYTE_SIZE + 1} bytes" in failure_of_json(text.decode())
 
 
-def test_json_has_the_names_of_the_proto_or_of_protobufs_json() -> None:
+def test_json_fields_may_have_proto_names_or_camel_case_names() -> None:
     text = json.dumps(
         {
             "name": "m",

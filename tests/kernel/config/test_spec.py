@@ -27,7 +27,7 @@ def test_a_model_without_batching(prepared: Prepare) -> None:
     )
 
 
-def test_a_batch_dimension_is_in_the_shape_and_not_in_the_dims(prepared: Prepare) -> None:
+def test_the_batch_dimension_is_in_the_shape_but_not_in_the_dims(prepared: Prepare) -> None:
     spec = model_spec(
         prepared("""
             max_batch_size: 1
@@ -67,7 +67,7 @@ def test_durations_are_nanoseconds(prepared: Prepare) -> None:
     assert spec.dynamic_batching.queue_policy(2) == default
 
 
-def test_the_kind_of_scheduling_shows(prepared: Prepare) -> None:
+def test_a_spec_names_the_kind_of_scheduling(prepared: Prepare) -> None:
     assert model_spec(prepared("")).dynamic_batching is None
     assert model_spec(prepared("sequence_batching {}")).sequence_batching
     assert model_spec(prepared('platform: "ensemble" ensemble_scheduling {}')).ensemble

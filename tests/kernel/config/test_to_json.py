@@ -13,12 +13,12 @@ from kernel.config.to_json import to_dict, to_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Configurations, and what a Triton 2.51.0 server answered for them.
+#: Configurations, and the JSON that a Triton 2.51.0 server returned for them.
 RECORDED = Path(__file__).parent / "recorded"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.json")))
-def test_the_text_is_triton_s_to_the_byte(name: str, prepared: Callable[..., ModelConfig]) -> None:
+def test_the_json_equals_triton_s_byte_for_byte(name: str, prepared: Callable[..., ModelConfig]) -> None:
     config = prepared((RECORDED / f"{name}.pbtxt").read_text(), name=name)
     assert to_json(config) == (RECORDED / f"{name}.json").read_text()
 
@@ -29,7 +29,7 @@ def test_the_dict_is_the_parsed_text(prepared: Callable[..., ModelConfig]) -> No
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.json")))
-def test_what_is_written_can_be_read_again(name: str, prepared: Callable[..., ModelConfig]) -> None:
+def test_written_json_parses_to_the_same_configuration(name: str, prepared: Callable[..., ModelConfig]) -> None:
     config = prepared((RECORDED / f"{name}.pbtxt").read_text(), name=name)
     assert from_json(to_json(config), "") == config
 
@@ -53,23 +53,23 @@ def test_an_ensemble_shows_versions_as_numbers_and_maps_in_order() -> None:
     assert '"input_map":{"A":"a","B":"b"}' in to_json(config)
 
 
-def test_numbers_of_64_bits_keep_their_value() -> None:
+def test_64_bit_numbers_keep_their_value() -> None:
     config = ModelConfig(name="m")
     config.dynamic_batching.max_queue_delay_microseconds = 2**64 - 1
     assert to_dict(config)["dynamic_batching"]["max_queue_delay_microseconds"] == 2**64 - 1
 
 
-def test_fractions_have_as_many_digits_as_they_need() -> None:
+def test_fractions_have_as_few_digits_as_possible() -> None:
     config = ModelConfig()
     control = config.sequence_batching.control_input.add(name="C").control.add()
-    # The last is the largest 32-bit float, which rounds to one that is too large.
+    # The last number is the largest 32-bit float; rounding to 6 digits would exceed the 32-bit range.
     control.fp32_false_true.extend([0.1, 2.0, 16777216.0, 3.4028234663852886e38])
     written = to_dict(config)["sequence_batching"]["control_input"][0]["control"][0]["fp32_false_true"]
     assert written == [0.1, 2, 16777216, 3.40282347e38]
     assert isinstance(written[1], int)
 
 
-def test_what_is_no_number_is_written_as_text() -> None:
+def test_nan_and_infinity_are_written_as_text() -> None:
     config = ModelConfig()
     options = config.model_metrics.metric_control.add().histogram_options
     options.buckets.extend([0.1, 1.0, float("inf"), float("-inf"), float("nan")])
@@ -84,7 +84,7 @@ def test_what_is_no_number_is_written_as_text() -> None:
     ]
 
 
-def test_an_enum_number_without_a_name_is_written_as_it_is() -> None:
+def test_an_enum_number_without_a_name_is_written_as_a_number() -> None:
     config = ModelConfig()
     config.batch_output.add(kind=99)
     assert to_dict(config)["batch_output"] == [{"target_name": [], "kind": 99, "source_input": []}]

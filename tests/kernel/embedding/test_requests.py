@@ -1,4 +1,4 @@
-"""Requests of a program go to the kernel and their responses come back, here without a thread between them."""
+"""Requests of an embedding program and their responses; in these tests the loop runs in the program's thread."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 from kernel.embedding.requests import EmbeddedCall, Outputs, ResponseStream, make_call, read_options
 from kernel.errors import InternalError, InvalidArgument, ModelNotFound, ServingError, Unavailable
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from kernel.testing import model_spec
 from protocols.testing import FrontDoorLab
+from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
 
 
-class AtOnce:
-    """A server whose loop runs in the caller's thread."""
+class ImmediateLoop:
+    """A `ServerLoop` that runs callbacks immediately, in the caller's thread."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -33,20 +35,21 @@ class AtOnce:
         callback()
 
 
-class Bench:
-    """A model that answers by a function. `asked` are its requests, `released` counts memory given back."""
+class Program:
+    """A program that embeds a server with one model, which executes requests with the function `respond`."""
 
-    def __init__(self, answer: Callable[[Request], None], *, decoupled: bool = False) -> None:
+    def __init__(self, respond: Callable[[Request], None], *, decoupled: bool = False) -> None:
         self.lab = FrontDoorLab()
         self.spec = model_spec("m", dims=(-1,), decoupled=decoupled)
-        self.asked: list[Request] = []
-        self.server = AtOnce(self.lab.kernel)
+        #: The requests that have reached the model.
+        self.requests: list[Request] = []
+        self.server = ImmediateLoop(self.lab.kernel)
 
-        def note(request: Request) -> None:
-            self.asked.append(request)
-            answer(request)
+        def execute(request: Request) -> None:
+            self.requests.append(request)
+            respond(request)
 
-        self.instance = self.lab.add_model(self.spec, note)
+        self.instance = self.lab.add_model(self.spec, execute)
 
     def call(self, name: str = "m", *, streaming: bool = False, **options: Any) -> EmbeddedCall:
         made = make_call(self.server, self.spec, name, {"IN": [1, 2]}, options, streaming=streaming)  # type: ignore[arg-type]  # options of tests may be wrong
@@ -57,23 +60,28 @@ class Bench:
         return ResponseStream(self.call(streaming=True, **options))
 
 
-def response(request: Request, value: float = 0, *, final: bool = True, on_release: Any = None) -> Response:
+def response(
+    request: Request, value: float = 0, *, final: bool = True, on_release: Callable[[], None] | None = None
+) -> Response:
     data = np.full(2, value, np.float32).tobytes()
-    outputs = [OutputTensor("OUT", "FP32", [2], data)]
-    return Response("m", "1", request.id, outputs, {"seen": True}, None, final, on_release)
+    if on_release is None:
+        output = Tensor("OUT", "FP32", [2], data)
+    else:
+        output = leased_tensor("OUT", "FP32", [2], data, on_release)
+    return Response("m", "1", request.id, [output], {"seen": True}, None, final, on_release is not None)
 
 
 def end(request: Request) -> Response:
     return Response("m", "1", request.id)
 
 
-def forever(request: Request) -> None:
-    """A model that does not answer."""
+def never(request: Request) -> None:
+    """Do not respond."""
 
 
-def test_a_response_is_outputs_by_name_with_what_else_it_says() -> None:
-    bench = Bench(lambda request: request.respond(response(request, 3)))
-    outputs = bench.call(request_id="7").only_outputs()
+def test_a_response_has_outputs_by_name_and_parameters() -> None:
+    program = Program(lambda request: request.respond(response(request, 3)))
+    outputs = program.call(request_id="7").only_outputs()
     assert isinstance(outputs, Outputs)
     assert {name: array.tolist() for name, array in outputs.items()} == {"OUT": [3, 3]}
     assert (outputs.model_name, outputs.model_version, outputs.request_id) == ("m", "1", "7")
@@ -81,8 +89,8 @@ def test_a_response_is_outputs_by_name_with_what_else_it_says() -> None:
 
 
 def test_options_reach_the_model() -> None:
-    bench = Bench(lambda request: request.respond(response(request)))
-    bench.call(
+    program = Program(lambda request: request.respond(response(request)))
+    program.call(
         model_version=1,
         outputs={"OUT": 3},
         request_id="a",
@@ -93,7 +101,7 @@ def test_options_reach_the_model() -> None:
         priority=2,
         timeout_us=3,
     )
-    request = bench.asked[0]
+    request = program.requests[0]
     assert (request.model_version, request.id, request.parameters) == ("1", "a", {"k": 1.5})
     assert [(output.name, output.classification) for output in request.outputs] == [("OUT", 3)]
     assert (request.correlation_id, request.sequence_start, request.sequence_end) == ("sequence", True, True)
@@ -101,14 +109,14 @@ def test_options_reach_the_model() -> None:
     assert request.inputs[0].data == np.array([1, 2], np.float32).tobytes()
 
 
-def test_outputs_can_be_asked_for_by_their_names() -> None:
-    bench = Bench(lambda request: request.respond(response(request)))
-    bench.call(outputs=("OUT",))
-    assert [(output.name, output.classification) for output in bench.asked[0].outputs] == [("OUT", 0)]
+def test_outputs_can_be_requested_by_name() -> None:
+    program = Program(lambda request: request.respond(response(request)))
+    program.call(outputs=("OUT",))
+    assert [(output.name, output.classification) for output in program.requests[0].outputs] == [("OUT", 0)]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"priority": "high"}, "invalid option of a request: Expected `int`, got `str` - at `$.priority`"),
         ({"outputs": "OUT"}, "invalid option of a request: Expected `object | array`, got `str` - at `$.outputs`"),
@@ -121,30 +129,30 @@ def test_outputs_can_be_asked_for_by_their_names() -> None:
         ({"parameters": {"triton_x": 1}}, "parameter keys starting with 'triton_' are reserved for Triton usage"),
     ],
 )
-def test_what_no_worker_can_be_told_is_refused(options: Any, said: str) -> None:
+def test_options_that_do_not_fit_into_a_message_are_refused(options: Any, message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         read_options(options)
-    assert caught.value.message.startswith(said)
+    assert caught.value.message.startswith(message)
 
 
-def test_an_option_that_does_not_exist_is_a_type_error() -> None:
+def test_an_unknown_option_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="a request has no option 'sequence_id', only model_version, outputs,"):
         read_options({"sequence_id": 1})  # type: ignore[typeddict-unknown-key]
 
 
-def test_a_request_that_the_kernel_refuses_raises_where_it_is_waited_for() -> None:
-    bench = Bench(forever)
+def test_the_error_of_a_refused_request_is_raised_while_waiting_for_the_response() -> None:
+    program = Program(never)
     with pytest.raises(ModelNotFound, match="Request for unknown model: 'x' is not found"):
-        bench.call("x").only_outputs()
+        program.call("x").only_outputs()
     with pytest.raises(InvalidArgument, match="unexpected inference output 'X' for model 'm'"):
-        bench.call(outputs=["X"]).only_outputs()
+        program.call(outputs=["X"]).only_outputs()
 
 
 def test_a_decoupled_model_is_for_streams_only() -> None:
-    bench = Bench(forever, decoupled=True)
+    program = Program(never, decoupled=True)
     with pytest.raises(ServingError, match=r"^infer\(\), unlike stream\(\), doesn't support models with decoupled"):
-        bench.call().only_outputs()
-    assert bench.asked == []
+        program.call().only_outputs()
+    assert program.requests == []
 
 
 def test_exactly_one_response_is_expected() -> None:
@@ -153,46 +161,46 @@ def test_exactly_one_response_is_expected() -> None:
         request.respond(response(request))
 
     with pytest.raises(InternalError, match="^expected a single response, got 2$"):
-        Bench(two).call().only_outputs()
+        Program(two).call().only_outputs()
     with pytest.raises(InternalError, match="^expected a single response, got 0$"):
-        Bench(lambda request: request.respond(end(request))).call().only_outputs()
+        Program(lambda request: request.respond(end(request))).call().only_outputs()
 
 
-def test_a_response_may_end_with_a_flag_of_its_own() -> None:
+def test_a_final_response_without_outputs_may_follow_the_outputs() -> None:
     def then_end(request: Request) -> None:
         request.respond(response(request, 1, final=False))
         request.respond(end(request))
 
-    assert Bench(then_end).call().only_outputs()["OUT"].tolist() == [1, 1]
+    assert Program(then_end).call().only_outputs()["OUT"].tolist() == [1, 1]
 
 
-def test_memory_is_given_back_when_the_response_was_read() -> None:
-    given_back: list[str] = []
-    bench = Bench(lambda request: request.respond(response(request, 5, on_release=lambda: given_back.append("it"))))
-    call = bench.call()
-    assert given_back == []
+def test_memory_is_released_when_the_response_has_been_read() -> None:
+    released: list[str] = []
+    program = Program(lambda request: request.respond(response(request, 5, on_release=lambda: released.append("once"))))
+    call = program.call()
+    assert released == []
     assert call.only_outputs()["OUT"].tolist() == [5, 5]
-    assert given_back == ["it"]
+    assert released == ["once"]
 
 
-def test_a_stream_gives_responses_and_credit_as_they_are_taken() -> None:
-    bench = Bench(forever, decoupled=True)
-    stream = bench.stream()
-    request = bench.asked[0]
+def test_taking_a_response_from_a_stream_gives_credit_to_the_model() -> None:
+    program = Program(never, decoupled=True)
+    stream = program.stream()
+    request = program.requests[0]
     for value in range(3):
         request.respond(response(request, value, final=False))
     assert next(stream)["OUT"].tolist() == [0, 0]
-    assert bench.instance.credit == {request: 1}
+    assert program.instance.credit == {request: 1}
     request.respond(end(request))
     assert [outputs["OUT"].tolist() for outputs in stream] == [[1, 1], [2, 2]]
     assert list(stream) == []
-    assert bench.instance.cancelled == []
+    assert program.instance.cancelled == []
 
 
-def test_a_stream_goes_on_after_an_error_among_its_responses() -> None:
-    bench = Bench(forever, decoupled=True)
-    stream = bench.stream()
-    request = bench.asked[0]
+def test_a_stream_continues_after_a_response_with_an_error() -> None:
+    program = Program(never, decoupled=True)
+    stream = program.stream()
+    request = program.requests[0]
     request.respond(Response("m", "1", "", error=InvalidArgument("not this one"), final=False))
     request.respond(response(request, 1))
     with pytest.raises(InvalidArgument, match="not this one"):
@@ -203,13 +211,13 @@ def test_a_stream_goes_on_after_an_error_among_its_responses() -> None:
 
 
 @pytest.mark.parametrize("leave", ["close", "with", "forget"])
-def test_leaving_a_stream_cancels_its_request(leave: str) -> None:
-    bench = Bench(forever, decoupled=True)
-    given_back: list[str] = []
-    stream: ResponseStream | None = bench.stream()
+def test_closing_or_dropping_a_stream_cancels_its_request(leave: str) -> None:
+    program = Program(never, decoupled=True)
+    released: list[str] = []
+    stream: ResponseStream | None = program.stream()
     assert stream is not None
-    request = bench.asked[0]
-    request.respond(response(request, 1, final=False, on_release=lambda: given_back.append("it")))
+    request = program.requests[0]
+    request.respond(response(request, 1, final=False, on_release=lambda: released.append("once")))
     if leave == "with":
         with stream:
             pass
@@ -217,27 +225,27 @@ def test_leaving_a_stream_cancels_its_request(leave: str) -> None:
         stream.close()
         assert list(stream) == []
     stream = None
-    assert bench.instance.cancelled == [request]
-    assert given_back == ["it"]
+    assert program.instance.cancelled == [request]
+    assert released == ["once"]
 
 
-def test_who_waits_too_long_is_told_and_the_request_is_cancelled() -> None:
-    bench = Bench(forever)
-    call = bench.call(client_timeout=0)
+def test_a_client_timeout_raises_and_cancels_the_request() -> None:
+    program = Program(never)
+    call = program.call(client_timeout=0)
     with pytest.raises(TimeoutError, match="^model 'm' did not respond within 0 s$"):
         call.only_outputs()
     call.abandon()
-    assert bench.instance.cancelled == bench.asked
-    stream = bench.stream(client_timeout=0)
+    assert program.instance.cancelled == program.requests
+    stream = program.stream(client_timeout=0)
     with pytest.raises(TimeoutError):
         next(stream)
-    assert bench.instance.cancelled == bench.asked
+    assert program.instance.cancelled == program.requests
 
 
-def test_a_server_that_has_ended_takes_nothing() -> None:
-    bench = Bench(forever, decoupled=True)
-    stream = bench.stream()
-    bench.server.ended = True
+def test_a_server_that_has_ended_refuses_requests() -> None:
+    program = Program(never, decoupled=True)
+    stream = program.stream()
+    program.server.ended = True
     stream.close()
     with pytest.raises(Unavailable, match="the server is not running"):
-        bench.call()
+        program.call()

@@ -1,4 +1,4 @@
-"""When something rang, for tests of timers and alarms."""
+"""Records the times of calls, for tests of timers and alarms."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Rings:
         self.times_ns.append(time.monotonic_ns())
         self._rung.set()
 
-    async def one_more(self) -> int:
-        """Return the time of the next call."""
+    async def next_time_ns(self) -> int:
+        """Wait for the next call and return its time, or the last call's if there was one since the last wait."""
         await self._rung.wait()
         self._rung.clear()
         return self.times_ns[-1]

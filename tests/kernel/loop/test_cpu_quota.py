@@ -1,4 +1,4 @@
-"""How many processors there are for this process."""
+"""The number of processors that this process may use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of control groups, of which this process is in a/b, on a machine with eight processors."""
+    """A tree of control groups on a machine with eight processors; this process is in group a/b."""
     (tmp_path / "fs/a/b").mkdir(parents=True)
     (tmp_path / "own").write_text("12:cpu:/elsewhere\n0::/a/b\n")
     monkeypatch.setattr(cpu_quota, "_GROUPS", tmp_path / "fs")
@@ -23,13 +23,13 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "fs"
 
 
-def test_without_a_quota_they_are_those_that_it_may_run_on(groups: Path) -> None:
+def test_without_a_quota_the_affinity_counts(groups: Path) -> None:
     assert cpu_quota.processor_count() == 8
     (groups / "a/b/cpu.max").write_text("max 100000\n")
     assert cpu_quota.processor_count() == 8
 
 
-def test_the_smallest_quota_on_the_way_counts(groups: Path) -> None:
+def test_the_smallest_quota_of_all_groups_above_counts(groups: Path) -> None:
     (groups / "a/b/cpu.max").write_text("600000 100000\n")
     assert cpu_quota.processor_count() == 6
     (groups / "a/cpu.max").write_text("250000 100000\n")
@@ -38,13 +38,13 @@ def test_the_smallest_quota_on_the_way_counts(groups: Path) -> None:
     assert cpu_quota.processor_count() == 2
 
 
-def test_there_is_always_one(groups: Path) -> None:
+def test_there_is_always_one_processor(groups: Path) -> None:
     (groups / "a/b/cpu.max").write_text("20000 100000\n")
     assert cpu_quota.processor_count() == 1
 
 
 @pytest.mark.parametrize("text", ["", "max", "no numbers", "1 0"])
-def test_what_cannot_be_read_is_no_quota(groups: Path, text: str) -> None:
+def test_an_unreadable_quota_is_no_quota(groups: Path, text: str) -> None:
     (groups / "a/b/cpu.max").write_text(text)
     assert cpu_quota.processor_count() == 8
 

@@ -1,4 +1,4 @@
-"""The end of a turn of the loop: decisions first, then what they and others send, each once."""
+"""At the end of an event-loop iteration, decisions run first, then sends; each runs once."""
 
 from __future__ import annotations
 
@@ -23,33 +23,39 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
     return runner
 
 
-async def turns(count: int = 3) -> None:
+async def iterations(count: int = 3) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-def test_what_a_decision_sends_leaves_in_the_same_turn(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+def test_a_message_of_a_decision_is_sent_in_the_same_iteration(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     async def scenario() -> None:
         seen: list[str] = []
-        turn_end = IterationEnd.here()
+        iteration_end = IterationEnd.current()
 
         def decide() -> None:
             seen.append("decided")
-            turn_end.leave(lambda: seen.append("second"))
+            iteration_end.add_send(lambda: seen.append("second"))
 
-        turn_end.leave(lambda: seen.append("first"))
-        turn_end.decide(decide)
-        asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(seen.append, "next turn"))
+        iteration_end.add_send(lambda: seen.append("first"))
+        iteration_end.add_decision(decide)
+        asyncio.get_running_loop().call_soon(
+            lambda: asyncio.get_running_loop().call_soon(seen.append, "next iteration")
+        )
         assert seen == []
-        await turns()
-        assert seen == ["decided", "first", "second", "next turn"]
+        await iterations()
+        assert seen == ["decided", "first", "second", "next iteration"]
 
     run(scenario())
 
 
-def test_the_loop_looks_for_input_between_two_decisions(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+def test_the_loop_reads_input_between_a_decision_and_one_that_it_adds(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     async def scenario() -> None:
-        loop, turn_end = asyncio.get_running_loop(), IterationEnd.here()
+        loop, iteration_end = asyncio.get_running_loop(), IterationEnd.current()
         ours, theirs = socket.socketpair()
         theirs.send(b"x")
         readable = asyncio.Event()
@@ -60,10 +66,10 @@ def test_the_loop_looks_for_input_between_two_decisions(run: Callable[[Coroutine
             nonlocal decisions
             decisions += 1
             if not readable.is_set():
-                turn_end.decide(again)
+                iteration_end.add_decision(again)
 
-        turn_end.decide(again)
-        await readable.wait()  # for ever, if deciding anew ended no turn
+        iteration_end.add_decision(again)
+        await readable.wait()  # waits forever if a decision that adds a decision did not end the iteration
         assert decisions > 0
         loop.remove_reader(ours.fileno())
         ours.close()
@@ -72,7 +78,7 @@ def test_the_loop_looks_for_input_between_two_decisions(run: Callable[[Coroutine
     run(scenario())
 
 
-def test_one_that_fails_takes_no_other_along(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+def test_after_a_callback_that_fails_the_others_still_run(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     async def scenario() -> None:
         errors: list[dict[str, Any]] = []
         seen: list[str] = []
@@ -82,27 +88,27 @@ def test_one_that_fails_takes_no_other_along(run: Callable[[Coroutine[Any, Any, 
             raise ValueError("broken")
 
         for _ in range(2):
-            turn_end = IterationEnd.here()
-            turn_end.decide(fail)
-            turn_end.decide(lambda: seen.append("decided"))
-            turn_end.leave(fail)
-            turn_end.leave(lambda: seen.append("left"))
-            await turns()
+            iteration_end = IterationEnd.current()
+            iteration_end.add_decision(fail)
+            iteration_end.add_decision(lambda: seen.append("decided"))
+            iteration_end.add_send(fail)
+            iteration_end.add_send(lambda: seen.append("left"))
+            await iterations()
         assert seen == ["decided", "left"] * 2
         assert [type(context["exception"]) for context in errors] == [ValueError] * 4
 
     run(scenario())
 
 
-def test_all_on_a_loop_share_one_and_each_loop_has_its_own() -> None:
+def test_each_loop_has_one_iteration_end() -> None:
     async def scenario() -> IterationEnd:
-        assert IterationEnd.here() is IterationEnd.here()
-        return IterationEnd.here()
+        assert IterationEnd.current() is IterationEnd.current()
+        return IterationEnd.current()
 
     assert asyncio.run(scenario()) is not asyncio.run(scenario())
 
 
-def test_turns_go_on_after_an_exception_that_ends_programs() -> None:
+def test_callbacks_still_run_after_a_keyboard_interrupt() -> None:
     loop = asyncio.new_event_loop()
     seen: list[str] = []
 
@@ -110,8 +116,8 @@ def test_turns_go_on_after_an_exception_that_ends_programs() -> None:
         raise KeyboardInterrupt
 
     async def scenario(callback: Callable[[], None]) -> None:
-        IterationEnd.here().leave(callback)
-        await turns()
+        IterationEnd.current().add_send(callback)
+        await iterations()
 
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(scenario(interrupt))

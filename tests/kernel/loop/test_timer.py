@@ -1,4 +1,4 @@
-"""A timer calls once, not before its time, and not when it was set anew or closed."""
+"""A timer calls once, not before its time, and not if it was set again or closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MS = 10**6
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a scenario on one of the loops that the server may run on."""
+    """Run a scenario on one of the event loops that the server supports."""
 
     def run_on(scenario: Coroutine[None, None, None]) -> None:
         with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
@@ -30,7 +30,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 class TimerRings(Rings):
-    """A timer of the running loop, and when it called."""
+    """A timer of the running loop, and the times when it called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,51 +38,51 @@ class TimerRings(Rings):
 
 
 @pytest.mark.parametrize("ahead_ns", [0, -(10**9), 300_000, 3 * MS])
-def test_it_calls_once_when_its_time_has_come(run: Run, ahead_ns: int) -> None:
+def test_a_timer_calls_once_and_not_early(run: Run, ahead_ns: int) -> None:
     async def scenario() -> None:
         rings = TimerRings()
         at_ns = time.monotonic_ns() + ahead_ns
         rings.timer.set(at_ns)
-        assert await rings.one_more() >= at_ns
+        assert await rings.next_time_ns() >= at_ns
         other = TimerRings()
         other.timer.set(time.monotonic_ns() + MS)
-        await other.one_more()
+        await other.next_time_ns()
         assert len(rings.times_ns) == 1
 
     run(scenario())
 
 
-def test_it_may_be_set_to_an_earlier_and_to_a_later_time(run: Run) -> None:
+def test_a_timer_may_be_set_to_an_earlier_and_to_a_later_time(run: Run) -> None:
     async def scenario() -> None:
         rings = TimerRings()
         rings.timer.set(time.monotonic_ns() + 3600 * 10**9)
         at_ns = time.monotonic_ns() + MS
         rings.timer.set(at_ns)
-        assert at_ns <= await rings.one_more() < at_ns + 3600 * 10**9
+        assert at_ns <= await rings.next_time_ns() < at_ns + 3600 * 10**9
         rings.timer.set(time.monotonic_ns() + MS)
         at_ns = time.monotonic_ns() + 3 * MS
         rings.timer.set(at_ns)
-        assert await rings.one_more() >= at_ns
+        assert await rings.next_time_ns() >= at_ns
 
     run(scenario())
 
 
-def test_what_expired_before_it_was_set_anew_is_not_told(run: Run) -> None:
+def test_a_timer_that_expired_before_it_was_set_again_does_not_call(run: Run) -> None:
     async def scenario() -> None:
         rings = TimerRings()
         rings.timer.set(time.monotonic_ns())
         rings.timer.set(time.monotonic_ns() + 3600 * 10**9)
-        rings.timer._expired()  # as by a loop that had seen the first before
+        rings.timer._expired()  # as from a loop that had polled the descriptor before
         assert rings.times_ns == []
         at_ns = time.monotonic_ns() + MS
         rings.timer.set(at_ns)
-        assert await rings.one_more() >= at_ns
+        assert await rings.next_time_ns() >= at_ns
         rings.timer.close()
 
     run(scenario())
 
 
-def test_a_closed_timer_is_silent_and_leaves_nothing_open(run: Run) -> None:
+def test_a_closed_timer_does_not_call_and_leaves_no_descriptor_open(run: Run) -> None:
     async def scenario() -> None:
         before = os.listdir("/proc/self/fd")
         rings = TimerRings()
@@ -90,7 +90,7 @@ def test_a_closed_timer_is_silent_and_leaves_nothing_open(run: Run) -> None:
         rings.timer.close()
         other = TimerRings()
         other.timer.set(time.monotonic_ns() + MS)
-        await other.one_more()
+        await other.next_time_ns()
         assert rings.times_ns == []
         other.timer.close()
         assert len(os.listdir("/proc/self/fd")) == len(before)

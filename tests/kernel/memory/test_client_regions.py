@@ -11,8 +11,8 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, NotFound, RegionExists, RegionNotFound
 from kernel.memory.client_regions import RegionRegistry
-from kernel.serving.request import SharedMemoryRef
 from shm.region import RegionKind
+from shm.tensor import ClientSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +35,8 @@ def registry() -> Iterator[RegionRegistry]:
 
 def test_a_range_of_a_registered_region_can_be_leased(registry: RegionRegistry, key: str) -> None:
     registry.register_system("r", key, 0, 4096)
-    span = registry.lease(SharedMemoryRef("r", byte_size=96, offset=4000))
-    assert (span.offset, span.byte_size, span.region.name) == (4000, 96, "r")
+    span = registry.lease(ClientSpan("r", byte_size=96, offset=4000))
+    assert (span.offset, span.byte_size, span.lease.region.name) == (4000, 96, "r")
     span.lease.release()
 
 
@@ -64,7 +64,7 @@ def test_a_lease_must_lie_in_the_region(
 ) -> None:
     registry.register_system("r", key, 0, 4096)
     with pytest.raises(InvalidArgument) as caught:
-        registry.lease(SharedMemoryRef("r", byte_size, offset))
+        registry.lease(ClientSpan("r", byte_size, offset))
     assert caught.value.message.startswith(text)
 
 
@@ -79,21 +79,56 @@ def test_names_and_keys_are_checked(registry: RegionRegistry, key: str) -> None:
     with pytest.raises(InvalidArgument, match="reserved prefix"):
         registry.register_system("s", "//triton_python_backend_shm_region_1", 0, 64)
     with pytest.raises(RegionNotFound, match="^Unable to find shared memory region: 's'$"):
-        registry.lease(SharedMemoryRef("s", 1))
+        registry.lease(ClientSpan("s", 1))
 
 
-def test_unregistering_drops_the_name_at_once_and_the_memory_after_the_last_use(
+def test_a_region_that_is_unregistered_while_in_use_stays_listed_and_usable_until_its_last_use_ends(
     registry: RegionRegistry, key: str
 ) -> None:
     registry.register_system("r", key, 0, 64)
-    span = registry.lease(SharedMemoryRef("r", 64))
+    first = registry.lease(ClientSpan("r", 64))
+    [region] = registry.status(RegionKind.SYSTEM)
     registry.unregister(RegionKind.SYSTEM, "r")
+    registry.unregister(RegionKind.SYSTEM)
+    assert registry.status(RegionKind.SYSTEM, "r") == [region]
+    with pytest.raises(RegionExists):
+        registry.register_system("r", key, 0, 64)
+    second = registry.lease(ClientSpan("r", 64))
+    first.lease.release()
+    assert registry.status(RegionKind.SYSTEM) == [region], "the second request uses it"
+    assert not region.closed
+    second.lease.release()
+    assert region.closed
+    assert registry.status(RegionKind.SYSTEM) == []
     with pytest.raises(RegionNotFound):
-        registry.lease(SharedMemoryRef("r", 64))
+        registry.lease(ClientSpan("r", 64))
     registry.register_system("r", key, 0, 64)
-    assert not span.region.closed
+    assert registry.status(RegionKind.SYSTEM) != [region]
+
+
+def test_a_region_that_is_used_again_after_it_was_unregistered_goes_only_once(
+    registry: RegionRegistry, key: str
+) -> None:
+    registry.register_system("r", key, 0, 64)
+    span = registry.lease(ClientSpan("r", 64))
+    registry.unregister(RegionKind.SYSTEM, "r")
+    registry.unregister(RegionKind.SYSTEM, "r")
     span.lease.release()
-    assert span.region.closed
+    registry.register_system("r", key, 0, 64)
+    [new] = registry.status(RegionKind.SYSTEM)
+    assert not new.closed
+
+
+def test_closing_forgets_regions_in_use_and_closes_them_after_their_last_use(
+    registry: RegionRegistry, key: str
+) -> None:
+    registry.register_system("r", key, 0, 64)
+    span = registry.lease(ClientSpan("r", 64))
+    registry.close()
+    assert registry.status(RegionKind.SYSTEM) == []
+    assert not span.lease.region.closed
+    span.lease.release()
+    assert span.lease.region.closed
 
 
 def test_unregistering_what_is_not_there_is_no_error(registry: RegionRegistry) -> None:
@@ -105,7 +140,7 @@ def test_a_region_that_its_owner_shortened_is_not_used(registry: RegionRegistry,
     registry.register_system("r", key, 0, 4096)
     os.truncate(f"/dev/shm{key}", 100)
     with pytest.raises(InvalidArgument, match="was truncated by its owner$"):
-        registry.lease(SharedMemoryRef("r", 64))
+        registry.lease(ClientSpan("r", 64))
 
 
 def test_status_lists_regions_by_name_and_kind(registry: RegionRegistry, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The root logger as it was before a test that sets up logging."""
+"""A fixture that restores the root logger after a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def root_logger() -> Iterator[logging.Logger]:
-    """Return the root logger, which the test may set up; it is put back afterwards."""
+    """Return the root logger. The test may change its handlers and level; they are restored afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield root

@@ -1,4 +1,4 @@
-"""What a model counts while requests go through it: the hooks of model and instances."""
+"""The counters of a model while it executes requests."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
+from tests.kernel.observe.times import times_until
 
-FAST = ExecutionTimes(0, 1_000, 0)
+FAST = times_until(1_000, infer_ns=1_000)
 
 
-class Bench:
+class CountedModel:
     """A model with one fake instance."""
 
     def __init__(self, *, decoupled: bool = False) -> None:
@@ -34,59 +34,62 @@ class Bench:
         return request
 
     def execute(self) -> None:
-        """Let the instance answer its first batch."""
-        for request in self.instance.batches.popleft().requests:
+        """Let the instance respond to its first batch."""
+        for request in self.instance.batches[0].requests:
             request.respond(Response("m", "1", "", outputs=[]))
-        self.model.instances.executed(self.instance, FAST)
+        self.end_execution()
+
+    def end_execution(self) -> None:
+        batch = self.instance.record.executed(self.instance.batches.popleft().number)
+        self.model.instances.executed(self.instance, batch, FAST)
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def counted() -> CountedModel:
+    return CountedModel()
 
 
-def test_requests_that_wait_at_an_instance_are_not_pending_but_wait(bench: Bench) -> None:
-    for _ in range(30):  # short executions, so that work is given ahead of time
-        bench.submit()
-        bench.execute()
+def test_requests_dispatched_ahead_of_time_are_waiting_and_not_queued(counted: CountedModel) -> None:
+    for _ in range(30):  # after short executions, batches are dispatched ahead of time
+        counted.submit()
+        counted.execute()
     for _ in range(40):
-        bench.submit()
-    given = len(bench.instance.batches)
-    assert 1 < given < 40
-    assert bench.model.instances.waiting == given - 1
-    assert bench.statistics.pending == 40 - given
-    assert bench.model.in_flight == 40
+        counted.submit()
+    dispatched = len(counted.instance.batches)
+    assert 1 < dispatched < 40
+    assert counted.model.instances.waiting == dispatched - 1
+    assert counted.model.live.queued == 40 - dispatched
+    assert counted.model.in_flight == 40
 
 
-def test_a_worker_that_comes_back_is_a_restart_and_the_first_one_is_none(bench: Bench) -> None:
-    assert (bench.statistics.workers_lost, bench.statistics.workers_restarted) == (0, 0)
-    bench.model.instances.lost(bench.instance, [])
-    assert (bench.statistics.workers_lost, bench.statistics.workers_restarted) == (1, 0)
-    bench.model.instances.add(FakeInstance("m_0"))
-    assert (bench.statistics.workers_lost, bench.statistics.workers_restarted) == (1, 1)
-    bench.model.instances.add(FakeInstance("m_1"))
-    assert bench.statistics.workers_restarted == 1
+def test_only_the_replacement_of_a_lost_worker_counts_as_restart(counted: CountedModel) -> None:
+    assert (counted.statistics.workers_lost, counted.statistics.workers_restarted) == (0, 0)
+    counted.model.instances.lost(counted.instance, [])
+    assert (counted.statistics.workers_lost, counted.statistics.workers_restarted) == (1, 0)
+    counted.model.instances.add(FakeInstance("m_0"))
+    assert (counted.statistics.workers_lost, counted.statistics.workers_restarted) == (1, 1)
+    counted.model.instances.add(FakeInstance("m_1"))
+    assert counted.statistics.workers_restarted == 1
 
 
-def test_a_stream_lasts_until_its_final_response() -> None:
-    bench = Bench(decoupled=True)
-    bench.statistics.measure(MetricsConfig(histogram_latencies=True), ModelConfig())
-    request = bench.submit()
-    bench.instance.batches.popleft()
-    bench.model.instances.executed(bench.instance, FAST)  # the model answers later
-    assert sum(bench.statistics.durations.counts) == 0
-    bench.clock.advance(20_000_000)
+def test_the_duration_of_a_stream_ends_with_its_final_response() -> None:
+    counted = CountedModel(decoupled=True)
+    counted.statistics.configure(MetricsConfig(histogram_latencies=True), ModelConfig())
+    request = counted.submit()
+    counted.end_execution()  # the model responds later
+    assert sum(counted.statistics.durations.counts) == 0
+    counted.clock.advance(20_000_000)
     request.respond(Response("m", "1", "", outputs=[], final=False))
-    bench.clock.advance(50_000_000)
+    counted.clock.advance(50_000_000)
     request.respond(Response("m", "1", ""))
-    assert bench.statistics.first_responses is not None
-    assert bench.statistics.first_responses.sum == 20
-    assert bench.statistics.durations.sum == 70_000_000
-    assert bench.statistics.success.count == 1
+    assert counted.statistics.first_responses is not None
+    assert counted.statistics.first_responses.sum == 20
+    assert counted.statistics.durations.sum == 70_000_000
+    assert counted.statistics.success.count == 1
 
 
-def test_one_answer_is_observed_once(bench: Bench) -> None:
-    bench.submit()
-    bench.clock.advance(5_000)
-    bench.execute()
-    assert (bench.statistics.durations.sum, sum(bench.statistics.durations.counts)) == (5_000, 1)
+def test_a_single_response_is_observed_once(counted: CountedModel) -> None:
+    counted.submit()
+    counted.clock.advance(5_000)
+    counted.execute()
+    assert (counted.statistics.durations.sum, sum(counted.statistics.durations.counts)) == (5_000, 1)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.observe.custom_metrics import CustomFamily, CustomMetrics, TooManySeries, joined
+from kernel.observe.custom_metrics import CustomFamily, CustomMetrics, TooManySeries, merged_families
 from kernel.observe.metric_rules import MAX_SERIES, Labels, MetricKind
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
@@ -30,7 +30,7 @@ def test_workers_of_a_model_share_families_and_series() -> None:
     metrics.check()
 
 
-def test_a_series_goes_with_the_last_model_object_that_has_it() -> None:
+def test_a_series_is_removed_with_its_last_model_object() -> None:
     metrics = CustomMetrics()
     family = metrics.define("requests", "", COUNTER)
     for _ in range(2):
@@ -39,25 +39,25 @@ def test_a_series_goes_with_the_last_model_object_that_has_it() -> None:
     assert list(family.series) == [A]
     metrics.release(family, A)
     assert not family.series
-    assert joined([("m", metrics)]) == ([], []), "a family that has none is not shown"
+    assert merged_families([("m", metrics)]) == ([], []), "a family without series is shown"
     metrics.check()
 
 
 @pytest.mark.parametrize(("kind", "stays"), [(COUNTER, True), (HISTOGRAM, True), (GAUGE, False)])
-def test_what_ended_workers_counted_stays_but_their_gauges_go(kind: MetricKind, stays: bool) -> None:
+def test_counters_of_ended_workers_stay_and_their_gauges_are_removed(kind: MetricKind, stays: bool) -> None:
     metrics = CustomMetrics()
     family = metrics.define("x", "", kind)
     series = metrics.hold(family, A, [1.0])
     metrics.hold(family, A, [1.0])
-    metrics.leave(family, A)
+    metrics.worker_ended(family, A)
     assert A in family.series
-    metrics.leave(family, A)
+    metrics.worker_ended(family, A)
     assert (A in family.series) == stays
     assert (metrics.hold(family, A, [1.0]) is series) == stays
     metrics.check()
 
 
-def test_there_is_room_for_so_many_series() -> None:
+def test_the_number_of_series_is_limited() -> None:
     metrics = CustomMetrics()
     family = metrics.define("x", "", COUNTER)
     for index in range(MAX_SERIES):
@@ -71,17 +71,17 @@ def test_there_is_room_for_so_many_series() -> None:
 
 def test_counters_of_several_models_add_up() -> None:
     models = [("a", metrics_with("x", COUNTER, 2)), ("b", metrics_with("x", COUNTER, 3)), ("c", CustomMetrics())]
-    families, left_out = joined(models)
+    families, left_out = merged_families(models)
     assert values(families) == {"x": {A: 5}}
     assert families[0].help == "help of 2"
     assert not left_out
-    assert values(joined(models)[0]) == {"x": {A: 5}}, "what the models have is not changed"
+    assert values(merged_families(models)[0]) == {"x": {A: 5}}, "merging has changed the series of a model"
 
 
-def test_of_gauges_of_several_models_the_one_that_changed_last_counts() -> None:
+def test_a_gauge_of_several_models_has_the_value_that_changed_last() -> None:
     old, new = metrics_with("x", GAUGE, 2, changed_ns=1), metrics_with("x", GAUGE, 3, changed_ns=2)
-    assert values(joined([("a", old), ("b", new)])[0]) == {"x": {A: 3}}
-    assert values(joined([("a", new), ("b", old)])[0]) == {"x": {A: 3}}
+    assert values(merged_families([("a", old), ("b", new)])[0]) == {"x": {A: 3}}
+    assert values(merged_families([("a", new), ("b", old)])[0]) == {"x": {A: 3}}
 
 
 def test_histograms_of_several_models_add_up_in_the_buckets_of_the_first() -> None:
@@ -91,7 +91,7 @@ def test_histograms_of_several_models_add_up_in_the_buckets_of_the_first() -> No
         series = metrics.hold(metrics.define("x", "", HISTOGRAM), (), bounds)
         series.observe(bounds, [1] * (len(bounds) + 1), 10.0)
         models.append((name, metrics))
-    ((family,), _) = joined(models)
+    ((family,), _) = merged_families(models)
     histogram = family.series[()].histogram
     assert histogram is not None
     assert (histogram.bounds, histogram.counts, histogram.sum) == ((1.0, 2.0), [1, 2, 2], 20.0)
@@ -101,7 +101,7 @@ def test_histograms_of_several_models_add_up_in_the_buckets_of_the_first() -> No
     ("first", "second"),
     [(("x", COUNTER), ("x", GAUGE)), (("x", HISTOGRAM), ("x_count", COUNTER)), (("x_sum", GAUGE), ("x", HISTOGRAM))],
 )
-def test_of_families_that_cannot_both_be_shown_the_first_is(
+def test_of_two_colliding_families_only_the_first_is_shown(
     first: tuple[str, MetricKind], second: tuple[str, MetricKind]
 ) -> None:
     models = []
@@ -109,6 +109,6 @@ def test_of_families_that_cannot_both_be_shown_the_first_is(
         metrics = CustomMetrics()
         metrics.hold(metrics.define(name, "", kind), (), ())
         models.append((model, metrics))
-    families, (line,) = joined(models)
+    families, (line,) = merged_families(models)
     assert [(family.name, family.kind) for family in families] == [first]
     assert line.startswith(f"metric family '{second[0]}' of model 'b' is left out: '{first[0]}' of model 'a' has ")

@@ -1,4 +1,4 @@
-"""Log lines: Triton's forms and ours, switches that work at once, and no line that a client could forge."""
+"""Log lines have Triton's formats or JSON, settings apply immediately, and clients cannot forge lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("naiad.test")
 
-#: Texts with which somebody would forge a line, hide one, or take over a terminal.
+#: Texts that try to forge a line, to hide one, or to control a terminal.
 HOSTILE = [
     "a\nE0101 00:00:00.000000 1 forged.py:1]",
     'a"\nE0101 00:00:00.000000 1 forged.py:1] "',
@@ -47,7 +47,7 @@ def settings(root_logger: logging.Logger) -> LogSettings:
     return LogSettings()
 
 
-def test_lines_have_tritons_form(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_have_tritons_formats(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(settings)
     logger.info("hello")
     line = capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_lines_have_tritons_form(settings: LogSettings, capsys: pytest.CaptureFi
     assert re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ test_logs\.py:\d+\] "hello"\n', line), line
 
 
-def test_times_are_utc_and_the_letter_is_that_of_the_severity(
+def test_times_are_utc_and_the_letter_shows_the_severity(
     settings: LogSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logging(settings)
@@ -73,7 +73,9 @@ def test_times_are_utc_and_the_letter_is_that_of_the_severity(
     assert lines == [f'{letter}0102 00:00:00.250000 {pid} file.py:12] "é"' for letter in "IIWE"]
 
 
-def test_json_lines_are_objects_with_what_is_known(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_are_objects_with_the_known_fields(
+    settings: LogSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
     set_up_logging(settings)
     settings.update({"log_format": "json"})
     record = logger.makeRecord("n", logging.INFO, "/x/file.py", 12, "say %s", ("é",), None)
@@ -97,7 +99,7 @@ def test_json_lines_are_objects_with_what_is_known(settings: LogSettings, capsys
     assert (line["level"], line["model"], line["version"]) == ("WARNING", "m", "1")
 
 
-def test_json_lines_say_for_which_model_the_code_runs(
+def test_json_lines_name_the_model_that_the_code_works_for(
     settings: LogSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logging(settings)
@@ -110,7 +112,7 @@ def test_json_lines_say_for_which_model_the_code_runs(
     assert [(line.get("model"), line.get("version")) for line in lines] == [("m", "3"), (None, None), (None, None)]
 
 
-def test_information_goes_to_standard_output_and_the_rest_to_standard_error(
+def test_information_goes_to_standard_output_and_problems_to_standard_error(
     settings: LogSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logging(settings)
@@ -122,7 +124,7 @@ def test_information_goes_to_standard_output_and_the_rest_to_standard_error(
     assert [line[0] for line in captured.err.splitlines()] == ["W", "E"]
 
 
-def test_switches_work_while_the_server_runs(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_apply_while_the_server_runs(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(settings)
     logger.debug("quiet")
     settings.update({"log_verbose_level": 1, "log_info": False, "log_warning": False, "log_error": False})
@@ -136,7 +138,9 @@ def test_switches_work_while_the_server_runs(settings: LogSettings, capsys: pyte
     assert "off" not in captured.out + captured.err
 
 
-def test_each_verbose_level_shows_one_more(settings: LogSettings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_verbose_level_shows_one_more_level_of_records(
+    settings: LogSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
     set_up_logging(settings)
     for level in (0, 1, 2, 20):
         settings.update({"log_verbose_level": level})
@@ -230,7 +234,7 @@ def test_warnings_of_python_are_log_lines(settings: LogSettings, capsys: pytest.
 # ---- the log file -------------------------------------------------------------------------------
 
 
-def test_a_log_file_takes_all_lines_behind_what_is_there(
+def test_all_lines_are_appended_to_the_log_file(
     root_logger: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "server.log"
@@ -244,14 +248,14 @@ def test_a_log_file_takes_all_lines_behind_what_is_there(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_log_file_that_cannot_be_written_is_told_at_start(root_logger: logging.Logger, tmp_path: Path) -> None:
+def test_a_log_file_that_cannot_be_written_is_an_error_at_start(root_logger: logging.Logger, tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="No such file or directory"):
         set_up_logging(LogSettings(LogValues(log_file=str(tmp_path / "no" / "x"))))
     with pytest.raises(BadOption, match="Is a directory"):
         set_up_logging(LogSettings(LogValues(log_file=str(tmp_path))))
 
 
-def test_a_full_disk_costs_lines_and_nothing_else(
+def test_lines_that_a_full_disk_refuses_are_counted(
     root_logger: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "server.log"

@@ -22,19 +22,19 @@ PROTOCOLS = Path(__file__).parents[3] / "protocols"
 
 
 @pytest.mark.parametrize("name", ["requests", "vllm:tokens_total", "_a9", "nv_trt_llm_inflight", ":a"])
-def test_names_that_prometheus_knows_are_taken(name: str) -> None:
+def test_valid_metric_names_are_accepted(name: str) -> None:
     check_family_name(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", "9a", "__a", "a b", "a-b", "a{x='1'} 1", "a 1\n# TYPE b counter\nb", "é", "a\n", "a\x00"]
 )
-def test_others_are_refused(name: str) -> None:
+def test_invalid_metric_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="^Invalid metric name$"):
         check_family_name(name)
 
 
-def test_no_family_of_the_server_can_be_written_into() -> None:
+def test_names_of_the_server_s_own_families_are_refused() -> None:
     names = {
         name
         for path in PROTOCOLS.rglob("*.py")
@@ -47,22 +47,22 @@ def test_no_family_of_the_server_can_be_written_into() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "9", "a-b", "__name__", "a:b", 'a="1",b', "a\n", "é"])
-def test_labels_have_names_that_prometheus_knows(name: str) -> None:
+def test_invalid_label_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument, match="^Invalid label name$"):
         checked_labels({name: "x"}, COUNTER)
 
 
-def test_the_bound_of_a_bucket_is_no_label_of_a_histogram() -> None:
+def test_le_is_not_a_label_of_a_histogram() -> None:
     assert checked_labels({"le": "1"}, COUNTER) == (("le", "1"),)
     with pytest.raises(InvalidArgument, match="^Invalid label name$"):
         checked_labels({"le": "1"}, HISTOGRAM)
 
 
-def test_labels_are_in_the_order_of_their_names_and_can_be_encoded() -> None:
+def test_labels_are_sorted_by_name_and_can_be_encoded() -> None:
     assert checked_labels({"b": "\ud800", "a": ""}, COUNTER) == (("a", ""), ("b", "?"))
 
 
-def test_labels_have_a_length_that_clients_cannot_exceed() -> None:
+def test_the_length_of_labels_is_limited() -> None:
     checked_labels({"a": "x" * (MAX_LABELS_LENGTH - 1)}, COUNTER)
     with pytest.raises(
         InvalidArgument, match=f"at most {MAX_LABELS_LENGTH} characters, found {MAX_LABELS_LENGTH + 1}$"
@@ -71,21 +71,21 @@ def test_labels_have_a_length_that_clients_cannot_exceed() -> None:
 
 
 @pytest.mark.parametrize("bounds", [[], [1.0], [-1.0, 0.5, float("inf")]])
-def test_bounds_ascend(bounds: list[float]) -> None:
+def test_ascending_bounds_are_accepted(bounds: list[float]) -> None:
     check_buckets(bounds)
 
 
 @pytest.mark.parametrize("bounds", [[1.0, 1.0], [2.0, 1.0], [float("nan")], [1.0, float("nan")]])
-def test_bounds_that_do_not_are_refused(bounds: list[float]) -> None:
+def test_bounds_that_do_not_ascend_are_refused(bounds: list[float]) -> None:
     with pytest.raises(InvalidArgument, match="^Bucket Boundaries must be strictly sorted$"):
         check_buckets(bounds)
 
 
-def test_there_is_an_end_of_buckets() -> None:
+def test_the_number_of_buckets_is_limited() -> None:
     with pytest.raises(InvalidArgument, match="at most"):
         check_buckets([float(bound) for bound in range(MAX_BUCKETS + 1)])
 
 
-def test_a_histogram_takes_the_names_of_its_samples() -> None:
+def test_a_histogram_uses_the_names_of_its_samples() -> None:
     assert sample_names("a", COUNTER) == ["a"]
     assert sample_names("a", HISTOGRAM) == ["a", "a_count", "a_sum", "a_bucket"]

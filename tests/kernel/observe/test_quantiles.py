@@ -22,7 +22,7 @@ def test_small_values_are_exact() -> None:
     assert (quantiles.count, quantiles.sum) == (100, 5050)
 
 
-def test_quantiles_forget_after_a_minute_and_counts_do_not() -> None:
+def test_quantiles_cover_a_minute_and_counts_everything() -> None:
     quantiles = SlidingQuantiles()
     quantiles.observe(200, now_ns=1 * SECOND)
     quantiles.observe(10, now_ns=40 * SECOND)
@@ -32,7 +32,7 @@ def test_quantiles_forget_after_a_minute_and_counts_do_not() -> None:
     assert (quantiles.count, quantiles.sum) == (2, 210)
 
 
-def test_a_rank_between_two_observations_is_that_of_the_next() -> None:
+def test_a_rank_between_two_observations_is_rounded_up() -> None:
     quantiles = SlidingQuantiles()
     for value in (5, 5, 5, 9):
         quantiles.observe(value, now_ns=0)

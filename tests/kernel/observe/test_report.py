@@ -7,12 +7,13 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.report import model_report
-from kernel.observe.statistics import Duration, ExecutionTimes, MemoryUsage, ResponseStatistics
+from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
+from tests.kernel.observe.times import times_until
 
 if TYPE_CHECKING:
     from typing import Any
@@ -47,11 +48,12 @@ def test_a_report_has_all_sections_before_the_first_request(model: Model) -> Non
     assert tuple(report["inference_stats"]) == durations
 
 
-def test_what_was_waited_and_computed_is_counted_as_often_as_what_succeeded(model: Model) -> None:
+def test_queue_and_compute_counts_equal_the_count_of_successes(model: Model) -> None:
     request = Request("m", [], RecordingSink())
     request.received_ns, request.queue_start_ns, request.batch_size = 100, 200, 4
     for _ in range(2):
-        model.statistics.record_execution(Batch([request]), ExecutionTimes(1, 2, 3), 1000, 5_000_000)
+        times = times_until(1000, input_ns=1, infer_ns=2, output_ns=3)
+        model.statistics.record_execution(Batch([request]), times, 1000, 5_000_000)
     report = as_json(model)
     assert report["inference_count"] == 8
     assert report["inference_stats"]["success"] == {"count": 2, "ns": 1800}
@@ -67,22 +69,22 @@ def test_what_was_waited_and_computed_is_counted_as_often_as_what_succeeded(mode
     ]
 
 
-def test_answers_from_a_cache_were_not_computed(model: Model) -> None:
+def test_responses_from_a_cache_do_not_count_as_computed(model: Model) -> None:
     model.statistics.success = Duration(5, 50)
     model.statistics.cache_hit = Duration(2, 20)
     stats = as_json(model)["inference_stats"]
     assert [stats[part]["count"] for part in ("success", "queue", "compute_infer", "cache_hit")] == [5, 5, 3, 2]
 
 
-def test_batch_sizes_are_in_order(model: Model) -> None:
+def test_batch_statistics_are_sorted_by_batch_size(model: Model) -> None:
     for rows in (3, 1, 2):
         request = Request("m", [], RecordingSink())
         request.batch_size = rows
-        model.statistics.record_execution(Batch([request]), ExecutionTimes(0, 0, 0), 10, 5_000_000)
+        model.statistics.record_execution(Batch([request]), times_until(10), 10, 5_000_000)
     assert [batch["batch_size"] for batch in as_json(model)["batch_stats"]] == [1, 2, 3]
 
 
-def test_what_a_backend_reports_is_shown_with_tritons_keys(model: Model) -> None:
+def test_statistics_from_a_backend_have_tritons_keys(model: Model) -> None:
     parts = [Duration(count, 10 * count) for count in range(1, 7)]
     model.statistics.responses["0"] = ResponseStatistics(*parts)
     model.statistics.memory_usage.append(MemoryUsage("GPU", 1, 4096))

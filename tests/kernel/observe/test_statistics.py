@@ -1,4 +1,4 @@
-"""What is counted for executions, responses and failures."""
+"""The counters of executions, responses and failures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import pytest
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, QueueFull, QueueTimeout, RequestCancelled, ServingError
 from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig
-from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.observe.statistics import ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
 from kernel.serving.response import Response
-from kernel.testing import FakeInstance, RecordingSink
+from kernel.testing import RecordingSink
+from tests.kernel.observe.times import times_until
 
-TIMES = ExecutionTimes(input_ns=1, infer_ns=10, output_ns=100)
+TIMES = times_until(2000, input_ns=1, infer_ns=10, output_ns=100)
 MS = 1_000_000
 
 
@@ -45,7 +46,7 @@ def test_a_failed_request_of_a_batch_counts_as_failure_only() -> None:
     assert sum(statistics.durations.counts) == 1
 
 
-def test_an_execution_that_failed_for_all_its_requests_was_an_execution() -> None:
+def test_an_execution_whose_requests_all_failed_still_counts() -> None:
     statistics = ModelStatistics()
     bad = request()
     bad.failed = True
@@ -53,25 +54,26 @@ def test_an_execution_that_failed_for_all_its_requests_was_an_execution() -> Non
     assert (statistics.execution_count, statistics.inference_count, statistics.success.count) == (1, 0, 0)
 
 
-def test_a_worker_that_measures_more_than_has_passed_leaves_no_negative_wait() -> None:
+def test_a_worker_that_started_before_the_request_was_queued_leaves_no_negative_wait() -> None:
     statistics = ModelStatistics()
-    statistics.record_execution(Batch([request()]), ExecutionTimes(0, 5000, 0), now_ns=1200, wall_ns=7_000_000)
+    times = times_until(1200, infer_ns=5000)
+    statistics.record_execution(Batch([request()]), times, now_ns=1200, wall_ns=7_000_000)
     assert statistics.queue_ns == 0
 
 
-def test_failures_have_tritons_reasons_and_refusals_are_none() -> None:
+def test_failures_have_tritons_reasons_and_refused_requests_are_no_failures() -> None:
     statistics = ModelStatistics()
 
     def fail(error: ServingError, *, dispatched: bool = False) -> None:
         failed = request()
-        failed.instance = FakeInstance("m_0") if dispatched else None
+        failed.dispatched = dispatched
         statistics.record_failure(failed, error, now_ns=1500)
 
     fail(QueueTimeout())
     fail(RequestCancelled())
     fail(InternalError("no"), dispatched=True)
     fail(InternalError("no"))
-    fail(QueueFull(""))  # never accepted
+    fail(QueueFull(""))  # not a failure: the request was never accepted
     assert statistics.failures == {"REJECTED": 1, "CANCELED": 1, "BACKEND": 1, "OTHER": 1}
     assert (statistics.fail.count, statistics.fail.ns) == (4, 2000)
     assert statistics.refused == 1
@@ -80,7 +82,7 @@ def test_failures_have_tritons_reasons_and_refusals_are_none() -> None:
 # ---- distributions --------------------------------------------------------------------------
 
 
-def test_durations_are_observed_always_and_the_rest_when_asked_for() -> None:
+def test_durations_are_always_observed_and_other_latencies_only_if_enabled() -> None:
     statistics = ModelStatistics()
     assert statistics.first_responses is None
     assert statistics.summaries is None
@@ -90,9 +92,9 @@ def test_durations_are_observed_always_and_the_rest_when_asked_for() -> None:
     assert statistics.durations.cumulative()[statistics.durations.bounds.index(0.0025)] == 0
 
 
-def test_a_model_that_answers_once_answers_first_at_the_end_of_its_execution() -> None:
+def test_the_first_response_of_a_model_that_is_not_decoupled_is_at_the_end_of_its_execution() -> None:
     statistics = ModelStatistics()
-    statistics.measure(MetricsConfig(histogram_latencies=True), ModelConfig())
+    statistics.configure(MetricsConfig(histogram_latencies=True), ModelConfig())
     assert statistics.first_responses is not None
     statistics.record_execution(Batch([request(), request()]), TIMES, now_ns=1000 + 300 * MS, wall_ns=7_000_000)
     assert statistics.first_responses.bounds == (100, 500, 2000, 5000)
@@ -101,9 +103,9 @@ def test_a_model_that_answers_once_answers_first_at_the_end_of_its_execution() -
 
 def test_summaries_are_in_microseconds() -> None:
     statistics = ModelStatistics()
-    statistics.measure(MetricsConfig(summary_latencies=True), ModelConfig())
+    statistics.configure(MetricsConfig(summary_latencies=True), ModelConfig())
     assert statistics.summaries is not None
-    times = ExecutionTimes(2000, 30_000, 4000)
+    times = times_until(101_000, input_ns=2000, infer_ns=30_000, output_ns=4000)
     statistics.record_execution(Batch([request()]), times, now_ns=101_000, wall_ns=7_000_000)
     summaries = statistics.summaries
     parts = (
@@ -114,9 +116,9 @@ def test_summaries_are_in_microseconds() -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_decoupled_model_is_observed_response_by_response(failed: bool) -> None:
+def test_each_response_of_a_decoupled_model_is_observed(failed: bool) -> None:
     statistics = ModelStatistics(decoupled=True)
-    statistics.measure(MetricsConfig(histogram_latencies=True), ModelConfig())
+    statistics.configure(MetricsConfig(histogram_latencies=True), ModelConfig())
     streamed = request()
     streamed.failed = failed
     statistics.record_execution(Batch([request()]), TIMES, now_ns=2000, wall_ns=7_000_000)
@@ -132,9 +134,9 @@ def test_a_decoupled_model_is_observed_response_by_response(failed: bool) -> Non
     assert (statistics.durations.cumulative()[-1], statistics.durations.sum) == ((0, 0) if failed else (1, 990 * MS))
 
 
-def test_neither_an_error_nor_an_empty_answer_is_a_first_response() -> None:
+def test_errors_and_empty_responses_are_not_first_responses() -> None:
     statistics = ModelStatistics(decoupled=True)
-    statistics.measure(MetricsConfig(histogram_latencies=True), ModelConfig())
+    statistics.configure(MetricsConfig(histogram_latencies=True), ModelConfig())
     wrong, nothing = request(), request()
     wrong.response_count, wrong.failed = 1, True
     statistics.record_response(wrong, Response("m", "1", "", error=InternalError("no")), 2000)
@@ -144,14 +146,14 @@ def test_neither_an_error_nor_an_empty_answer_is_a_first_response() -> None:
     assert sum(statistics.durations.counts) == 1
 
 
-def test_a_model_may_have_buckets_of_its_own() -> None:
+def test_a_model_may_configure_its_buckets() -> None:
     config = ModelConfig()
     for family in (FIRST_RESPONSE, REQUEST_DURATION, "other"):
         control = config.model_metrics.metric_control.add()
         control.metric_identifier.family = family
         control.histogram_options.buckets.extend([2, 1])
     statistics = ModelStatistics()
-    (complaint,) = statistics.measure(MetricsConfig(histogram_latencies=True), config)
+    (complaint,) = statistics.configure(MetricsConfig(histogram_latencies=True), config)
     assert complaint.startswith("Metric family 'other'")
     assert statistics.first_responses is not None
     assert statistics.first_responses.bounds == statistics.durations.bounds == (1, 2)

@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> RepositoryLab:
+def lab(tmp_path: Path) -> RepositoryLab:
     return RepositoryLab(tmp_path, direct)

@@ -10,7 +10,7 @@ from kernel.repository.backend_config import backend_config, parse_backend_confi
 FORMAT = "--backend-config option format is '<backend name>,<setting>=<value>'. Got "
 
 
-def test_a_setting_of_one_backend_goes_before_that_of_all() -> None:
+def test_a_setting_of_one_backend_overrides_that_of_all() -> None:
     configs = parse_backend_configs(
         ["default-max-batch-size=8", "onnxruntime,default-max-batch-size=16", "python,a=1,b=2"]
     )
@@ -24,13 +24,13 @@ def test_every_backend_has_a_default_batch_size() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "python", "python,", "python,a", "python,a=", "=", "a=", "python,=1"])
-def test_a_value_of_another_form_is_refused(value: str) -> None:
+def test_a_wrong_value_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_backend_configs([value])
     assert caught.value.message == FORMAT + value
 
 
-def test_a_comma_needs_a_backend_before_it() -> None:
+def test_a_comma_without_a_backend_is_refused() -> None:
     with pytest.raises(
         InvalidArgument, match="^No backend specified. --backend-config option format is <backend name>,"
     ):

@@ -1,4 +1,4 @@
-"""Instances that come and go while their version serves."""
+"""Instances that are added and removed while their version serves."""
 
 from __future__ import annotations
 
@@ -16,153 +16,151 @@ def group(count: int, more: str = "") -> str:
     return CONFIG + f"instance_group [{{ count: {count} {more} }}]"
 
 
-def test_instances_come_and_go_while_the_version_serves(bench: RepositoryLab) -> None:
-    bench.write("m", config=group(1))
+def test_instances_are_added_and_removed_while_the_version_serves(lab: RepositoryLab) -> None:
+    lab.write("m", config=group(1))
 
-    async def scenario(bench: RepositoryLab) -> None:
-        await bench.lifecycle.load("m")
-        serving, statistics = bench.catalog.resolve("m"), bench.catalog.resolve("m").statistics
-        bench.gate = asyncio.Event()
-        bench.write("m", config=group(3))
-        load = asyncio.ensure_future(bench.lifecycle.load("m"))
-        await until(lambda: len(bench.keepers) == 3)
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        serving, statistics = lab.catalog.resolve("m"), lab.catalog.resolve("m").statistics
+        lab.gate = asyncio.Event()
+        lab.write("m", config=group(3))
+        load = asyncio.ensure_future(lab.lifecycle.load("m"))
+        await until(lambda: len(lab.keepers) == 3)
         await settled()
-        assert [item.state for item in bench.catalog.index()] == ["READY"]
+        assert [item.state for item in lab.catalog.index()] == ["READY"]
         assert serving.instances.count == 1
-        bench.gate.set()
+        lab.gate.set()
         await load
-        assert bench.catalog.resolve("m") is serving
+        assert lab.catalog.resolve("m") is serving
         assert serving.statistics is statistics
         assert serving.instances.count == 3
         assert serving.config.instance_group[0].count == 3
-        assert bench.alive == ["m_0_0", "m_0_1", "m_0_2"]
-        assert all(json.loads(keeper.config)["instance_group"][0]["count"] == 3 for keeper in bench.keepers)
-        bench.write("m", config=group(1))
-        await bench.lifecycle.load("m")
+        assert lab.alive == ["m_0_0", "m_0_1", "m_0_2"]
+        assert all(json.loads(keeper.config)["instance_group"][0]["count"] == 3 for keeper in lab.keepers)
+        lab.write("m", config=group(1))
+        await lab.lifecycle.load("m")
         await settled()
-        assert bench.catalog.resolve("m") is serving
+        assert lab.catalog.resolve("m") is serving
         assert serving.instances.count == 1
-        assert bench.alive == ["m_0_0"]
-        assert not bench.keepers[0].stopped, "it was there all the time"
-        assert [item.state for item in bench.catalog.index()] == ["READY"]
+        assert lab.alive == ["m_0_0"]
+        assert not lab.keepers[0].stopped, "the instance that stays was replaced"
+        assert [item.state for item in lab.catalog.index()] == ["READY"]
 
-    run(bench, scenario)
+    run(lab, scenario)
 
 
-def test_an_instance_that_goes_finishes_first_and_nobody_waits_for_it(bench: RepositoryLab) -> None:
-    bench.write("m", config=group(2))
+def test_a_removed_instance_finishes_its_batches_after_the_load_has_ended(lab: RepositoryLab) -> None:
+    lab.write("m", config=group(2))
 
-    async def scenario(bench: RepositoryLab) -> None:
-        await bench.lifecycle.load("m")
-        going = bench.keepers[1]
-        going.finished = asyncio.Event()
-        bench.write("m", config=group(1))
-        await bench.lifecycle.load("m")
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        removed = lab.keepers[1]
+        removed.finished = asyncio.Event()
+        lab.write("m", config=group(1))
+        await lab.lifecycle.load("m")
         await settled()
-        assert bench.catalog.resolve("m").instances.count == 1
-        assert not going.stopped
-        going.finished.set()
+        assert lab.catalog.resolve("m").instances.count == 1
+        assert not removed.stopped
+        removed.finished.set()
         await settled()
-        assert going.stopped
+        assert removed.stopped
 
-    run(bench, scenario)
+    run(lab, scenario)
 
 
-def test_an_instance_that_cannot_be_added_leaves_those_that_serve(bench: RepositoryLab) -> None:
-    bench.write("m", config=group(2))
+def test_after_a_failed_instance_change_the_old_instances_still_serve(lab: RepositoryLab) -> None:
+    lab.write("m", config=group(2))
 
-    async def scenario(bench: RepositoryLab) -> None:
-        await bench.lifecycle.load("m")
-        serving = bench.catalog.resolve("m")
-        bench.write("m", config=group(4))
-        bench.failure = "no luck"
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        serving = lab.catalog.resolve("m")
+        lab.write("m", config=group(4))
+        lab.failure = "no luck"
         for _ in range(2):
             with pytest.raises(ModelLoadFailed) as caught:
-                await bench.lifecycle.load("m")
+                await lab.lifecycle.load("m")
             assert caught.value.message == (
                 "load failed for model 'm': version 1 is at READY state: Internal: no luck;\n"
             )
-        assert bench.catalog.resolve("m") is serving
-        assert bench.catalog.index() == [IndexItem("m", "1", "READY", "Internal: no luck")], "Triton tells it, too"
+        assert lab.catalog.resolve("m") is serving
+        assert lab.catalog.index() == [IndexItem("m", "1", "READY", "Internal: no luck")], "as in Triton"
         assert serving.config.instance_group[0].count == serving.instances.count == 2
-        assert bench.alive == ["m_0_0", "m_0_1"]
-        bench.failure = ""
-        await bench.lifecycle.load("m")
+        assert lab.alive == ["m_0_0", "m_0_1"]
+        lab.failure = ""
+        await lab.lifecycle.load("m")
         assert serving.instances.count == 4
-        assert bench.catalog.index() == [IndexItem("m", "1", "READY")]
+        assert lab.catalog.index() == [IndexItem("m", "1", "READY")]
 
-    run(bench, scenario)
+    run(lab, scenario)
 
 
 WARM = 'model_warmup [{ name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: 1 %s } } }]'
 
 
-def test_only_new_instances_are_warmed_up_and_before_they_take_requests(bench: RepositoryLab) -> None:
+def test_only_new_instances_run_the_warm_up_and_before_they_take_requests(lab: RepositoryLab) -> None:
     warm = WARM % "zero_data: true"
-    bench.write("m", config=group(1) + warm)
+    lab.write("m", config=group(1) + warm)
 
-    async def scenario(bench: RepositoryLab) -> None:
-        await bench.lifecycle.load("m")
-        serving = bench.catalog.resolve("m")
-        bench.write("m", config=group(2) + warm)
-        bench.refusal = "boom"
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        serving = lab.catalog.resolve("m")
+        lab.write("m", config=group(2) + warm)
+        lab.refusal = "boom"
         with pytest.raises(
             ModelLoadFailed, match="READY state: Invalid argument: failed to run warmup sample 'w': boom; ;"
         ):
-            await bench.lifecycle.load("m")
+            await lab.lifecycle.load("m")
         assert serving.instances.count == 1
-        bench.refusal = ""
-        await bench.lifecycle.load("m")
+        lab.refusal = ""
+        await lab.lifecycle.load("m")
         assert serving.instances.count == 2
-        kept, _, added = [keeper.instance for keeper in bench.keepers]
+        kept, _, added = [keeper.instance for keeper in lab.keepers]
         assert kept is not None
         assert added is not None
         assert kept.executed == added.executed == [[bytes(4)]]
 
-    run(bench, scenario)
+    run(lab, scenario)
 
 
 @pytest.mark.parametrize("changed", ["1/model.txt", "labels.txt", "2/model.txt", "config.pbtxt"])
-def test_what_the_version_was_loaded_from_decides_whether_it_is_loaded_again(
-    bench: RepositoryLab, changed: str
-) -> None:
+def test_a_version_is_reloaded_if_its_files_or_other_settings_have_changed(lab: RepositoryLab, changed: str) -> None:
     policy = "version_policy { specific { versions: 1 } }"
-    bench.write("m", (1, 2), group(1) + policy)
+    lab.write("m", (1, 2), group(1) + policy)
 
-    async def scenario(bench: RepositoryLab) -> None:
-        await bench.lifecycle.load("m")
-        serving = bench.catalog.resolve("m")
-        bench.write("m", config=group(2) + policy)
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        serving = lab.catalog.resolve("m")
+        lab.write("m", config=group(2) + policy)
         if changed == "config.pbtxt":
-            bench.write("m", config=group(2) + policy + "max_batch_size: 4")
+            lab.write("m", config=group(2) + policy + "max_batch_size: 4")
         else:
-            (bench.root / "m" / changed).touch()
-        await bench.lifecycle.load("m")
-        assert bench.catalog.resolve("m").instances.count == 2
-        assert (bench.catalog.resolve("m") is serving) == (changed == "2/model.txt")
+            (lab.root / "m" / changed).touch()
+        await lab.lifecycle.load("m")
+        assert lab.catalog.resolve("m").instances.count == 2
+        assert (lab.catalog.resolve("m") is serving) == (changed == "2/model.txt")
 
-    run(bench, scenario)
+    run(lab, scenario)
 
 
-def test_a_version_that_stays_is_not_loaded_again_for_one_that_comes(bench: RepositoryLab) -> None:
-    bench.write("m", (1, 2), CONFIG)
+def test_adding_a_version_does_not_reload_the_other(lab: RepositoryLab) -> None:
+    lab.write("m", (1, 2), CONFIG)
 
-    async def scenario(bench: RepositoryLab) -> None:
-        await bench.lifecycle.load("m")
-        second = bench.catalog.resolve("m", "2")
-        bench.write("m", (1, 2), CONFIG + "version_policy { all { } }")
-        await bench.lifecycle.load("m")
-        assert bench.catalog.resolve("m", "2") is second
-        assert bench.catalog.resolve("m", "1").config == second.config
-        bench.write("m", (1, 2), CONFIG + "version_policy { specific { versions: 1 } }")
-        await bench.lifecycle.load("m")
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        second = lab.catalog.resolve("m", "2")
+        lab.write("m", (1, 2), CONFIG + "version_policy { all { } }")
+        await lab.lifecycle.load("m")
+        assert lab.catalog.resolve("m", "2") is second
+        assert lab.catalog.resolve("m", "1").config == second.config
+        lab.write("m", (1, 2), CONFIG + "version_policy { specific { versions: 1 } }")
+        await lab.lifecycle.load("m")
         await settled()
-        assert len(bench.alive) == 1
+        assert len(lab.alive) == 1
 
-    run(bench, scenario)
+    run(lab, scenario)
 
 
-def test_a_configuration_of_a_load_request_changes_instances_until_the_next_load(bench: RepositoryLab) -> None:
+def test_the_configuration_of_a_load_request_applies_until_the_next_load(lab: RepositoryLab) -> None:
     tensor = {"data_type": "TYPE_FP32", "dims": [1]}
     config = {
         "backend": "identity",
@@ -170,16 +168,16 @@ def test_a_configuration_of_a_load_request_changes_instances_until_the_next_load
         "output": [{"name": "OUT", **tensor}],
         "instance_group": [{"count": 3}],
     }
-    bench.write("m")
+    lab.write("m")
 
-    async def scenario(bench: RepositoryLab) -> None:
-        await bench.lifecycle.load("m")
-        serving = bench.catalog.resolve("m")
-        await bench.lifecycle.load("m", {"config": json.dumps(config)})
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        serving = lab.catalog.resolve("m")
+        await lab.lifecycle.load("m", {"config": json.dumps(config)})
         assert serving.instances.count == 3
-        await bench.lifecycle.load("m")
+        await lab.lifecycle.load("m")
         await settled()
         assert serving.instances.count == 1
-        assert bench.catalog.resolve("m") is serving
+        assert lab.catalog.resolve("m") is serving
 
-    run(bench, scenario)
+    run(lab, scenario)

@@ -14,19 +14,19 @@ from kernel.repository.layout import (
 
 
 def folder(name: str, *children: Entry | str) -> Entry:
-    """A folder; a plain string among its children is a file."""
+    """Return a folder. A string among `children` is the name of a file."""
     inside = tuple(child if isinstance(child, Entry) else Entry(child) for child in children)
     return Entry(name, is_folder=True, children=inside)
 
 
-def test_versions_are_the_folders_with_numbers_in_order_of_their_values() -> None:
+def test_version_folders_are_sorted_by_their_number() -> None:
     model = model_folder("/repository", folder("m", folder("10"), folder("9"), folder("0"), "2"))
     assert list(model.versions) == [0, 9, 10]
     assert model.warnings == ()
     assert model.path == "/repository/m"
 
 
-def test_folders_that_look_like_versions_are_told_of() -> None:
+def test_folders_that_look_like_versions_cause_warnings() -> None:
     model = model_folder(
         "/r",
         folder("m", folder("01"), folder("abc"), folder("-1"), folder("٣"), folder("9" * 19), folder("1")),
@@ -41,13 +41,13 @@ def test_folders_that_look_like_versions_are_told_of() -> None:
     )
 
 
-def test_the_other_folders_of_a_model_are_no_versions_and_not_told_of() -> None:
+def test_the_other_folders_of_a_model_cause_no_warnings() -> None:
     model = model_folder("/r", folder("m", *map(folder, ("configs", "warmup", "initial_state", ".git", "1"))))
     assert list(model.versions) == [1]
     assert model.warnings == ()
 
 
-def test_the_configuration_may_be_chosen_by_name() -> None:
+def test_an_alternative_configuration_is_selected_by_name() -> None:
     model = model_folder("/r", folder("m", "config.pbtxt", folder("configs", "fast.pbtxt")))
     assert model.config_path() == "/r/m/config.pbtxt"
     assert model.config_path("fast") == "/r/m/configs/fast.pbtxt"
@@ -60,7 +60,7 @@ def test_a_model_may_have_no_configuration() -> None:
     assert model_folder("/r", folder("m")).config_path() is None
 
 
-def test_the_backend_is_told_by_the_version_that_sorts_first_as_text() -> None:
+def test_the_backend_is_guessed_from_the_version_whose_name_sorts_first() -> None:
     model = model_folder("/r", folder("m", folder("9", "model.py"), folder("10", "model.onnx", folder("data"))))
     assert model.first_version_files() == {"model.onnx": False, "data": True}
     assert model_folder("/r", folder("m", folder("x", "model.py"))).first_version_files() is None
@@ -75,13 +75,13 @@ def test_models_are_the_folders_of_all_repositories() -> None:
     assert contents.duplicates == {}
 
 
-def test_a_model_in_two_repositories_is_in_neither() -> None:
+def test_a_model_in_two_repositories_is_a_duplicate() -> None:
     contents = find_models({"/a": [folder("m"), folder("n")], "/b": [folder("m")]})
     assert list(contents.models) == ["n"]
     assert contents.duplicates == {"m": ("/a/m", "/b/m")}
 
 
-def test_a_change_of_any_file_shows() -> None:
+def test_a_change_of_any_file_makes_folders_unequal() -> None:
     before = model_folder("/r", folder("m", folder("1", Entry("model.py", modified_ns=1))))
     same = model_folder("/r", folder("m", folder("1", Entry("model.py", modified_ns=1))))
     after = model_folder("/r", folder("m", folder("1", Entry("model.py", modified_ns=2))))
@@ -95,7 +95,7 @@ def test_names_of_folders_are_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "..a", "a..b", "../m", "a/b", "/m", "a\\b", "a\0"])
-def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
+def test_names_with_path_traversal_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_model_name(name)
     assert caught.value.message == (
@@ -111,16 +111,16 @@ def test_with_namespacing_every_repository_has_its_own_model_of_a_name() -> None
     assert known_names({"/a": ["m"], "/b": ["m"]}, namespacing=True) == ({"/a::m": "m", "/b::m": "m"}, set())
 
 
-def test_names_alone_tell_what_there_is_and_what_is_there_twice() -> None:
+def test_known_names_contain_duplicates() -> None:
     assert known_names({"/a": ["m", "n"], "/b": ["m"]}) == ({"m": "m", "n": "n"}, {"m"})
 
 
-def test_a_folder_can_stand_in_for_a_models_own() -> None:
+def test_an_overriding_folder_has_the_name_of_its_model() -> None:
     model = overriding_folder("m", "/tmp/x", (folder("1", "model.py"), Entry("config.pbtxt")))
     assert (model.name, model.identifier, model.path, list(model.versions)) == ("m", "m", "/tmp/x", [1])
 
 
-def test_a_name_of_white_space_is_refused() -> None:
+def test_a_name_of_only_white_space_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="^model name must not contain only whitespace characters$"):
         check_model_name(" \t")
 

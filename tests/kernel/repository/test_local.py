@@ -20,7 +20,7 @@ def find_model(repository: str, name: str) -> ModelFolder | None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with a model `m` of one version."""
+    """A repository with model `m`, which has one version."""
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text("pass")
@@ -44,7 +44,7 @@ def test_a_model_is_found_with_its_files(repository: Path) -> None:
     assert read_config(path) == b'backend: "python"'
 
 
-def test_a_folder_is_as_new_as_the_newest_thing_in_it(repository: Path) -> None:
+def test_the_time_of_a_folder_is_that_of_its_newest_child(repository: Path) -> None:
     (repository / "m" / "1" / "data").mkdir()
     touch(repository / "m" / "1" / "data", 5_000)
     touch(repository / "m" / "1" / "model.py", 9_000)
@@ -56,7 +56,7 @@ def test_a_folder_is_as_new_as_the_newest_thing_in_it(repository: Path) -> None:
     assert [child.modified_ns for child in version.children] == [5_000, 9_000]
 
 
-def test_what_python_writes_beside_the_code_is_no_change(repository: Path) -> None:
+def test_python_s_cache_folder_is_ignored(repository: Path) -> None:
     before = find_model(str(repository), "m")
     (repository / "m" / "1" / "__pycache__").mkdir()
     (repository / "m" / "1" / "__pycache__" / "model.pyc").write_bytes(b"code")
@@ -75,7 +75,7 @@ def test_links_are_followed(repository: Path, tmp_path_factory: pytest.TempPathF
     assert [file.name for file in model.versions[2].children] == ["model.onnx"]
 
 
-def test_links_in_a_circle_and_links_to_nothing_are_left_out(repository: Path) -> None:
+def test_circular_and_broken_links_are_omitted(repository: Path) -> None:
     (repository / "m" / "1" / "up").symlink_to(repository / "m")
     (repository / "m" / "1" / "nothing").symlink_to("/does/not/exist")
     (repository / "m" / "1" / "itself").symlink_to("itself")
@@ -84,7 +84,7 @@ def test_links_in_a_circle_and_links_to_nothing_are_left_out(repository: Path) -
     assert model.first_version_files() == {"model.py": False}
 
 
-def test_what_is_no_folder_is_no_model(repository: Path) -> None:
+def test_a_file_in_a_repository_is_not_a_model(repository: Path) -> None:
     (repository / "file").write_text("")
     assert find_model(str(repository), "file") is None
     assert find_model(str(repository), "absent") is None
@@ -96,7 +96,7 @@ def test_a_repository_must_exist(tmp_path: Path) -> None:
     assert caught.value.message == (f"failed to read model repository '{tmp_path / 'absent'}': no such directory")
 
 
-def test_a_configuration_is_not_read_beyond_what_is_parsed(repository: Path) -> None:
+def test_at_most_one_byte_over_the_limit_of_a_configuration_is_read(repository: Path) -> None:
     path = repository / "m" / "config.pbtxt"
     path.write_bytes(b"#" * (MAX_BYTE_SIZE + 100))
     assert len(read_config(str(path))) == MAX_BYTE_SIZE + 1
@@ -107,5 +107,5 @@ def test_a_configuration_that_cannot_be_read_is_an_error(repository: Path) -> No
         read_config(str(repository / "m" / "absent.pbtxt"))
 
 
-def test_a_name_that_no_folder_can_have_is_not_there(repository: Path) -> None:
+def test_an_impossible_name_is_an_absent_model(repository: Path) -> None:
     assert list_repository(str(repository), "m" * 300) == ()

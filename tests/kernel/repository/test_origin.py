@@ -1,4 +1,4 @@
-"""What a version can take over while it serves, and what it must be loaded again for."""
+"""Changes that a serving version can adopt, and changes that need a reload."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kernel.repository.origin import Origin, with_changes
 
 
 def folder(**modified_ns: int) -> ModelFolder:
-    """Return a listing of `/r/m` with two versions; `modified_ns` says by name what has another time than 1."""
+    """Return a listing of `/r/m` with two versions. All times are 1 ns, except those in `modified_ns` by name."""
     files = {"config.pbtxt": False, "labels.txt": False, "configs": True, "1": True, "2": True}
     children = [Entry(name, is_folder=is_folder, modified_ns=1) for name, is_folder in files.items()]
     for name, time_ns in modified_ns.items():
-        place = list(files).index(name.removeprefix("v").replace("_", "."))
-        children[place] = Entry(children[place].name, is_folder=children[place].is_folder, modified_ns=time_ns)
+        index = list(files).index(name.removeprefix("v").replace("_", "."))
+        children[index] = Entry(children[index].name, is_folder=children[index].is_folder, modified_ns=time_ns)
     return model_folder("/r", Entry("m", is_folder=True, children=tuple(children)))
 
 
@@ -45,20 +45,20 @@ BEFORE = Origin(folder(), config(), "/r/m/config.pbtxt")
     ],
     ids=[
         "nothing", "instances", "the version policy", "another version", "the version", "labels",
-        "configurations that are not used", "the batch size", "another repository",
+        "alternative configurations", "the batch size", "another repository",
     ],
 )  # fmt: skip
-def test_a_version_is_loaded_again_for_whatever_it_has_read(now: Origin, needed: bool) -> None:
+def test_a_version_is_reloaded_after_changes_of_its_files_or_settings(now: Origin, needed: bool) -> None:
     assert BEFORE.needs_reload(now, 1) == needed
 
 
-def test_of_configurations_in_a_folder_the_one_that_is_used_may_change() -> None:
+def test_a_change_of_the_selected_configuration_file_alone_needs_no_reload() -> None:
     before = Origin(folder(), config(), "/r/m/configs/fast.pbtxt")
     assert not before.needs_reload(Origin(folder(configs=2), config(count=2), "/r/m/configs/fast.pbtxt"), 1)
     assert before.needs_reload(Origin(folder(config_pbtxt=2), config(), "/r/m/configs/fast.pbtxt"), 1)
 
 
-def test_what_is_taken_over_leaves_the_rest_as_it_was_completed() -> None:
+def test_changes_keep_the_completed_fields() -> None:
     completed = config(max_batch_size=4)
     changed = with_changes(completed, config(count=3, versions=2))
     assert changed == config(count=3, versions=2, max_batch_size=4)

@@ -1,4 +1,4 @@
-"""What a load request may bring, and where its files may go."""
+"""The parameters of a load request, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernel.repository.override import (
 )
 
 
-def test_a_configuration_and_files_are_told_apart() -> None:
+def test_load_parameters_are_split_in_configuration_and_files() -> None:
     assert parse_load_parameters({}) == LoadParameters()
     assert parse_load_parameters({"config": "{}"}) == LoadParameters("{}")
     assert parse_load_parameters({"config": "{}", "file:1/model.py": b"x", "file:": b""}) == LoadParameters(
@@ -40,13 +40,13 @@ def test_a_configuration_and_files_are_told_apart() -> None:
         ({"other": True}, "Unrecognized load parameter 'other' with type 'BOOL'"),
     ],
 )
-def test_other_parameters_are_refused_with_tritons_text(parameters: dict[str, Any], message: str) -> None:
+def test_wrong_load_parameters_are_refused_with_tritons_text(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(UnusableParameters) as caught:
         parse_load_parameters(parameters)
     assert caught.value.message == message
 
 
-def test_what_is_too_large_is_refused_before_anything_is_done_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_parameters_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidArgument, match="^load parameter 'config' has 262145 characters, at most 262144 are"):
         parse_load_parameters({"config": " " * (MAX_CONFIG_BYTE_SIZE + 1)})
     monkeypatch.setattr(override, "MAX_FILES_BYTE_SIZE", 10)
@@ -55,7 +55,7 @@ def test_what_is_too_large_is_refused_before_anything_is_done_with_it(monkeypatc
         parse_load_parameters({"config": "{}", "file:a": bytes(5), "file:b": bytes(6)})
 
 
-def test_files_go_below_the_folder_whatever_their_names_look_like() -> None:
+def test_paths_of_files_are_normalised_inside_the_folder() -> None:
     names = ["1/model.py", "/1/other.py", "./x/../labels.txt", "1//deep/./er"]
     assert file_paths(names, "/tmp/m") == {
         "1/model.py": "/tmp/m/1/model.py",
@@ -71,18 +71,18 @@ def test_a_file_that_would_leave_the_folder_is_refused(name: str) -> None:
         file_paths([name], "/tmp/m")
 
 
-def test_a_file_cannot_be_the_folder_of_another() -> None:
+def test_a_file_that_is_the_folder_of_another_is_refused() -> None:
     for names in (["1", "1/model.py"], ["1/model.py", "1"]):
         with pytest.raises(UnusableParameters) as caught:
             file_paths(names, "/tmp/m")
         assert caught.value.message == "Invalid file parameter 'file:1/model.py', directory has been created as a file"
 
 
-def test_the_folder_is_there_until_its_last_user_goes() -> None:
+def test_the_folder_is_removed_with_its_last_use() -> None:
     folder = OverrideFolder({"1/model.py": b"code", "labels.txt": b"a"})
     root = Path(folder.path)
     assert (root / "1" / "model.py").read_bytes() == b"code"
-    assert root.stat().st_mode & 0o077 == 0, "others can read it"
+    assert root.stat().st_mode & 0o077 == 0, "other users can read the folder"
     folder.retain()
     folder.release()
     assert root.is_dir()
@@ -91,7 +91,7 @@ def test_the_folder_is_there_until_its_last_user_goes() -> None:
 
 
 @pytest.mark.parametrize(("files", "error"), [({"../x": b""}, UnusableParameters), ({"a" * 300: b""}, InternalError)])
-def test_nothing_is_left_of_a_folder_that_cannot_be_filled(
+def test_a_folder_that_cannot_be_filled_is_removed(
     files: dict[str, bytes], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Which instances a configuration asks for."""
+"""The instances of a configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_group_on_gpus_has_its_count_on_each_of_them() -> None:
     assert [(plan.kind, plan.device_id) for plan in plan_instances(config, "/m", 1)] == [("GPU", 0), ("GPU", 2)]
 
 
-def test_an_instance_has_its_groups_policy_or_that_of_its_kind() -> None:
+def test_an_instance_has_the_policy_of_its_group_or_of_its_kind() -> None:
     config = ModelConfig(name="m")
     config.instance_group.add(name="a", kind=ModelInstanceGroup.KIND_CPU, count=1, host_policy="mine", passive=True)
     config.instance_group.add(name="b", kind=ModelInstanceGroup.KIND_GPU, count=1, gpus=[3])
@@ -53,10 +53,10 @@ def plan(name: str, **more: Any) -> InstancePlan:
     ],
     ids=[
         "one more", "fewer", "in another order", "now passive", "on other CPUs", "another name",
-        "the same name comes first", "a name is never there twice",
+        "the same name matches first", "no name occurs twice",
     ],
 )  # fmt: skip
-def test_instances_stay_where_nothing_but_their_name_is_another(
+def test_instances_that_differ_only_in_the_name_are_kept(
     old: list[InstancePlan], new: list[InstancePlan], found: list[int | None]
 ) -> None:
     assert match_instances(old, new) == found

@@ -1,4 +1,4 @@
-"""A model's configuration, from its folder to what workers and requests use."""
+"""A model's configuration, from its folder to the forms that workers and requests use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_configuration_becomes_json_and_a_spec(tmp_path: Path) -> None:
     assert '"max_batch_size":4' in prepared.json
 
 
-def test_a_missing_configuration_is_completed_from_the_files_unless_that_is_off(tmp_path: Path) -> None:
+def test_a_missing_configuration_is_an_error_only_without_auto_completion(tmp_path: Path) -> None:
     model = source(tmp_path, None, files=("1/model.onnx",))
     assert model.read().backend == "onnxruntime"
     strict = ModelSource(model.folder, gpu_count=0, auto_complete=False)
@@ -58,13 +58,13 @@ def test_an_override_replaces_the_file(tmp_path: Path) -> None:
         model.read('{"no_such_field": 1}')
 
 
-def test_a_fault_is_named_with_file_line_and_column(tmp_path: Path) -> None:
+def test_an_error_names_file_line_and_column(tmp_path: Path) -> None:
     model = source(tmp_path, 'backend: "identity"\nmax_batch_size: many\n')
     with pytest.raises(BadConfig, match=r"m/config\.pbtxt:2:17"):
         model.read()
 
 
-def test_label_files_must_be_there(tmp_path: Path) -> None:
+def test_label_files_must_exist(tmp_path: Path) -> None:
     good = source(tmp_path / "a", CONFIG % 'label_filename: "labels.txt"', files=("labels.txt",))
     good.prepare(good.read())
     absent = source(tmp_path / "b", CONFIG % 'label_filename: "labels.txt"')
@@ -86,7 +86,7 @@ def test_label_files_outside_of_the_models_folder_are_refused(path: str, tmp_pat
     )
 
 
-def test_device_instances_are_refused_where_there_is_no_gpu(tmp_path: Path) -> None:
+def test_gpu_instances_are_refused_without_a_gpu(tmp_path: Path) -> None:
     model = source(tmp_path, CONFIG % "" + "instance_group [{ kind: KIND_GPU }]")
     with pytest.raises(ServingError, match="has kind KIND_GPU but"):
         model.prepare(model.read())
@@ -103,14 +103,14 @@ def test_a_configuration_can_be_chosen_by_name(config_name: str, chosen: int, tm
     assert model.read().max_batch_size == chosen
 
 
-def test_without_completion_a_configuration_must_have_whole_tensors(tmp_path: Path) -> None:
+def test_without_auto_completion_a_configuration_must_have_complete_tensors(tmp_path: Path) -> None:
     text = CONFIG % "" + 'input [{ name: "OTHER" }]'
     source(tmp_path / "a", text).read()
     with pytest.raises(BadConfig, match="^model input 'OTHER' must specify 'data_type' for m$"):
         source(tmp_path / "b", text, auto_complete=False).read()
 
 
-def test_a_backend_completes_tensors_batching_and_policy_and_nothing_else(tmp_path: Path) -> None:
+def test_a_backend_completes_only_tensors_batching_and_transaction_policy(tmp_path: Path) -> None:
     model = source(tmp_path, 'backend: "identity" instance_group [{ count: 3 }]')
     config = model.read()
     completed = model.complete(
@@ -126,13 +126,13 @@ def test_a_backend_completes_tensors_batching_and_policy_and_nothing_else(tmp_pa
     assert completed.version_policy.latest.num_versions == 1
 
 
-def test_a_scheduler_that_is_configured_is_not_replaced(tmp_path: Path) -> None:
+def test_a_backend_cannot_replace_a_configured_scheduler(tmp_path: Path) -> None:
     model = source(tmp_path, 'backend: "identity" max_batch_size: 2 sequence_batching {}')
     completed = model.complete(model.read(), '{"max_batch_size": 2, "dynamic_batching": {}}')
     assert completed.WhichOneof("scheduling_choice") == "sequence_batching"
 
 
-def test_what_neither_a_file_nor_the_backend_provides_is_missing(tmp_path: Path) -> None:
+def test_a_configuration_that_no_file_and_no_backend_provides_is_an_error(tmp_path: Path) -> None:
     model = source(tmp_path, None)
     folder = model.folder
     named = ModelSource(

@@ -18,7 +18,7 @@ from kernel.repository.versions import choose_versions, missing_versions
         ("specific { versions: [10, 10] }", [10]),
     ],
 )
-def test_the_policy_chooses_of_what_there_is(policy: str, chosen: list[int]) -> None:
+def test_the_policy_selects_among_the_available_versions(policy: str, chosen: list[int]) -> None:
     config = from_pbtxt(f"version_policy {{ {policy} }}".encode(), "")
     assert choose_versions(config, [10, 1, 3]) == chosen
 
@@ -33,14 +33,14 @@ def test_the_policy_chooses_of_what_there_is(policy: str, chosen: list[int]) -> 
         ("specific {}", [1]),
     ],
 )
-def test_a_policy_that_leaves_no_version_is_an_error(policy: str, available: list[int]) -> None:
+def test_a_policy_without_an_available_version_is_an_error(policy: str, available: list[int]) -> None:
     config = from_pbtxt(f'name: "m" version_policy {{ {policy} }}'.encode(), "")
     with pytest.raises(BadConfig) as caught:
         choose_versions(config, available)
     assert caught.value.message == ("at least one version must be available under the version policy of model 'm'")
 
 
-def test_versions_that_are_named_and_absent_are_told_of() -> None:
+def test_absent_versions_that_the_policy_names_cause_warnings() -> None:
     config = from_pbtxt(b'name: "m" version_policy { specific { versions: [9, 1, 2, 9] } }', "")
     assert missing_versions(config, [1]) == [
         "version 2 is specified for model 'm', but the version directory is not present",

@@ -31,8 +31,8 @@ def samples(
     return warmup_samples(config, model_spec(config), files or {}, random.Random(7))
 
 
-def given(what: str, dims: str = "[3]", name: str = "IN", data_type: str = "TYPE_INT32") -> str:
-    return f'inputs {{ key: "{name}" value {{ data_type: {data_type} dims: {dims} {what} }} }}'
+def given(data: str, dims: str = "[3]", name: str = "IN", data_type: str = "TYPE_INT32") -> str:
+    return f'inputs {{ key: "{name}" value {{ data_type: {data_type} dims: {dims} {data} }} }}'
 
 
 def failure(*settings: str, files: dict[str, bytes] | None = None) -> str:
@@ -41,7 +41,7 @@ def failure(*settings: str, files: dict[str, bytes] | None = None) -> str:
     return caught.value.message
 
 
-def test_zeros_have_the_configured_shape_behind_a_batch_of_one() -> None:
+def test_a_zero_input_has_the_configured_shape_after_a_batch_dimension_of_one() -> None:
     [sample] = samples('name: "z" batch_size: 2 count: 3 ' + given("zero_data: true"))
     assert (sample.name, sample.batch_size, sample.count) == ("z", 2, 3)
     [tensor] = sample.inputs
@@ -50,12 +50,12 @@ def test_zeros_have_the_configured_shape_behind_a_batch_of_one() -> None:
     assert unbatched.inputs[0].shape == [3]
 
 
-def test_a_sample_runs_once_where_nothing_is_said_and_never_with_a_batch_of_none() -> None:
+def test_a_sample_runs_once_by_default_and_never_with_batch_size_zero() -> None:
     [sample] = samples("batch_size: 1 " + given("zero_data: true"), "batch_size: 0 " + given(""))
     assert sample.count == 1
 
 
-def test_random_bytes_are_those_of_the_generator_but_strings_are_empty_and_booleans_are_such() -> None:
+def test_random_inputs_have_random_bytes_empty_strings_or_valid_booleans() -> None:
     [sample] = samples("batch_size: 1 " + given("random_data: true"))
     assert sample.inputs[0].data == random.Random(7).randbytes(12)
     [strings] = samples(
@@ -71,7 +71,7 @@ def test_random_bytes_are_those_of_the_generator_but_strings_are_empty_and_boole
     assert set(bytes(booleans.inputs[1].data)) <= {0, 1}
 
 
-def test_a_file_gives_as_many_bytes_as_the_input_has_and_all_of_them_for_strings() -> None:
+def test_a_file_is_cut_to_the_input_size_unless_the_input_has_strings() -> None:
     [sample] = samples("batch_size: 1 " + given('input_data_file: "raw"'), files={"raw": bytes(range(20))})
     assert sample.inputs[0].data == bytes(range(12))
     strings = b"\1\0\0\0a\2\0\0\0bc"
@@ -83,7 +83,7 @@ def test_a_file_gives_as_many_bytes_as_the_input_has_and_all_of_them_for_strings
     assert sample.inputs[1].data == strings
 
 
-def test_inputs_that_the_configuration_does_not_have_pass_unchecked() -> None:
+def test_inputs_that_the_configuration_does_not_declare_are_not_checked() -> None:
     [sample] = samples("batch_size: 1 " + given("zero_data: true") + given("zero_data: true", "[1]", "START"))
     assert [tensor.name for tensor in sample.inputs] == ["IN", "START"]
 
@@ -119,31 +119,31 @@ def test_only_the_files_of_samples_that_run_are_read() -> None:
         ),
     ],
 )
-def test_a_sample_that_does_not_fit_is_refused(setting: str, message: str) -> None:
+def test_a_wrong_sample_is_refused(setting: str, message: str) -> None:
     assert failure("batch_size: 1 " + setting, files={"raw": bytes(4)}) == message
 
 
-def test_a_missing_input_and_a_wrong_shape_have_the_texts_of_requests() -> None:
+def test_a_missing_input_and_a_wrong_shape_have_the_same_errors_as_in_requests() -> None:
     assert failure("batch_size: 1").startswith("[request id: <id_unknown>] expected number of inputs between 1 and 2")
     assert failure("batch_size: 1 " + given("zero_data: true", "[1, 1]")).startswith(
         "[request id: <id_unknown>] unexpected shape for input 'IN' for model 'm'. Expected [-1,-1], got [1,1,1]."
     )
 
 
-def test_what_would_not_fit_into_a_message_is_refused_before_it_is_made() -> None:
+def test_samples_that_exceed_the_limits_are_refused() -> None:
     assert "at most" in failure("batch_size: 1 " + given("zero_data: true", f"[{MAX_BYTE_SIZE}]"))
     assert "at most" in failure("batch_size: 1 " + given("random_data: true", "[4611686018427387904, 4]"))
     assert "1000000 requests" in failure('name: "s" batch_size: 1000000 ' + given("zero_data: true"))
 
 
-def test_requests_of_a_sample_share_bytes_but_no_objects() -> None:
+def test_the_requests_of_a_sample_share_bytes_but_no_tensor_objects() -> None:
     [sample] = samples("batch_size: 2 " + given("zero_data: true"))
     one, other = sample.request("m", RecordingSink()), sample.request("m", RecordingSink())
     assert one.inputs[0] == other.inputs[0]
     assert one.inputs[0] is not other.inputs[0]
-    assert one.streaming, "a decoupled model could not answer otherwise"
+    assert one.streaming, "a decoupled model could not respond"
 
 
-def test_all_errors_of_a_run_are_in_the_reason() -> None:
+def test_the_error_of_a_sample_contains_all_errors_of_the_run() -> None:
     [sample] = samples('name: "s" batch_size: 1 ' + given("zero_data: true"))
     assert sample.failed(["boom", "bang"]).message == "failed to run warmup sample 's': boom; bang; "

@@ -8,10 +8,12 @@ import pytest
 
 from kernel.serving.events import DeadlineReached, Event, InstanceIdle
 from kernel.serving.inbox import BadScheduler, Inbox
-from kernel.testing import FakeClock
+from kernel.testing import FakeClock, FakeInstance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
+
+IDLE = InstanceIdle(FakeInstance("m_0"))
 
 
 class Recorder:
@@ -44,8 +46,8 @@ def inbox(clock: FakeClock, crashes: list[Exception]) -> Inbox:
 def test_an_event_is_handled_before_post_returns(inbox: Inbox) -> None:
     scheduler = Recorder()
     inbox.start(scheduler.run(inbox))
-    inbox.post(InstanceIdle())
-    assert scheduler.seen == [InstanceIdle()]
+    inbox.post(IDLE)
+    assert scheduler.seen == [IDLE]
     inbox.close()
 
 
@@ -61,7 +63,7 @@ def test_events_raised_during_a_step_wait_their_turn(inbox: Inbox) -> None:
             seen.append(f"end {type(event).__name__}")
 
     inbox.start(scheduler())
-    inbox.post(InstanceIdle())
+    inbox.post(IDLE)
     assert seen == ["start InstanceIdle", "end InstanceIdle", "start DeadlineReached", "end DeadlineReached"]
     inbox.close()
 
@@ -82,9 +84,9 @@ def test_a_scheduler_that_raises_is_ended_and_reported(inbox: Inbox, crashes: li
         raise RuntimeError("no")
 
     inbox.start(scheduler())
-    inbox.post(InstanceIdle())
+    inbox.post(IDLE)
     assert [str(error) for error in crashes] == ["no"]
-    inbox.post(InstanceIdle())  # nobody is there: nothing happens
+    inbox.post(IDLE)  # nobody is there: nothing happens
 
 
 def test_a_scheduler_may_await_only_its_inbox(inbox: Inbox, crashes: list[Exception]) -> None:
@@ -111,7 +113,7 @@ def test_a_scheduler_that_fails_before_its_first_wait_fails_its_start(inbox: Inb
     with pytest.raises(RuntimeError, match="no"):
         inbox.start(broken())
     inbox.start(sound())
-    inbox.post(InstanceIdle())
+    inbox.post(IDLE)
     assert not crashes
 
 
@@ -120,5 +122,60 @@ def test_a_scheduler_that_returns_is_reported(inbox: Inbox, crashes: list[Except
         await inbox.next()
 
     inbox.start(scheduler())
-    inbox.post(InstanceIdle())
+    inbox.post(IDLE)
     assert isinstance(crashes[0], BadScheduler)
+
+
+def test_a_scheduler_that_replaces_a_failed_one_begins_before_the_events_that_came_meanwhile(clock: FakeClock) -> None:
+    async def failing() -> None:
+        await replacing.next()
+        raise RuntimeError("no")
+
+    after = Recorder()
+
+    def replace(error: Exception) -> None:
+        replacing.post(DeadlineReached())  # as a request does that is submitted when another is failed
+        replacing.start(after.run(replacing))
+        assert after.seen == []
+
+    replacing = Inbox(clock, replace)
+    replacing.start(failing())
+    replacing.post(IDLE)
+    assert after.seen == [DeadlineReached()]
+    replacing.close()
+
+
+def test_a_replacement_that_fails_at_its_start_is_not_started_again(clock: FakeClock) -> None:
+    async def failing() -> None:
+        await replacing.next()
+        raise RuntimeError("first")
+
+    async def broken() -> None:
+        raise RuntimeError("second")
+
+    failures: list[str] = []
+
+    def replace(error: Exception) -> None:
+        failures.append(str(error))
+        with pytest.raises(RuntimeError, match="second"):
+            replacing.start(broken())
+
+    replacing = Inbox(clock, replace)
+    replacing.start(failing())
+    replacing.post(IDLE)
+    replacing.post(IDLE)
+    assert failures == ["first"]
+
+
+def test_events_that_a_scheduler_posts_before_its_first_wait_come_with_the_next_one(inbox: Inbox) -> None:
+    seen: list[Event] = []
+
+    async def scheduler() -> None:
+        inbox.post(DeadlineReached())
+        while True:
+            seen.append(await inbox.next())
+
+    inbox.start(scheduler())
+    inbox.post(IDLE)
+    assert sorted(type(event).__name__ for event in seen) == ["DeadlineReached", "InstanceIdle"]
+    inbox.close()

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kernel import errors
@@ -16,12 +17,15 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
-from kernel.serving.request import InputTensor, Request, SharedMemoryRef
+from kernel.serving.prepared import prepare
+from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.region import RegionKind
+from shm.tensor import ClientSpan, Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +59,7 @@ def bench() -> Iterator[Bench]:
 
 
 def request(count: int = 1, **more: object) -> Request:
-    tensor = InputTensor("IN", "FP32", [count], bytes(4 * count))
+    tensor = Tensor("IN", "FP32", [count], bytes(4 * count))
     return Request("m", [tensor], RecordingSink(), **more)  # type: ignore[arg-type]
 
 
@@ -90,7 +94,7 @@ def test_large_inputs_are_copied_to_the_models_arena_and_freed_with_the_answer(b
     bench.kernel.submit(sent)
     span = sent.inputs[0].span
     assert span is not None
-    assert span.region.kind is RegionKind.ARENA
+    assert span.lease.region.kind is RegionKind.ARENA
     assert sent.inputs[0].data is None
     assert bench.model.input_arena is not None
     assert bench.model.input_arena.allocator.block_count == 1
@@ -110,16 +114,14 @@ def test_regions_are_leased_until_the_answer_and_an_unknown_one_wins_over_other_
         bench.regions.register_system("r", f"/{path.name}", 0, 64)
     finally:
         path.unlink()
-    tensor = InputTensor("IN", "FP32", [16], shared_memory=SharedMemoryRef("r", 64))
+    tensor = Tensor("IN", "FP32", [16], client_span=ClientSpan("r", 64))
     sent = Request("m", [tensor], RecordingSink())
     bench.kernel.submit(sent)
     assert tensor.span is not None
-    assert tensor.span.region.leases == 1
+    assert tensor.span.lease.region.lease_count == 1
     sent.fail(errors.InternalError("no"))
-    assert tensor.span.region.leases == 0
-    both_wrong = Request(
-        "m", [InputTensor("IN", "INT8", [16], shared_memory=SharedMemoryRef("s", 64))], RecordingSink()
-    )
+    assert tensor.span.lease.region.lease_count == 0
+    both_wrong = Request("m", [Tensor("IN", "INT8", [16], client_span=ClientSpan("s", 64))], RecordingSink())
     with pytest.raises(errors.RegionNotFound):
         bench.kernel.submit(both_wrong)
 
@@ -133,7 +135,7 @@ def test_a_cancelled_request_is_taken_from_the_queue_or_told_to_its_instance(ben
     assert bench.instance.cancelled == [running]
     assert [type(r.error) for r in responses(waiting)] == [errors.RequestCancelled]
     assert responses(running) == []
-    assert bench.model.statistics.pending == 0
+    assert bench.model.live.queued == 0
 
 
 def test_a_stopping_kernel_refuses_and_waits_for_what_it_accepted(bench: Bench) -> None:
@@ -198,3 +200,29 @@ def test_strict_readiness_wants_living_instances(bench: Bench) -> None:
     lenient.model.instances.lost(lenient.instance, [])
     assert lenient.kernel.ready()
     lenient.close()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_request_that_is_refused_keeps_no_lease(bench: Bench, prepared: bool) -> None:
+    released: list[str] = []
+    given = leased_tensor("IN", "FP32", [2], bytes(8), lambda: released.append("it"))
+    large = Tensor("IN", "FP32", [1 << 20], bytes(4 << 20))
+    first = request()
+    bench.kernel.submit(first)
+    form = prepare(msgspec.structs.replace(first, inputs=[large]), bench.model) if prepared else None
+    refused = Request("m", [given, large], RecordingSink())
+    with pytest.raises(errors.ServingError):
+        bench.kernel.submit(refused, form)
+    assert released == ["it"]
+    assert bench.kernel.in_flight == 1
+
+
+def test_an_output_of_another_model_is_given_back_with_the_final_response(bench: Bench) -> None:
+    released: list[str] = []
+    given = leased_tensor("IN", "FP32", [2], bytes(8), lambda: released.append("it"))
+    sent = Request("m", [given], RecordingSink())
+    bench.kernel.submit(sent)
+    assert sent.leased
+    assert released == []
+    sent.respond(Response("m", "1", "", outputs=[]))
+    assert released == ["it"]

@@ -5,23 +5,22 @@ from __future__ import annotations
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.serving.request import InputTensor, Request, RequestedOutput
+from kernel.serving.request import Request
 from kernel.serving.validation import validate
 from kernel.testing import RecordingSink, model_spec
+from shm.tensor import RequestedOutput, Tensor
 
 SPEC = model_spec("m", max_batch_size=8, dims=(16,))
 NOTE = "NOTE: Setting a non-zero max_batch_size"
 
 
-def request(*tensors: InputTensor, outputs: list[str] | None = None, id: str = "") -> Request:
+def request(*tensors: Tensor, outputs: list[str] | None = None, id: str = "") -> Request:
     wanted = [RequestedOutput(name) for name in outputs or []]
     return Request("m", list(tensors), RecordingSink(), id=id, outputs=wanted)
 
 
-def tensor(
-    name: str = "IN", datatype: str = "FP32", shape: tuple[int, ...] = (2, 16), byte_size: int = 128
-) -> InputTensor:
-    return InputTensor(name, datatype, list(shape), bytes(byte_size))
+def tensor(name: str = "IN", datatype: str = "FP32", shape: tuple[int, ...] = (2, 16), byte_size: int = 128) -> Tensor:
+    return Tensor(name, datatype, list(shape), bytes(byte_size))
 
 
 def test_a_good_request_gets_its_batch_size() -> None:

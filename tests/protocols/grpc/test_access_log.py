@@ -14,12 +14,13 @@ import pytest
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import GrpcOptions
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.access_log import names_in_request, status_name
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2.headers import OK_TRAILERS, encode_trailers, status_trailers
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,7 @@ def spec(name: str) -> ModelSpec:
 
 
 def echo(request: Request) -> None:
-    outputs = [OutputTensor("X", "UINT8", [1], data=b"x")]
+    outputs = [Tensor("X", "UINT8", [1], data=b"x")]
     request.respond(Response(request.model_name, "1", request.id, outputs=outputs))
 
 

@@ -14,11 +14,12 @@ import pytest
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
+from shm.tensor import Tensor
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -28,7 +29,7 @@ ResponseFields = dict[str, str]
 
 def echo(request: Request) -> None:
     tensor = request.inputs[0]
-    outputs = [OutputTensor("X", tensor.datatype, tensor.shape, data=bytes(tensor.data or b""))]
+    outputs = [Tensor("X", tensor.datatype, tensor.shape, data=bytes(tensor.data or b""))]
     request.respond(Response(request.model_name, "1", request.id, outputs=outputs))
 
 

@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import ServingError
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from kernel.testing import RecordingSink
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.codec import decode_request, encode_response, start_request
 from shm.datatypes import DATATYPES
+from shm.tensor import Tensor
 
 Parameters = dict[str, pb.InferParameter]
 
@@ -95,7 +96,7 @@ def test_any_message_is_decoded_or_refused(message: pb.ModelInferRequest) -> Non
     # Anything but a refusal is a bug, and fails the test.
     with contextlib.suppress(ServingError):
         decode_request(message, request)
-        assert all((t.data is None) != (t.shared_memory is None) for t in request.inputs)
+        assert all((t.data is None) != (t.client_span is None) for t in request.inputs)
 
 
 def raw_tensors_strategy() -> st.SearchStrategy[list[tuple[str, str, list[int], bytes]]]:
@@ -112,7 +113,7 @@ def raw_tensors_strategy() -> st.SearchStrategy[list[tuple[str, str, list[int], 
 def test_tensors_pass_through_both_codecs_unchanged(
     tensors: list[tuple[str, str, list[int], bytes]], wrap: Callable[[bytes], bytes]
 ) -> None:
-    outputs = [OutputTensor(name, datatype, shape, data=wrap(raw)) for name, datatype, shape, raw in tensors]
+    outputs = [Tensor(name, datatype, shape, data=wrap(raw)) for name, datatype, shape, raw in tensors]
     response = pb.ModelInferResponse()
     encode_response(Response("m", "1", "7", outputs=outputs), response)
     message = pb.ModelInferRequest(raw_input_contents=response.raw_output_contents)

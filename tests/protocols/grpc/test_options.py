@@ -26,13 +26,14 @@ import tritonclient.grpc as triton
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import BadOption, GrpcOptions, TlsOptions
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab
 from shm.region import RegionKind
+from shm.tensor import Tensor
 
 Talk = Callable[..., Any]
 
@@ -52,8 +53,8 @@ def echo(request: Request) -> None:
     tensor = request.inputs[0]
     data = tensor.data
     if tensor.span is not None:  # a large input is in the arena
-        data = os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
-    outputs = [OutputTensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
+        data = os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
+    outputs = [Tensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
     request.respond(Response(request.model_name, "1", request.id, outputs=outputs, parameters=request.parameters))
 
 
@@ -179,13 +180,13 @@ def test_a_refused_name_leaves_no_region_in_use(talk: Talk, lab: FrontDoorLab) -
                 refused = failure(lambda: model_infer(channel)(message, metadata=metadata, timeout=20))
                 assert refused == (grpc.StatusCode.INVALID_ARGUMENT, RESERVED), known
                 list(stream_infer(channel)(iter([message]), metadata=metadata, timeout=20))
-                assert region.leases == 0
+                assert region.lease_count == 0
                 if not known:
                     response = model_infer(channel)(message, timeout=20)  # it is prepared now
                     assert response.raw_output_contents == [bytes(3)]
 
         talk(lab, conversation, FORWARDING)
-        assert region.leases == 0
+        assert region.lease_count == 0
     finally:
         block.close()
         block.unlink()

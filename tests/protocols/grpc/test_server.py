@@ -17,11 +17,12 @@ from google.protobuf.message import Message
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import ErrorCode, error_of
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
+from shm.tensor import Tensor
 
 MEBIBYTE = 2**20
 
@@ -35,8 +36,8 @@ def echo(request: Request) -> None:
     tensor = request.inputs[0]
     data = tensor.data
     if tensor.span is not None:  # a large input is in the arena
-        data = os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
-    outputs = [OutputTensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
+        data = os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
+    outputs = [Tensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
     request.respond(Response(request.model_name, "1", request.id, outputs=outputs, parameters=request.parameters))
 
 

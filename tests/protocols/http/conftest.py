@@ -23,10 +23,11 @@ from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.events import Cancelled, Submitted
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
 from protocols.http.server import HttpServer
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import IndexItem
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
-    from kernel.serving.request import InputTensor, Request
+    from kernel.serving.request import Request
 
 #: What the server accepts in JSON, in the tests.
 MAX_INPUT_SIZE = 1 << 20
@@ -84,24 +85,24 @@ def _respond(spec: ModelSpec, request: Request) -> None:
     elif spec.name == "repeat":
         for place in range(0, len(_data(request.inputs[0])), 4):
             part = _data(request.inputs[0])[place : place + 4]
-            output = OutputTensor("OUT_IN", "INT32", [1], part)
+            output = Tensor("OUT_IN", "INT32", [1], part)
             request.respond(Response(spec.name, "1", request.id, outputs=[output], final=False))
         request.respond(Response(spec.name, "1", request.id))
     else:
         wanted = {output.name for output in request.outputs}
         outputs = [
-            OutputTensor(f"OUT_{t.name}", t.datatype, list(t.shape), _data(t))
+            Tensor(f"OUT_{t.name}", t.datatype, list(t.shape), _data(t))
             for t in request.inputs
             if not wanted or f"OUT_{t.name}" in wanted
         ]
         request.respond(Response(spec.name, "1", request.id, outputs=outputs, parameters=dict(request.parameters)))
 
 
-def _data(tensor: InputTensor) -> bytes:
+def _data(tensor: Tensor) -> bytes:
     if tensor.data is not None:
         return bytes(tensor.data)
     assert tensor.span is not None
-    return os.pread(tensor.span.region.fd, tensor.span.byte_size, tensor.span.offset)
+    return os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
 
 
 class FakeRepository:

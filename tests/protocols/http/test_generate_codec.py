@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from kernel.testing import RecordingSink
 from protocols.http.generate_codec import decode_generate, encode_generate, fit_shape
+from shm.tensor import Tensor
 
 
 def spec(**inputs: tuple[str, tuple[int, ...]]) -> ModelSpec:
@@ -134,10 +135,10 @@ def test_any_body_is_decoded_or_refused(body: dict[str, Any]) -> None:
 
 def test_a_response_is_sorted_and_single_elements_are_scalars() -> None:
     outputs = [
-        OutputTensor("z", "BYTES", [1, 1], b"\x02\x00\x00\x00hi"),
-        OutputTensor("a", "INT32", [2], struct.pack("<2i", 1, -1)),
-        OutputTensor("inf", "FP32", [1], struct.pack("<f", float("inf"))),
-        OutputTensor("n", "FP32", [0], b""),
+        Tensor("z", "BYTES", [1, 1], b"\x02\x00\x00\x00hi"),
+        Tensor("a", "INT32", [2], struct.pack("<2i", 1, -1)),
+        Tensor("inf", "FP32", [1], struct.pack("<f", float("inf"))),
+        Tensor("n", "FP32", [0], b""),
     ]
     response = Response("m", "2", "7", outputs=outputs, parameters={"p": True})
     assert encode_generate(response) == (

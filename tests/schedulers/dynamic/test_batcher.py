@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.config.spec import DynamicBatching
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.testing import RecordingSink, model_spec
 from schedulers.dynamic.batcher import DynamicBatcher
+from shm.tensor import Tensor
 
 MAX = 8
 arrivals = st.lists(st.tuples(st.integers(0, 50), st.integers(1, MAX), st.sampled_from([3, 5])), max_size=30)
@@ -16,7 +17,7 @@ sizes = st.lists(st.integers(1, MAX), max_size=3, unique=True)
 
 
 def request(number: int, at_ns: int, rows: int, width: int) -> Request:
-    made = Request("m", [InputTensor("IN", "FP32", [rows, width], b"")], RecordingSink(), id=str(number))
+    made = Request("m", [Tensor("IN", "FP32", [rows, width], b"")], RecordingSink(), id=str(number))
     made.batch_size, made.queue_start_ns = rows, at_ns
     return made
 

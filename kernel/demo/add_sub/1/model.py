@@ -1,4 +1,4 @@
-"""Two vectors in, their sum and their difference out."""
+"""Returns the sum and the difference of two vectors."""
 
 import triton_python_backend_utils as pb_utils
 

@@ -1,4 +1,4 @@
-"""A decoupled model: one request in, any number of responses out."""
+"""A decoupled model: it sends any number of responses to one request."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,6 +1,6 @@
-"""A whole server in this process, started by words of a command line, with models that need no worker.
+"""Starts a complete server in this process with a command line. Its models need no workers.
 
-What flags change is seen from outside: over HTTP and gRPC, in the log, and at the parts that kernel/app.py makes.
+Tests see the effects of flags over HTTP and gRPC, in the log, and in the arguments of parts that kernel/app.py creates.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.settings import LogSettings
 
-#: Flags of every server, which others may follow: the last one counts.
+#: The first flags of every server. Tests may override them, because the last value of a flag counts.
 FREE_PORTS = tuple(
     f"--{door}-{what}" for door in ("http", "grpc", "metrics") for what in ("address=127.0.0.1", "port=0")
 )
 
 
 class Supervisor(FakeKeeper):
-    """In place of what starts workers: notes what it is given."""
+    """Replaces the supervisor of an instance. It starts no worker, and records its arguments."""
 
     def __init__(self, running: Running, poller: Any, options: dict[str, Any]) -> None:
         super().__init__([])
@@ -66,7 +66,7 @@ class Supervisor(FakeKeeper):
 
 
 class NotingInstance(EchoInstance):
-    """Notes the parameters of requests."""
+    """Records the parameters of requests."""
 
     def __init__(self, name: str, model: Model, running: Running) -> None:
         super().__init__(name, model, "")
@@ -78,7 +78,7 @@ class NotingInstance(EchoInstance):
 
 
 class Response:
-    """What came back for an HTTP request. JSON where it is."""
+    """The response to an HTTP request."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status = status
@@ -91,19 +91,19 @@ class Response:
 
 
 class Running:
-    """A server, from its start until the test is done with it."""
+    """A running server, and the records of its parts."""
 
     def __init__(self) -> None:
         self.kernel: Kernel
         self.ports: Mapping[str, int] = {}
         self.supervisors: list[Supervisor] = []
-        #: Of the requests that models have executed.
+        #: The parameters of the requests that models have executed.
         self.parameters: list[dict[str, Any]] = []
         self.grpc: Any = None
         self.metrics: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.log: list[str] = []
-        #: What was printed to standard error.
+        #: The text that was printed to standard error.
         self.errors = ""
 
     @property
@@ -113,7 +113,7 @@ class Running:
     def call(
         self, path: str, body: object = None, headers: Mapping[str, str] | None = None, *, door: str = "http"
     ) -> Response:
-        """Ask the server; blocks, and so belongs into a thread."""
+        """Send an HTTP request and return the response. Blocks, so it must run in a thread."""
         data = None if body is None else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self.ports[door]}{path}"
         request = urllib.request.Request(url, data, headers=dict(headers or {}))
@@ -129,7 +129,7 @@ class Running:
         return self.call("/v2/models/m/infer", {"inputs": [tensor]}, headers)
 
     def infer_over_grpc(self, **metadata: str) -> grpc.StatusCode:
-        """Return the status of an inference."""
+        """Send an inference request over gRPC and return its status."""
         tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
         message = pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(4)])
         with grpc.insecure_channel(f"127.0.0.1:{self.ports['grpc']}") as channel:
@@ -143,7 +143,7 @@ class Running:
 
 
 class _TestTerminal(Terminal):
-    """Somebody who stops the server as soon as `look` has returned, which runs in a thread."""
+    """A terminal that runs `look` in a thread when the server is open, and then stops the server."""
 
     running: Running
     look: Callable[[Running], object]
@@ -168,7 +168,7 @@ class _TestTerminal(Terminal):
 
 @contextlib.contextmanager
 def _own_log(lines: list[str]) -> Iterator[None]:
-    """Let the server set up the log of this process, and take that back; collects the lines."""
+    """Let the server set up the log of this process, append the lines to `lines`, and restore the log afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
 
@@ -197,9 +197,9 @@ def _own_log(lines: list[str]) -> Iterator[None]:
 
 
 def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple[Running, object]:
-    """Start the server as `python -m kernel run WORDS` does, and stop it when `look` has returned what it found.
+    """Start a server with `python -m kernel run WORDS`, call `look`, and stop the server. Returns the result of `look`.
 
-    A server that does not start finds nothing, and says why in `errors`.
+    If the server does not start, the result is None, and `Running.errors` has the reason.
     """
     running = Running()
 
@@ -216,8 +216,8 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
             super().__init__(*arguments, **options)
             running.metrics = self
 
-    def supervisor(launcher: object, poller: object, **options: object) -> Supervisor:
-        return Supervisor(running, poller, options)
+    def supervisor(launcher: object, poller: object, helper: object, **options: object) -> Supervisor:
+        return Supervisor(running, poller, {**options, "launcher": launcher})
 
     Operator.running, Operator.look = running, staticmethod(look)
     errors = io.StringIO()

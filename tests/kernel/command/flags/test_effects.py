@@ -1,4 +1,4 @@
-"""Every flag that does something changes something that can be seen at a running server."""
+"""Every flag with an effect changes something that can be observed in a running server."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What is seen at a server that is given a flag, and not at one without. Words may name files: "{models}"."""
+    """The effect of a flag: a server with the flag shows `expected`, a server without the flag does not.
 
-    #: The flag, and what else it needs.
+    Words may contain the names of files, such as "{models}".
+    """
+
+    #: The flag, and other flags that it needs.
     words: str
-    #: Looks at the running server, from a thread. What does not start shows None.
+    #: Observes the running server, in a thread. The result is None if the server does not start.
     look: Callable[[Running], object]
     expected: object
-    #: Given to both servers.
+    #: Words for both servers.
     base: str = "--model-repository={models}"
-    #: Looks at the log and so on when the server has stopped, with what `look` found, and decides instead.
+    #: Observes the server, such as its log, after it has stopped; then its result counts instead of that of `look`.
     after: Callable[[Running], object] | None = None
 
 
@@ -40,7 +43,7 @@ BROKEN = "--model-repository={broken} "
 TLS = "--{door}-server-cert={{first}} --{door}-server-key={{first_key}} "
 
 
-# ---- what is looked at -----------------------------------------------------------------------
+# ---- observations ----------------------------------------------------------------------------
 
 
 def started(running: Running) -> object:
@@ -60,12 +63,12 @@ def page(running: Running) -> str:
     return running.call("/metrics", door="metrics").text
 
 
-def said(text: str) -> Callable[[Running], object]:
+def logged(text: str) -> Callable[[Running], object]:
     return lambda running: any(text in line for line in running.log)
 
 
 def shares_port(door: str) -> Callable[[Running], object]:
-    """Whether another socket may listen at the port."""
+    """Observe whether another socket can be bound to the port."""
 
     def look(running: Running) -> object:
         with socket.socket() as other:
@@ -80,7 +83,7 @@ def shares_port(door: str) -> Callable[[Running], object]:
 
 
 def encrypted(door: str, client: str = "plain") -> Callable[[Running], object]:
-    """The name in the server's certificate; nothing where there is no encryption, or the client is sent away."""
+    """Observe the name in the server's certificate, or "refused" without TLS or if the server refuses the client."""
 
     def look(running: Running) -> object:
         context = ssl.create_default_context(cafile=str(FILES["authority"]))
@@ -100,13 +103,13 @@ def encrypted(door: str, client: str = "plain") -> Callable[[Running], object]:
             if wrapped.recv(1):
                 names: Any = wrapped.getpeercert()
                 return dict(names["subjectAltName"])["DNS"]
-        return "sent away"
+        return "refused"
 
     return look
 
 
 def keepalive(name: str) -> Callable[[Running], object]:
-    return lambda running: getattr(running.grpc._terms.keepalive, name)
+    return lambda running: getattr(running.grpc._listener_options.keepalive, name)
 
 
 # ---- the table -------------------------------------------------------------------------------
@@ -157,9 +160,9 @@ _LISTENER_EFFECTS = {
     **{f"allow-{door}": Effect(f"--allow-{door}=false", lambda r, door=door: door in r.ports, False)  # type: ignore[misc]
        for door in _DOORS},
     **{f"{door}-address": Effect(f"--{door}-address=127.0.0.2", started, True,
-                                 after=said(f"Started {title} at 127.0.0.2:"))
+                                 after=logged(f"Started {title} at 127.0.0.2:"))
        for door, title in _DOORS.items()},
-    # A port that is taken is the one port of which it is known beforehand that nobody else gets it.
+    # A port in use: no other process can take it before the server starts.
     **{f"{door}-port": Effect(f"--{door}-port={{taken}}", started, True,
                               after=lambda r: f"Socket '127.0.0.1:{FILES['taken']}' already in use" in r.errors)
        for door in _DOORS},
@@ -173,7 +176,7 @@ _LISTENER_EFFECTS = {
                                     MODELS + f"--{door}-use-ssl=1 {TLS.format(door=door)} "
                                     f"--{door}-server-cert={{second}}")
        for door in ("http", "grpc")},
-    **{f"{door}-use-ssl-mutual": Effect(f"--{door}-use-ssl-mutual=1", encrypted(door), "sent away",
+    **{f"{door}-use-ssl-mutual": Effect(f"--{door}-use-ssl-mutual=1", encrypted(door), "refused",
                                         MODELS + f"--{door}-use-ssl=1 {TLS.format(door=door)} "
                                         f"--{door}-root-cert={{authority}}")
        for door in ("http", "grpc")},
@@ -264,7 +267,7 @@ _SERVER_EFFECTS = {
     "trace-count": Effect("--trace-count=7", setting("trace/setting", "trace_count"), "7"),
     "trace-log-frequency": Effect("--trace-log-frequency=7", setting("trace/setting", "log_frequency"), "7"),
     "id": Effect("--id=mine", lambda r: r.call("/v2").json["name"], "mine"),
-    "exit-timeout-secs": Effect("--exit-timeout-secs=7", started, True, after=said("in flight get 7 s")),
+    "exit-timeout-secs": Effect("--exit-timeout-secs=7", started, True, after=logged("in flight get 7 s")),
     "allow-client-shm": Effect(
         "--allow-client-shm=false",
         lambda r: "--allow-client-shm" in r.call(
@@ -273,6 +276,9 @@ _SERVER_EFFECTS = {
     ),
     "event-loop": Effect("--event-loop=asyncio", lambda r: type(r.loop).__module__, "asyncio.unix_events"),
     "busy-poll-us": Effect("--busy-poll-us=7", lambda r: r.supervisors[0].poller.polling.longest_ns, 7000),
+    "worker-shared-memory": Effect(
+        "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].shared_memory, False
+    ),
     "arena-byte-size": Effect(
         "--arena-byte-size=33554432", lambda r: r.supervisors[0].options["arena_byte_size"], 2**25
     ),
@@ -283,7 +289,7 @@ EFFECTS = {
     **_SERVER_EFFECTS,
 }  # fmt: skip
 
-#: What words may name, by name; filled by the fixture below.
+#: Name in words → file or port. The fixture `files` fills it.
 FILES: dict[str, Any] = {}
 
 
@@ -330,7 +336,7 @@ def observed(effect: Effect, words: str) -> object:
 def test_a_flag_has_an_effect(name: str) -> None:
     effect = EFFECTS[name]
     assert f"--{name}" in effect.words
-    assert observed(effect, effect.base) != effect.expected, "it is so without the flag, too"
+    assert observed(effect, effect.base) != effect.expected, "a server without the flag shows the same"
     assert observed(effect, f"{effect.base} {effect.words}") == effect.expected
 
 
@@ -338,7 +344,7 @@ def test_every_flag_is_in_the_table() -> None:
     assert {flag.name for group in GROUPS for flag in group.flags} == EFFECTS.keys()
 
 
-def test_a_client_that_asks_for_traces_finds_it_in_the_log_and_nothing_in_its_response() -> None:
+def test_a_change_that_enables_traces_is_logged_and_its_response_is_normal() -> None:
     def look(running: Running) -> object:
         change = {"trace_level": ["OFF"], "trace_rate": "5"}
         assert running.call("/v2/trace/setting", change).json["trace_rate"] == "5"

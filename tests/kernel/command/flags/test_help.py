@@ -1,4 +1,4 @@
-"""The help of `run`: all flags in their groups, readable in a terminal."""
+"""The help of `run`: all flags in their groups, wrapped to the terminal."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ def test_every_flag_is_shown_once() -> None:
         assert f"--{name}" in words, name
 
 
-def test_groups_come_in_order_and_what_has_no_effect_last() -> None:
+def test_flags_without_effect_are_the_last_group() -> None:
     text = help_text(80)
     titles = ["Models", "HTTP", "gRPC", "Metrics", "Log", "Traces", "Server", "Accepted without effect"]
-    places = [text.index(f"\n{title}\n") for title in titles]
-    assert places == sorted(places)
+    positions = [text.index(f"\n{title}\n") for title in titles]
+    assert positions == sorted(positions)
 
 
-def test_defaults_are_shown_as_they_would_be_typed() -> None:
+def test_defaults_are_shown_as_one_would_type_them() -> None:
     text = help_text(80)
     assert "Port; 0 for any free one. [8000]" in text
     assert "[local]" in text
-    assert "[half of the memory]" in text
+    assert "[17179869184]" in text
+    assert "[that of HTTP]" in text
 
 
-def test_flags_of_our_own_are_marked() -> None:
+def test_flags_that_tritonserver_lacks_are_marked() -> None:
     text = help_text(80)
     assert "+ Log every HTTP request and gRPC call. [false]" in text
     assert "--http-port PORT            Port" in text

@@ -1,4 +1,4 @@
-"""Flags as a Python program gives them."""
+"""Flags as Python keywords."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from kernel.command.flags.keywords import read_keywords
 from kernel.options import BadOption, ListenAddress
 
 
-def test_every_door_is_closed_until_it_is_asked_for() -> None:
+def test_every_front_door_is_closed_by_default() -> None:
     options, notes = read_keywords({}, {})
     assert notes == []
     doors = (options.http_listener, options.grpc_listener, options.metrics_listener)
     assert [(door.allow, door.address) for door in doors] == [(False, "127.0.0.1")] * 3
 
 
-def test_a_port_opens_its_door() -> None:
+def test_a_port_opens_its_front_door() -> None:
     options, _ = read_keywords({"http_port": 0, "grpc": True, "metrics_port": 9}, {})
     assert options.http_listener == ListenAddress(True, "127.0.0.1", 0)
     assert options.grpc_listener == ListenAddress(True, "127.0.0.1", 8001)
     assert options.metrics_listener == ListenAddress(True, "127.0.0.1", 9)
 
 
-def test_doors_can_be_closed_and_opened_to_others() -> None:
+def test_front_doors_can_be_closed_or_opened_to_other_machines() -> None:
     options, _ = read_keywords({"http_port": 0, "http": False, "allow_grpc": True, "grpc_address": "0.0.0.0"}, {})
     assert not options.http_listener.allow
     assert options.grpc_listener.address == "0.0.0.0"
 
 
-def test_values_are_those_of_the_flags() -> None:
+def test_keywords_have_the_values_of_flags() -> None:
     options, notes = read_keywords(
         {
             "model_repository": [Path("a"), "b"],
@@ -49,13 +49,13 @@ def test_values_are_those_of_the_flags() -> None:
     assert read_keywords({"disable_auto_complete_config": False}, {})[0].repository.auto_complete_config
 
 
-def test_wrong_flags_are_told_as_at_the_command_line() -> None:
+def test_wrong_keywords_have_the_errors_of_the_command_line() -> None:
     with pytest.raises(BadOption, match="there is no flag --htp-port; did you mean --http-port"):
         read_keywords({"htp_port": 1}, {})
     with pytest.raises(BadOption, match="--http-port"):
         read_keywords({"http_port": "many"}, {})
 
 
-def test_a_server_within_a_program_does_not_poll_unless_it_is_told_to() -> None:
+def test_an_embedded_server_does_not_poll_by_default() -> None:
     assert read_keywords({}, {})[0].busy_poll_us == 0
     assert read_keywords({"busy_poll_us": 100}, {})[0].busy_poll_us == 100

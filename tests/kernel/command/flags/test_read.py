@@ -1,4 +1,4 @@
-"""Words of a command line, and the options that they mean."""
+"""The words of a command line become options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernel.command.flags.read import DEFAULTS, FLAGS, read_flags
 from kernel.options import BadOption, RepositoryOptions, ServerOptions, TlsOptions
 from kernel.settings import TraceValues
 
-#: Every flag of tritonserver 2.51 (`tritonserver --help`), and those that came later.
+#: Every flag of tritonserver 2.51 (`tritonserver --help`), and in the last line flags of later versions.
 TRITONSERVER = """
 id exit-timeout-secs log-verbose log-info log-warning log-error log-format log-file model-store model-repository
 exit-on-error disable-auto-complete-config strict-readiness model-control-mode repository-poll-secs load-model
@@ -54,17 +54,17 @@ def test_every_flag_of_tritonserver_is_known(name: str) -> None:
     assert name in FLAGS or any(flag.alias == name for flag in FLAGS.values())
 
 
-def test_every_option_is_set_by_a_flag_and_every_flag_sets_one_or_says_why_not() -> None:
+def test_every_option_has_a_flag_and_every_flag_sets_an_option_or_has_a_note() -> None:
     flags = {flag.option for flag in FLAGS.values() if flag.option}
-    # All trace settings are one flag's; servers that share a port still have metrics of their own.
-    elsewhere = {*leaves(TraceValues, "trace."), "metrics_listener.reuse_port"}
-    assert flags == set(leaves(ServerOptions)) - elsewhere | {"trace"}
+    # One flag sets all trace settings. The metrics port cannot be shared, so it has no reuse flag.
+    without_flag = {*leaves(TraceValues, "trace."), "metrics_listener.reuse_port"}
+    assert flags == set(leaves(ServerOptions)) - without_flag | {"trace"}
     assert all(flag.help for flag in FLAGS.values() if flag.option)
     assert all(flag.note for flag in FLAGS.values() if not flag.option)
 
 
 def leaves(struct: type[msgspec.Struct], prefix: str = "") -> list[str]:
-    """Return the paths of all options in a struct; an optional struct is an option and has some."""
+    """Return the paths of all options in a struct. An optional struct is an option, and so are its fields."""
     found = []
     for name, kind in typing.get_type_hints(struct).items():
         inner = [each for each in (kind, *typing.get_args(kind)) if isinstance(each, type)]
@@ -76,7 +76,7 @@ def leaves(struct: type[msgspec.Struct], prefix: str = "") -> list[str]:
     return found
 
 
-def test_without_flags_the_demo_is_served_as_tritonserver_would() -> None:
+def test_without_flags_the_demo_models_are_served_with_the_defaults() -> None:
     options = read()
     assert options == DEFAULTS
     assert options.demo
@@ -97,14 +97,14 @@ def test_the_last_of_several_values_counts_and_repeatable_flags_collect_all() ->
     assert read("--metrics-config=a=1", "--metrics-config=a=1").metrics.config == ("a=1", "a=1")
 
 
-def test_the_unambiguous_begin_of_a_name_will_do() -> None:
+def test_an_unambiguous_prefix_of_a_name_is_accepted() -> None:
     assert read("--http-po=7").http_listener.port == 7
     assert read("--model-r=a").repository.paths == (Path("a"),)
     assert problem("--log-f=x") == "--log-f could be --log-format or --log-file"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["models"], "Unexpected argument: models"),
         (["-h"], "Unexpected argument: -h"),
@@ -116,26 +116,26 @@ def test_the_unambiguous_begin_of_a_name_will_do() -> None:
         (["--http-port=x"], "--http-port: 'x' is not a whole number"),
         (["--disable-auto-complete-config=true"], "--disable-auto-complete-config takes no value"),
         (["--backend-config=x"], "--backend-config option format is '<backend name>,<setting>=<value>'. Got x"),
-        (["--log-format=iso8601"], "--log-format: 'iso8601' is none of default, ISO8601, json"),
+        (["--log-format=iso8601"], "--log-format: 'iso8601' is not one of default, ISO8601, json"),
         (["--response-cache-byte-size=1", "--cache-config=local,size=1"],
          "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
          "Please provide one or the other."),
         (["--grpc-use-ssl=true"], "--grpc-use-ssl needs a certificate and its key: give --grpc-server-cert and "
                                   "--grpc-server-key"),
         (["--http-use-ssl-mutual=1", "--http-server-cert=c", "--http-server-key=k"],
-         "--http-use-ssl-mutual needs --http-root-cert: who signs the certificates of clients"),
+         "--http-use-ssl-mutual needs --http-root-cert, the certificate authority of the clients"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_one_line(words: list[str], said: str) -> None:
-    assert problem(*words) == said
+def test_the_error_of_a_wrong_command_line_is_one_line(words: list[str], message: str) -> None:
+    assert problem(*words) == message
 
 
-def test_metrics_are_served_at_the_address_of_http_unless_another_is_given() -> None:
+def test_the_address_of_metrics_defaults_to_that_of_http() -> None:
     assert read("--http-address=127.0.0.1").metrics_listener.address == "127.0.0.1"
     assert read("--http-address=127.0.0.1", "--metrics-address=::1").metrics_listener.address == "::1"
 
 
-def test_auto_completion_is_switched_off_by_either_flag() -> None:
+def test_either_flag_switches_auto_completion_off() -> None:
     assert read().repository.auto_complete_config
     assert not read("--disable-auto-complete-config").repository.auto_complete_config
     assert not read("--strict-model-config=true").repository.auto_complete_config
@@ -143,7 +143,7 @@ def test_auto_completion_is_switched_off_by_either_flag() -> None:
     assert not read("--disable-auto-complete-config", "--strict-model-config=false").repository.auto_complete_config
 
 
-def test_tls_is_what_the_flags_of_a_door_say_together() -> None:
+def test_the_flags_of_a_front_door_together_set_its_tls_options() -> None:
     files = ["--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"]
     assert read(*files).grpc.tls is None
     assert read("--grpc-use-ssl=true", *files).grpc.tls == TlsOptions(Path("c"), Path("k"), Path("r"), False)
@@ -153,25 +153,25 @@ def test_tls_is_what_the_flags_of_a_door_say_together() -> None:
     assert notes("--grpc-use-ssl=true", *files) == []
 
 
-def test_numbers_that_tritonserver_raises_are_raised() -> None:
+def test_numbers_that_are_too_low_are_raised_as_in_tritonserver() -> None:
     assert read("--exit-timeout-secs=-1").exit_timeout_s == 0
     assert read("--model-load-thread-count=0").repository.load_thread_count == 1
 
 
-def test_a_flag_without_effect_is_named_once_with_the_reason() -> None:
-    said = notes("--http-thread-count=4", "--cache-config=local,size=1", "--cache-config=local,size=2")
-    assert said == [
-        "--http-thread-count has no effect: one event loop serves all connections, there is no pool of threads to size",
+def test_a_flag_without_effect_is_logged_once_with_the_reason() -> None:
+    lines = notes("--http-thread-count=4", "--cache-config=local,size=1", "--cache-config=local,size=2")
+    assert lines == [
+        "--http-thread-count has no effect: one event loop serves all connections; there is no thread pool",
         "--cache-config has no effect: there is no response cache yet",
     ]
 
 
-def test_a_flag_that_asks_for_what_is_so_anyway_is_not_named() -> None:
+def test_a_flag_without_effect_is_not_logged_with_its_silent_value() -> None:
     assert notes("--allow-sagemaker=false", "--rate-limit=off", "--allow-gpu-metrics=false") == []
     assert len(notes("--allow-sagemaker=true", "--rate-limit=execution_count")) == 2
 
 
-def test_old_flags_do_what_the_new_ones_do_and_say_which() -> None:
+def test_deprecated_flags_work_and_name_their_replacement() -> None:
     words = ["--trace-rate=5", "--trace-level=max", "--trace-file=/t"]
     traces = read(*words).trace
     assert (traces.trace_rate, traces.trace_level, traces.trace_file) == (5, ("TIMESTAMPS",), "/t")
@@ -181,14 +181,14 @@ def test_old_flags_do_what_the_new_ones_do_and_say_which() -> None:
     ]
 
 
-def test_the_interval_of_polls_says_that_it_needs_the_mode() -> None:
+def test_a_poll_interval_without_poll_mode_is_logged() -> None:
     assert notes("--repository-poll-secs=3") == [
         "--repository-poll-secs has no effect without --model-control-mode=poll"
     ]
     assert notes("--repository-poll-secs=3", "--model-control-mode=poll") == []
 
 
-def test_options_of_the_repository_are_those_of_the_flags() -> None:
+def test_flags_set_the_options_of_the_repository() -> None:
     options = read(
         "--model-repository=m", "--model-control-mode=EXPLICIT", "--load-model=a", "--load-model=a",
         "--exit-on-error=off", "--model-config-name=fast", "--model-namespacing=true",

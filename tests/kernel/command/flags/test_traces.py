@@ -1,4 +1,4 @@
-"""Trace settings of the start."""
+"""The trace settings at start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from kernel.command.flags.traces import trace_values
 from kernel.options import BadOption
-from kernel.settings import TraceValues
+from kernel.settings import NOT_RECORDED, TraceValues
 
 
 def values(*config: str, **old: list[str]) -> TraceValues:
@@ -17,27 +17,27 @@ def test_without_flags_nothing_is_traced() -> None:
     assert values() == TraceValues()
 
 
-def test_settings_are_those_of_the_flags() -> None:
+def test_flags_set_the_trace_settings() -> None:
     found = values("level=tensors", "level=TIMESTAMPS", "rate=5", "count=7", "triton,file=/t", "triton,log-frequency=9")
     assert found == TraceValues(("TIMESTAMPS", "TENSORS"), 5, 7, 9, "/t")
 
 
-def test_off_adds_nothing_to_other_levels() -> None:
+def test_off_has_no_effect_beside_other_levels() -> None:
     assert values("level=OFF").trace_level == ("OFF",)
     assert values("level=OFF", "level=TENSORS").trace_level == ("TENSORS",)
 
 
-def test_numbers_below_zero_are_kept_as_tritonserver_keeps_them() -> None:
+def test_negative_numbers_are_stored_as_in_tritonserver() -> None:
     found = values("rate=-7", "triton,log-frequency=-2", "count=-5")
     assert (found.trace_rate, found.log_frequency, found.trace_count) == (4294967289, 4294967294, -5)
 
 
-def test_the_new_flag_wins_over_an_old_one() -> None:
+def test_the_new_flag_takes_precedence_over_deprecated_ones() -> None:
     found = trace_values(["rate=5"], {"rate": ["9"], "count": ["2"], "log-frequency": ["3"], "file": ["/t"]}, {})[0]
     assert (found.trace_rate, found.trace_count, found.log_frequency, found.trace_file) == (5, 2, 3, "/t")
 
 
-def test_settings_of_opentelemetry_are_kept_in_their_order_with_those_of_the_batch_processor() -> None:
+def test_opentelemetry_settings_keep_their_order_and_include_the_batch_processor() -> None:
     config = ["mode=OpenTelemetry", "opentelemetry,url=u", "opentelemetry,resource=a=b", "opentelemetry,resource=c=d"]
     found, _ = trace_values([*config, "opentelemetry,bsp_max_queue_size=2"], {}, {"OTEL_BSP_SCHEDULE_DELAY": "77"})
     assert found.trace_mode == "opentelemetry"
@@ -50,26 +50,26 @@ def test_settings_of_opentelemetry_are_kept_in_their_order_with_those_of_the_bat
     )
 
 
-def test_settings_of_a_mode_that_is_not_on_are_not_kept() -> None:
+def test_settings_of_an_inactive_mode_are_dropped() -> None:
     assert values("opentelemetry,url=u").exporter == ()
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("levle=OFF", "--trace-config has no setting 'levle': it is ignored"),
         ("triton,url=x", "--trace-config has no setting 'triton,url': it is ignored"),
     ],
 )
-def test_unknown_settings_are_ignored_and_named(setting: str, said: str) -> None:
-    assert trace_values([setting], {}, {}) == (TraceValues(), [said])
+def test_unknown_settings_are_ignored_and_logged(setting: str, message: str) -> None:
+    assert trace_values([setting], {}, {}) == (TraceValues(), [message])
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("level=x", "--trace-config level: invalid value for trace level option: x; "
-                    "it is one of OFF, TIMESTAMPS, TENSORS"),
+                    "levels are OFF, TIMESTAMPS, TENSORS"),
         ("mode=x", "--trace-config mode: invalid value for trace mode option: x. "
                    'Available options are "triton" and "opentelemetry"'),
         ("x,level=OFF", "--trace-config: invalid value for trace mode option: x. "
@@ -79,16 +79,13 @@ def test_unknown_settings_are_ignored_and_named(setting: str, said: str) -> None
         ("triton,log-frequency=x", "--trace-config triton,log-frequency: 'x' is not a whole number"),
     ],
 )  # fmt: skip
-def test_wrong_values_are_refused(setting: str, said: str) -> None:
+def test_wrong_values_are_refused(setting: str, message: str) -> None:
     with pytest.raises(BadOption) as caught:
         values(setting)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
-def test_levels_that_ask_for_traces_are_said_to_have_no_effect_yet() -> None:
-    said = (
-        "--trace-config level=TIMESTAMPS,TENSORS has no effect: traces are not recorded yet; the settings are kept and "
-        "shown to clients (/v2/trace/setting)"
-    )
-    assert trace_values(["level=tensors"], {"level": ["max"]}, {})[1] == [said]
+def test_levels_that_enable_traces_are_logged_as_without_effect() -> None:
+    line = f"--trace-config level=TIMESTAMPS,TENSORS has no effect: {NOT_RECORDED}"
+    assert trace_values(["level=tensors"], {"level": ["max"]}, {})[1] == [line]
     assert trace_values(["level=OFF", "rate=5"], {}, {})[1] == []

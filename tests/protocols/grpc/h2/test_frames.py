@@ -1,10 +1,11 @@
-"""Frames as RFC 9113 writes them, byte by byte; h2 reads what is made of more than a few."""
+"""Frames as RFC 9113 writes them, byte by byte."""
 
 import pytest
-from hyperframe.frame import Frame
 
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
+from protocols.grpc.h2.sending import WriteQueue
+from protocols.grpc.h2.testing import sent_frames
 
 
 @pytest.mark.parametrize(
@@ -38,19 +39,13 @@ def test_the_number_at_the_start_of_a_payload_is_read() -> None:
 def test_a_header_block_is_cut_into_frames_of_the_size_that_the_client_accepts(
     byte_size: int, end_stream: bool
 ) -> None:
-    block = bytes(range(256)) * 4
-    octets = memoryview(frames.headers(3, block[:byte_size], max_byte_size=100, end_stream=end_stream))
-    found = b""
-    names: list[str] = []
-    while octets:
-        frame, length = Frame.parse_frame_header(octets[:9])
-        frame.parse_body(octets[9 : 9 + length])
-        assert length <= 100
-        assert frame.stream_id == 3
-        assert ("END_STREAM" in frame.flags) == (end_stream and not names), "of HEADERS only"
-        octets = octets[9 + length :]
-        assert ("END_HEADERS" in frame.flags) == (not octets), "of the last frame only"
-        names.append(type(frame).__name__)
-        found += frame.data  # type: ignore[attr-defined]  # both kinds have it
-    assert found == block[:byte_size]
-    assert names == ["HeadersFrame", *["ContinuationFrame"] * (len(names) - 1)]
+    block = (bytes(range(256)) * 4)[:byte_size]
+    queue = WriteQueue()
+    queue.put(frames.headers(3, block, max_byte_size=100, end_stream=end_stream))
+    found = sent_frames(queue)
+    assert b"".join(payload for *_, payload in found) == block
+    assert all(stream_id == 3 and len(payload) <= 100 for _, _, stream_id, payload in found)
+    frame_types, flags = [frame_type for frame_type, *_ in found], [flags for _, flags, *_ in found]
+    assert frame_types == [frames.HEADERS, *[frames.CONTINUATION] * (len(found) - 1)]
+    assert [bool(each & frames.END_HEADERS) for each in flags] == [False] * (len(found) - 1) + [True]
+    assert [bool(each & frames.END_STREAM) for each in flags] == [end_stream] + [False] * (len(found) - 1)

@@ -106,6 +106,16 @@ def test_a_request_with_another_length_than_announced_is_reset() -> None:
     assert receiver.events == [(StreamEvent.OPENED, 1), (StreamEvent.CLOSED, 1)]
 
 
+def test_that_the_request_has_ended_is_known_also_when_the_stream_is_closed() -> None:
+    receiver = Receiver()
+    for stream_id, end_stream in ((1, True), (3, False)):
+        receiver.frames.take_headers(stream_id, HEAD, end_stream=end_stream)
+    streams = list(receiver.streams.by_id.values())
+    receiver.sending.close()
+    assert [stream.is_open for stream in streams] == [False, False]
+    assert [stream.request_ended for stream in streams] == [True, False]
+
+
 # ---- RST_STREAM and WINDOW_UPDATE -----------------------------------------------------------
 
 

@@ -35,16 +35,11 @@ def test_a_stream_that_the_server_has_reset_is_known_for_a_while() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "is_open", "request_ended"),
-    [
-        (StreamState.OPEN, True, False),
-        (StreamState.HALF_CLOSED_REMOTE, True, True),
-        (StreamState.CLOSED, False, False),
-    ],
+    ("state", "is_open"),
+    [(StreamState.OPEN, True), (StreamState.HALF_CLOSED_REMOTE, True), (StreamState.CLOSED, False)],
 )
-def test_a_stream_says_what_its_state_means(state: StreamState, is_open: bool, request_ended: bool) -> None:
-    stream = Stream(1, request_head(FIELDS), 100, state)
-    assert (stream.is_open, stream.request_ended) == (is_open, request_ended)
+def test_a_stream_is_open_until_it_is_closed(state: StreamState, is_open: bool) -> None:
+    assert Stream(1, request_head(FIELDS), 100, state).is_open is is_open
 
 
 def test_the_reader_of_a_complete_call_has_its_message() -> None:

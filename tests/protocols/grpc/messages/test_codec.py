@@ -3,11 +3,12 @@ from typing import Any
 import pytest
 
 from kernel.errors import InternalError, InvalidArgument
-from kernel.serving.request import InputTensor, Request, RequestedOutput, SharedMemoryRef
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.request import Request
+from kernel.serving.response import Response
 from kernel.testing import RecordingSink
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages import codec
+from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
 Parameters = dict[str, pb.InferParameter]
 
@@ -64,9 +65,9 @@ def test_raw_contents_belong_to_the_inputs_without_other_data() -> None:
         )
     )
     assert request.inputs == [
-        InputTensor("A", "FP32", [2], data=b"aaaaaaaa"),
-        InputTensor("B", "FP32", [2], shared_memory=SharedMemoryRef("r", 8)),
-        InputTensor("C", "FP32", [2], data=b"cccccccc"),
+        Tensor("A", "FP32", [2], data=b"aaaaaaaa"),
+        Tensor("B", "FP32", [2], client_span=ClientSpan("r", 8)),
+        Tensor("C", "FP32", [2], data=b"cccccccc"),
     ]
 
 
@@ -125,7 +126,7 @@ def test_outputs_can_ask_for_classes_or_a_region() -> None:
     )
     assert request.outputs == [
         RequestedOutput("A", classification=3),
-        RequestedOutput("B", shared_memory=SharedMemoryRef("r", 8, 16)),
+        RequestedOutput("B", client_span=ClientSpan("r", 8, 16)),
         RequestedOutput("C"),
     ]
 
@@ -294,9 +295,9 @@ def test_outputs_are_raw_contents_with_an_empty_one_for_a_region() -> None:
     message = encoded(
         response(
             outputs=[
-                OutputTensor("A", "FP32", [1, 2], data=memoryview(b"12345678")),
-                OutputTensor("B", "FP32", [2], shared_memory=SharedMemoryRef("r", 8)),
-                OutputTensor("C", "INT8", [0], data=b""),
+                Tensor("A", "FP32", [1, 2], data=memoryview(b"12345678")),
+                Tensor("B", "FP32", [2], client_span=ClientSpan("r", 8)),
+                Tensor("C", "INT8", [0], data=b""),
             ]
         )
     )
@@ -326,7 +327,7 @@ def test_a_parameter_that_no_field_can_hold_is_refused() -> None:
 def test_a_response_larger_than_grpc_allows_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "MAX_BODY_BYTE_SIZE", 7)
     with pytest.raises(InvalidArgument) as caught:
-        encoded(response(outputs=[OutputTensor("A", "FP32", [2], data=b"12345678")]))
+        encoded(response(outputs=[Tensor("A", "FP32", [2], data=b"12345678")]))
     assert caught.value.message == "Response has byte size 8 which exceeds gRPC's byte size limit 7."
 
 

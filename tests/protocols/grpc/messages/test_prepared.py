@@ -62,8 +62,8 @@ def prepared_from(*messages: pb.ModelInferRequest) -> PreparedMessages:
 
 
 def facts(request: Request) -> object:
-    inputs = [(t.name, t.datatype, list(t.shape), bytes(t.data or b""), t.shared_memory) for t in request.inputs]
-    outputs = [(o.name, o.classification, o.shared_memory) for o in request.outputs]
+    inputs = [(t.name, t.datatype, list(t.shape), bytes(t.data or b""), t.client_span) for t in request.inputs]
+    outputs = [(o.name, o.classification, o.client_span) for o in request.outputs]
     own = (request.model_name, request.model_version, request.id, request.priority, request.parameters)
     return inputs, outputs, own, request.timeout_us, request.correlation_id
 

@@ -4,10 +4,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.codec import encode_response, response_parts
 from protocols.grpc.messages.raw_contents import split_raw_contents
+from shm.tensor import ClientSpan, Tensor
 
 
 @given(st.text(), st.lists(st.binary(max_size=300)), st.integers(-(2**63), 2**63 - 1))
@@ -47,7 +48,12 @@ def test_what_protobuf_refuses_is_refused_or_left_to_it(octets: bytes) -> None:
 def test_a_response_in_parts_is_the_response_that_protobuf_writes(
     name: str, data: list[bytes | None], flag: bool
 ) -> None:
-    outputs = [OutputTensor(name, "UINT8", [1], content and memoryview(content)) for content in data]
+    outputs = [
+        Tensor(name, "UINT8", [1], client_span=ClientSpan("r", 1))
+        if content is None
+        else Tensor(name, "UINT8", [1], memoryview(content))
+        for content in data
+    ]
     response = Response("model", "1", name, outputs=outputs, parameters={"flag": flag})
     message = pb.ModelInferResponse()
     encode_response(response, message)

@@ -9,13 +9,14 @@ import pytest
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InvalidArgument, ServingError, Unsupported
 from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
-from kernel.serving.request import InputTensor, Request
+from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
 from protocols.grpc.rpcs.admin import ModelRpcs, RepositoryRpcs, ServerRpcs
 from protocols.testing import FrontDoorLab
+from shm.tensor import Tensor
 
 T = TypeVar("T")
 CALLER = Caller(("127.0.0.1", 40000))
@@ -102,7 +103,7 @@ def test_statistics_have_all_durations_also_before_the_first_request(lab: FrontD
 
 
 def test_statistics_count_requests_and_batches(lab: FrontDoorLab) -> None:
-    tensor = InputTensor("IN", "FP32", [2, 4], data=bytes(32))
+    tensor = Tensor("IN", "FP32", [2, 4], data=bytes(32))
     lab.kernel.submit(Request("m", [tensor], RecordingSink()))
     message = pb.ModelStatisticsRequest(name="m", version="3")
     (reported,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats

@@ -14,12 +14,14 @@ import pytest
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InternalError
 from kernel.serving.request import Request
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.prepared import PreparedMessages
 from protocols.grpc.rpcs.stream import StreamCall
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
+from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 Responses = list[pb.ModelStreamInferResponse]
 
@@ -30,9 +32,12 @@ def spec(name: str, *, decoupled: bool = False) -> ModelSpec:
 
 
 def respond(request: Request, raw: bytes, *, final: bool, released: list[bytes] | None = None) -> None:
-    outputs = [OutputTensor("X", "UINT8", [len(raw)], data=raw)]
-    release = None if released is None else lambda: released.append(raw)
-    request.respond(Response(request.model_name, "1", request.id, outputs=outputs, final=final, on_release=release))
+    if released is None:
+        output = Tensor("X", "UINT8", [len(raw)], data=raw)
+    else:
+        output = leased_tensor("X", "UINT8", [len(raw)], raw, lambda: released.append(raw))
+    leased = released is not None
+    request.respond(Response(request.model_name, "1", request.id, outputs=[output], final=final, leased=leased))
 
 
 def end(request: Request) -> None:
@@ -264,7 +269,7 @@ def test_a_bug_ends_the_stream_with_a_number_that_is_in_the_log(
     lab: FrontDoorLab, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(request: Request) -> None:
-        request.respond(Response("m", "1", request.id, outputs=[OutputTensor("X", "UINT8", [1], data="no")]))  # type: ignore[arg-type]
+        request.respond(Response("m", "1", request.id, outputs=[Tensor("X", "UINT8", [1], data="no")]))  # type: ignore[arg-type]
 
     lab.add_model(spec("broken"), broken)
     with pytest.raises(grpc.RpcError) as caught:

@@ -6,12 +6,13 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.http.fast.call import FastCall
 from protocols.http.inference.call import HEADER_LENGTH, HttpInference
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import http_error
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,17 +50,18 @@ def begin(inference: HttpInference, id: str = "") -> FastCall:
     return call
 
 
-def response(byte_size: int, id: str = "", released: list[str] | None = None) -> Response:
-    output = OutputTensor("OUT_IN", "FP32", [byte_size // 4], bytes(byte_size))
-    release = None if released is None else lambda: released.append("released")
-    return Response("stuck", "1", id, outputs=[output], on_release=release)
+def response(byte_size: int, released: list[str], id: str = "") -> Response:
+    """Return a response whose output is memory of a worker, whose release is noted in `released`."""
+    data, shape = bytes(byte_size), [byte_size // 4]
+    output = leased_tensor("OUT_IN", "FP32", shape, data, lambda: released.append("released"))
+    return Response("stuck", "1", id, outputs=[output], leased=True)
 
 
 def test_a_small_response_is_one_piece_and_is_released_at_once(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         released: list[str] = []
         call = begin(HttpInference(kernel, 1 << 20))
-        call.send(response(4, released=released))
+        call.send(response(4, released))
         assert call.response is not None
         assert (call.response.parts, call.response.release, released) == ([], None, ["released"])
         head, _, body = call.response.head.partition(b"\r\n\r\n")
@@ -74,11 +76,10 @@ def test_a_large_response_refers_to_its_outputs_until_it_was_written(with_kernel
     async def test(kernel: Kernel) -> None:
         released: list[str] = []
         call = begin(HttpInference(kernel, 1 << 20))
-        given = response(64 << 10, released=released)
-        assert given.outputs is not None
+        given = response(64 << 10, released)
         call.send(given)
         assert call.response is not None
-        assert call.response.parts[-1] is given.outputs[0].data
+        assert [len(part) for part in call.response.parts[-1:]] == [64 << 10]
         assert released == []
         assert call.response.release is not None
         call.response.release()
@@ -98,7 +99,7 @@ def test_responses_to_prepared_requests_are_filled_into_a_template(
                 monkeypatch.setattr("protocols.http.inference.call.encode_infer", None)
             released: list[str] = []
             call = begin(inference, id=str(number))
-            call.send(response(4, str(number), released))
+            call.send(response(4, released, str(number)))
             assert call.response is not None
             encoded.append(re.sub(rb"Date: [^\r]*", b"", call.response.head))
             assert encoded[-1] == encoded[0].replace(b'"id":"0"', b'"id":"%d"' % number)

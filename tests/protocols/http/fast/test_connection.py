@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
+from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,8 +31,11 @@ def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
 
 
 def respond(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
-    request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
+    if release is None:
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
+    else:
+        output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), release)
+    request.respond(Response("stuck", "1", request.id, outputs=[output], leased=release is not None))
 
 
 def statuses(written: bytes) -> list[int]:
@@ -156,11 +161,9 @@ def test_more_than_one_response_is_an_error(with_fast_path: WithFastPath) -> Non
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 2)
         released: list[int] = []
-        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
         for number in range(2):
-            lab.waiting[0].respond(
-                Response("stuck", "1", "", outputs=[output], final=number == 1, on_release=lambda: released.append(1))
-            )
+            output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), lambda: released.append(1))
+            lab.waiting[0].respond(Response("stuck", "1", "", outputs=[output], final=number == 1, leased=True))
         lab.waiting[1].respond(Response("stuck", "1", ""))
         assert released == [1, 1]
         assert re.findall(rb"expected a single response, got \d", lab.transport.written) == [

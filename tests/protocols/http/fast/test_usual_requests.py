@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.serving.catalog import ModelState
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.http.fast.body_receiver import BodyReceiver
 from protocols.http.fast.call import FastCall
+from shm.tensor import Tensor
+from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,8 +44,11 @@ def whole(data: bytes = bytes(4), **more: str) -> bytes:
 
 
 def respond(request: Request, release: Callable[[], None] | None = None) -> None:
-    output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
-    request.respond(Response("stuck", "1", request.id, outputs=[output], on_release=release))
+    if release is None:
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
+    else:
+        output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), release)
+    request.respond(Response("stuck", "1", request.id, outputs=[output], leased=release is not None))
 
 
 def statuses(written: bytes) -> list[int]:
@@ -229,7 +234,7 @@ def test_a_prepared_request_has_exactly_one_response_too(with_fast_path: WithFas
         respond(lab.waiting[0])
         respond(lab.waiting[1])
         lab.transport.writes.clear()
-        output = OutputTensor("OUT_IN", "FP32", [1], bytes(4))
+        output = Tensor("OUT_IN", "FP32", [1], bytes(4))
         lab.waiting[2].respond(Response("stuck", "1", "", outputs=[output], final=False))
         assert lab.transport.written == b""
         lab.waiting[2].respond(Response("stuck", "1", "", outputs=None if final else [output]))

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import ServingError
-from kernel.serving.request import Request, SharedMemoryRef
+from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.status import HTTP_STATUS
+from shm.tensor import ClientSpan
 
 LIMIT = 1 << 20
 TENSOR = {"name": "A", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]}
@@ -109,9 +110,9 @@ def test_tensors_in_shared_memory_are_references() -> None:
             "outputs": [{"name": "X", "parameters": {"shared_memory_region": "r", "binary_data": False}}],
         }
     )
-    assert request.inputs[0].shared_memory == SharedMemoryRef("r", 8, 4)
+    assert request.inputs[0].client_span == ClientSpan("r", 8, 4)
     assert request.inputs[0].data is None
-    assert request.outputs[0].shared_memory == SharedMemoryRef("r", 0, 0)
+    assert request.outputs[0].client_span == ClientSpan("r", 0, 0)
 
 
 def test_data_of_an_input_without_elements_is_not_read() -> None:
@@ -311,7 +312,7 @@ def test_any_header_is_decoded_or_refused(header: dict[str, Any], binary: bytes)
         request, _ = decode(header, binary)
     except ServingError:
         return
-    assert all((t.data is None) != (t.shared_memory is None) for t in request.inputs)
+    assert all((t.data is None) != (t.client_span is None) for t in request.inputs)
 
 
 @given(st.binary())
@@ -367,4 +368,4 @@ def test_the_python_clients_shared_memory_request_is_decoded() -> None:
     given = client.InferInput("A", [2], "FP32")
     given.set_shared_memory("region", 8, offset=16)
     request, _ = client_body([given])
-    assert request.inputs[0].shared_memory == SharedMemoryRef("region", 8, 16)
+    assert request.inputs[0].client_span == ClientSpan("region", 8, 16)

@@ -9,16 +9,16 @@ from typing import Any
 
 import tritonclient.http as client
 
-from kernel.serving.request import SharedMemoryRef
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.http.inference.codec import OutputFormat, encode_infer
+from shm.tensor import ClientSpan, Tensor
 
 
-def response(*outputs: OutputTensor, **more: Any) -> Response:
+def response(*outputs: Tensor, **more: Any) -> Response:
     return Response("m", "3", more.pop("id", ""), outputs=list(outputs), **more)
 
 
-FLOATS = OutputTensor("X", "FP32", [2], struct.pack("<2f", 1, 0.5))
+FLOATS = Tensor("X", "FP32", [2], struct.pack("<2f", 1, 0.5))
 
 
 def test_a_response_in_json_has_tritons_order_and_no_spaces() -> None:
@@ -34,9 +34,7 @@ def test_binary_outputs_follow_the_header_in_their_order() -> None:
     form = OutputFormat(binary=True)
     form.named["J"] = False
     encoded = encode_infer(
-        response(
-            FLOATS, OutputTensor("J", "UINT8", [1], memoryview(b"\x07")), OutputTensor("N", "FP32", [0], b""), FLOATS
-        ),
+        response(FLOATS, Tensor("J", "UINT8", [1], memoryview(b"\x07")), Tensor("N", "FP32", [0], b""), FLOATS),
         form,
     )
     assert encoded.header == (
@@ -51,12 +49,12 @@ def test_binary_outputs_follow_the_header_in_their_order() -> None:
 
 
 def test_an_empty_binary_output_is_no_binary_data() -> None:
-    encoded = encode_infer(response(OutputTensor("N", "FP32", [0], b"")), OutputFormat(binary=True))
+    encoded = encode_infer(response(Tensor("N", "FP32", [0], b"")), OutputFormat(binary=True))
     assert not encoded.has_binary
 
 
 def test_an_output_in_shared_memory_has_neither_data_nor_parameters() -> None:
-    output = OutputTensor("X", "FP32", [2], shared_memory=SharedMemoryRef("r", 8))
+    output = Tensor("X", "FP32", [2], client_span=ClientSpan("r", 8))
     encoded = encode_infer(response(output), OutputFormat(binary=True))
     assert json.loads(encoded.join())["outputs"] == [{"name": "X", "datatype": "FP32", "shape": [2]}]
 
@@ -64,7 +62,7 @@ def test_an_output_in_shared_memory_has_neither_data_nor_parameters() -> None:
 def test_the_python_client_reads_what_was_encoded() -> None:
     form = OutputFormat(binary=True)
     form.named["J"] = False
-    encoded = encode_infer(response(FLOATS, OutputTensor("J", "INT32", [1, 2], struct.pack("<2i", 3, -4))), form)
+    encoded = encode_infer(response(FLOATS, Tensor("J", "INT32", [1, 2], struct.pack("<2i", 3, -4))), form)
     body = encoded.join()
     for encoding, content in ((None, body), ("gzip", gzip.compress(body))):
         result = client.InferenceServerClient.parse_response_body(

@@ -53,7 +53,7 @@ def remembering(head: InferRequestHead, octets: bytes) -> PreparedBodies:
 
 
 def facts(request: Request) -> object:
-    inputs = [(t.name, t.datatype, list(t.shape), bytes(t.data or b""), t.shared_memory) for t in request.inputs]
+    inputs = [(t.name, t.datatype, list(t.shape), bytes(t.data or b""), t.client_span) for t in request.inputs]
     return inputs, request.id, request.parameters, request.priority, request.model_name, request.sink
 
 

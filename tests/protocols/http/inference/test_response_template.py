@@ -6,25 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernel.serving.request import SharedMemoryRef
-from kernel.serving.response import OutputTensor, Response
+from kernel.serving.response import Response
 from protocols.http.inference.codec import OutputFormat, encode_infer
 from protocols.http.inference.response_template import ResponseTemplate
+from shm.tensor import ClientSpan, Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.request import Buffer
+    from shm.tensor import Buffer
 
 NOW_S = 5.0
 
 
-def output(
-    data: Buffer | None = bytes(8), *, name: str = "X", datatype: str = "FP32", shape: Any = (2,)
-) -> OutputTensor:
-    region = SharedMemoryRef("r", 8) if data is None else None
-    return OutputTensor(name, datatype, list(shape), data, region)
+def output(data: Buffer | None = bytes(8), *, name: str = "X", datatype: str = "FP32", shape: Any = (2,)) -> Tensor:
+    region = ClientSpan("r", 8) if data is None else None
+    return Tensor(name, datatype, list(shape), data, client_span=region)
 
 
-def response(*outputs: OutputTensor, id: str = "", **more: Any) -> Response:
+def response(*outputs: Tensor, id: str = "", **more: Any) -> Response:
     return Response(more.pop("model", "m"), more.pop("version", "3"), id, outputs=list(outputs), **more)
 
 
@@ -58,9 +56,12 @@ def remembering(given: Response, outputs: OutputFormat | None = None) -> Respons
 @pytest.mark.parametrize(
     ("id", "next_id"), [("", ""), ("1", "2"), ("a", '"'), ('q"', "\\n"), ('q"', "xyz"), ("ä", "xy"), ("\n", "\u2028")]
 )
-def test_what_is_filled_in_is_what_encoding_makes_of_it(outputs: list[OutputTensor], id: str, next_id: str) -> None:
+def test_what_is_filled_in_is_what_encoding_makes_of_it(outputs: list[Tensor], id: str, next_id: str) -> None:
     template = remembering(response(*outputs, id=id))
-    again = [OutputTensor(o.name, o.datatype, list(o.shape), o.data and bytes(len(o.data))) for o in outputs]
+    again = [
+        Tensor(o.name, o.datatype, list(o.shape), o.data and bytes(len(o.data)), client_span=o.client_span)
+        for o in outputs
+    ]
     following = response(*again, id=next_id)
     written = template.fill_in(following, NOW_S)
     assert written is None or written == encoded(following)

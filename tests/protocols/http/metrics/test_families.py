@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 import sys
@@ -17,7 +18,8 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import BatchStatistics, Duration
 from kernel.serving.model import Model
-from kernel.testing import FakeClock, model_spec
+from kernel.serving.request import Request
+from kernel.testing import FakeClock, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 
@@ -33,7 +35,7 @@ def model(
 ) -> Model:
     spec = msgspec.structs.replace(model_spec(name, max_batch_size=max_batch_size), metric_tags=tags or {})
     made = Model(spec, ModelConfig(), 1, direct, FakeClock())
-    made.statistics.measure(config, ModelConfig())
+    made.statistics.configure(config, ModelConfig())
     return made
 
 
@@ -130,7 +132,8 @@ def test_tritons_counters_have_its_names_texts_and_units() -> None:
     counted.inference_count, counted.execution_count = 7, 2
     counted.queue_ns, counted.input_ns, counted.infer_ns, counted.output_ns = 1_000, 2_000, 3_000, 4_000
     counted.failures["BACKEND"] = 2
-    counted.pending = 4
+    for _ in range(4):
+        made.live.add(Request("m", [], RecordingSink()))
     counted.load_ns = 1_500_000_000
     text = lines([made])
     labels = '{model="m",version="1"}'
@@ -164,12 +167,13 @@ def test_tritons_counters_have_its_names_texts_and_units() -> None:
 
 def test_metrics_that_triton_lacks_have_their_lines() -> None:
     made = model()
-    made.statistics.pending = 2
+    for _ in range(2):
+        made.live.add(Request("m", [], RecordingSink()))
     made.statistics.refused = 3
     made.statistics.workers_lost, made.statistics.workers_restarted = 5, 4
     for name, value in (
         ("nv_inference_queue_depth", 2),
-        ("nv_inference_in_flight_requests", 0),
+        ("nv_inference_in_flight_requests", 2),
         ("nv_inference_requests_refused_total", 3),
         ("nv_model_instance_count", 0),
         ("nv_worker_lost_total", 5),
@@ -229,11 +233,13 @@ def calls_of_a_scrape(models: list[Model]) -> int:
         count += event in ("call", "c_call")
 
     before = sys.getprofile()
+    gc.disable()  # what it frees of earlier tests may call functions
     sys.setprofile(note)
     try:
         lines(models)
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count
 
 

@@ -1,0 +1,92 @@
+"""The signature of a model file: its inputs and outputs, with the datatypes of model configurations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import onnxruntime as ort
+
+#: ONNX Runtime's name of a tensor type → our datatype, and its name in Triton's error texts.
+_DATATYPES = {
+    "tensor(bool)": ("BOOL", "BOOL"),
+    "tensor(uint8)": ("UINT8", "UINT8"),
+    "tensor(uint16)": ("UINT16", "UINT16"),
+    "tensor(uint32)": ("UINT32", "UINT32"),
+    "tensor(uint64)": ("UINT64", "UINT64"),
+    "tensor(int8)": ("INT8", "INT8"),
+    "tensor(int16)": ("INT16", "INT16"),
+    "tensor(int32)": ("INT32", "INT32"),
+    "tensor(int64)": ("INT64", "INT64"),
+    "tensor(float16)": ("FP16", "FLOAT16"),
+    "tensor(float)": ("FP32", "FLOAT"),
+    "tensor(double)": ("FP64", "DOUBLE"),
+    "tensor(string)": ("BYTES", "STRING"),
+    "tensor(bfloat16)": ("BF16", "BFLOAT16"),
+}
+
+#: The word before the parenthesis, of types that are not tensors → the name in Triton's error texts.
+_VALUE_TYPES = {
+    "seq": "ONNX_TYPE_SEQUENCE",
+    "map": "ONNX_TYPE_MAP",
+    "sparse_tensor": "ONNX_TYPE_SPARSETENSOR",
+}
+
+
+class OnnxTensor(msgspec.Struct, frozen=True):
+    """One input or output of a model file."""
+
+    name: str
+    #: Protocol name; None for types that no client can send, such as complex numbers.
+    datatype: str | None
+    #: -1 for a variable dimension. Empty for scalars and for tensors of any rank.
+    dims: tuple[int, ...]
+    #: ONNX Runtime's name of the type.
+    onnx_type: str = ""
+    #: The name of the type in Triton's error texts.
+    onnx_name: str = "UNDEFINED"
+
+
+class OnnxSignature(msgspec.Struct, frozen=True):
+    """All tensors of a model file: name → tensor, in the order of the file.
+
+    `initializers` are constants that a request may replace. They are the model's optional inputs.
+    """
+
+    inputs: dict[str, OnnxTensor]
+    outputs: dict[str, OnnxTensor]
+    initializers: dict[str, OnnxTensor] = {}
+
+    @property
+    def uses_strings(self) -> bool:
+        return any(tensor.datatype == "BYTES" for tensor in (*self.inputs.values(), *self.outputs.values()))
+
+
+def signature_of(session: ort.InferenceSession) -> OnnxSignature:
+    """Return the signature of the session's model. Raises `Unsupported` for values that are not tensors."""
+    return OnnxSignature(
+        inputs=_tensors(session.get_inputs()),
+        outputs=_tensors(session.get_outputs()),
+        initializers=_tensors(session.get_overridable_initializers()),
+    )
+
+
+def _tensors(nodes: Iterable[ort.NodeArg]) -> dict[str, OnnxTensor]:
+    return {node.name: tensor_of(node.name, node.type, node.shape) for node in nodes}
+
+
+def tensor_of(name: str, onnx_type: str, shape: Iterable[int | str | None]) -> OnnxTensor:
+    """Return a tensor from ONNX Runtime's description. Named and unknown dimensions are variable."""
+    word = onnx_type.partition("(")[0]
+    if word != "tensor":
+        found = _VALUE_TYPES.get(word, "ONNX_TYPE_UNKNOWN")
+        raise Unsupported(f"Unsupported ONNX Type '{found}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'.")
+    datatype, onnx_name = _DATATYPES.get(onnx_type, (None, "UNDEFINED"))
+    dims = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
+    return OnnxTensor(name, datatype, dims, onnx_type, onnx_name)

@@ -1,0 +1,211 @@
+"""Tensors of a worker that shares no memory with the kernel: they are sent in chunks, in both directions.
+
+Has the interface of `backends/supervision/worker_memory.py`. The helper reads and writes client regions, so a batch may
+wait before it is sent, and a response before its client gets it. Both keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.transport import wire
+from kernel.errors import InternalError, ServingError
+from shm.lease import RegionNumber
+from shm.region import new_region_number
+from shm.tensor import Span, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backends.supervision.helper_process import Helper
+    from backends.supervision.session import WorkerSession
+    from kernel.serving.request import Request
+    from kernel.serving.response import Response
+    from shm.region import Region
+    from shm.tensor import Buffer
+
+logger = logging.getLogger(__name__)
+
+#: While the connection has more unsent bytes than this, no more chunks are sent.
+MAX_UNSENT_BYTE_SIZE = 1 << 20
+
+
+class RemoteMemory:
+    """Copies tensors to and from one worker. Every `ValueError` is for what no worker of ours sends."""
+
+    #: Responses go through `deliver`.
+    defers = True
+
+    def __init__(self, session: WorkerSession, helper: Helper, byte_size_limit: int,
+                 not_sent: Callable[[int, int, ServingError], None]) -> None:  # fmt: skip
+        """`not_sent` is called with a batch number, a request number and the error if a region cannot be read.
+
+        `byte_size_limit` limits the bytes of outputs that a worker has sent and no response has named.
+        """
+        self._session = session
+        self._helper = helper
+        self._byte_size_limit = byte_size_limit
+        self._not_sent = not_sent
+        #: Batches that wait to be sent, oldest first, and the task that sends them.
+        self._batches: deque[wire.Execute] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        #: Numbers of the regions that were sent for a request, by request number.
+        self._sent: dict[int, list[int]] = {}
+        #: Outputs that the worker is sending or has sent, and that no response has named yet, by region number.
+        self._outputs: dict[int, bytearray] = {}
+        #: Responses whose outputs are not written yet, oldest first.
+        self._responses: deque[tuple[Request, Response]] = deque()
+        self._delivering: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ---- to the worker -----------------------------------------------------------------------
+
+    def attach(self, region: Region, *, writable: bool) -> None:
+        """Do nothing: the bytes of regions are sent with each batch."""
+
+    def send_execute(self, message: wire.Execute) -> None:
+        """Send a batch after earlier ones. Its tensors are sent before it."""
+        self._batches.append(message)
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send_batches())
+
+    async def _send_batches(self) -> None:
+        try:
+            while self._batches and not self._closed:
+                message = self._batches.popleft()
+                requests: list[wire.RequestMessage] = []
+                for request in message.requests:
+                    try:
+                        requests.append(await self._with_sent_tensors(request))
+                    except ServingError as error:
+                        self.finished(request.number)
+                        self._not_sent(message.batch, request.number, error)
+                self._session.send(wire.Execute(message.batch, requests, message.poll_ns))
+        finally:
+            self._sending = None
+
+    async def _with_sent_tensors(self, request: wire.RequestMessage) -> wire.RequestMessage:
+        """Send the tensors that are in shared memory; return the request with their spans at the worker."""
+        if all(tensor.span is None for tensor in request.inputs):
+            return request
+        inputs: list[Tensor] = []
+        for tensor in request.inputs:
+            if tensor.span is None:
+                inputs.append(tensor)
+            else:
+                span = await self._send_span(request.number, tensor.span)
+                inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, span))
+        return msgspec.structs.replace(request, inputs=inputs)
+
+    async def _send_span(self, request: int, span: Span) -> Span:
+        copy: Span | None = None
+        if span.lease.region.of_client:
+            span = copy = await self._helper.read(span)
+        try:
+            number = new_region_number()
+            self._sent.setdefault(request, []).append(number)
+            await self._send_bytes(number, span.lease.region.view(span.offset, span.byte_size))
+        finally:
+            if copy is not None:
+                copy.lease.release()
+        return Span(RegionNumber(number), 0, span.byte_size)
+
+    async def _send_bytes(self, number: int, data: Buffer) -> None:
+        self._session.send(wire.Transfer(number, len(data)))
+        for start in range(0, len(data), wire.CHUNK_BYTE_SIZE):
+            self._session.send(wire.Chunk(number, start, data[start : start + wire.CHUNK_BYTE_SIZE]))
+            await self._session.written(MAX_UNSENT_BYTE_SIZE)
+
+    def finished(self, request: int) -> None:
+        """The worker has finished a request: free its copies of the inputs."""
+        for number in self._sent.pop(request, ()):
+            self._session.send(wire.Detach(number))
+
+    # ---- from the worker ---------------------------------------------------------------------
+
+    def begin_transfer(self, number: int, byte_size: int) -> None:
+        """The worker starts to send an output. Raises ValueError."""
+        unnamed_byte_size = sum(map(len, self._outputs.values()))
+        if number in self._outputs or byte_size < 0 or unnamed_byte_size + byte_size > self._byte_size_limit:
+            raise ValueError(f"a transfer of {byte_size} bytes as region {number}")
+        self._outputs[number] = bytearray(byte_size)
+
+    def add_chunk(self, number: int, offset: int, data: Buffer) -> None:
+        """Store received bytes of an output. Raises ValueError."""
+        memory = self._outputs.get(number)
+        if memory is None or not 0 <= offset <= len(memory) - len(data):
+            raise ValueError(f"{len(data)} bytes at {offset} of region {number}")
+        memory[offset : offset + len(data)] = data
+
+    def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
+        """Put the bytes of an output, which the worker sent as `span`, into the tensor. Raises ValueError."""
+        memory = self._outputs.pop(span.lease.region_number, None)
+        if memory is None or span.offset or span.byte_size != len(memory):
+            raise ValueError(f"output '{tensor.name}' in region {span.lease.region_number}, which was not sent")
+        tensor.data, tensor.span = memoryview(memory), None
+
+    def deliver(self, request: Request, response: Response) -> None:
+        """Send `response` after its outputs are written to the client's regions that the request named for them."""
+        if self._delivering is None and not any(asked.span is not None for asked in request.outputs):
+            request.respond(response)
+            return
+        self._responses.append((request, response))
+        if self._delivering is None:
+            self._delivering = asyncio.get_running_loop().create_task(self._deliver_all())
+
+    async def _deliver_all(self) -> None:
+        try:
+            while self._responses:
+                request, response = self._responses.popleft()
+                try:
+                    await self._write_outputs(request, response)
+                except ServingError as error:
+                    response.release()
+                    response.outputs, response.error = None, error
+                except Exception:
+                    logger.exception("outputs could not be written to a client's region")
+                    response.release()
+                    response.outputs, response.error = None, InternalError("the outputs could not be written")
+                if request.finished:  # the server abandoned it meanwhile and responded itself
+                    response.release()
+                else:
+                    request.respond(response)
+        finally:
+            self._delivering = None
+
+    async def _write_outputs(self, request: Request, response: Response) -> None:
+        for tensor in response.outputs or ():
+            for asked in request.outputs:
+                if asked.name == tensor.name and asked.span is not None and tensor.data is not None:
+                    await self._helper.write(tensor.data, asked.span)
+                    tensor.data, tensor.span = None, asked.span.shared()
+                    response.leased = True
+
+    # ---- only with shared memory -------------------------------------------------------------
+
+    def take_output_arena(self, byte_size: int) -> None:
+        """Refuse: there is no descriptor to take."""
+        raise ValueError("an arena in a session without shared memory")
+
+    def hold(self, number: int, request: Request) -> None:
+        """Refuse: the worker's inputs are its own copies."""
+        raise ValueError("inputs held in a session without shared memory")
+
+    def free_held(self, numbers: Sequence[int]) -> None:
+        """Refuse, see `hold`."""
+        raise ValueError("inputs freed in a session without shared memory")
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The worker is gone. Responses that it has sent are still delivered."""
+        self._closed = True
+        self._batches.clear()
+        self._outputs.clear()
+        if self._sending is not None:
+            self._sending.cancel()

@@ -1,0 +1,129 @@
+"""Held inputs: a model still uses them after its final response, for example as a state or a last frame.
+
+The array of a large input is a view of memory that another process writes to after the response: the kernel in its
+arena, another worker in its outputs, a client in its region. So the worker reports held inputs to the kernel, which
+leaves their blocks unchanged, and later reports that they are free. A client gets no such report: after a model has
+held an input in a client's region, such inputs are copied.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backends.transport import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backends.worker.memory import WorkerRegion
+    from shm.arrays import Array
+
+
+class _Watched:
+    """An input in shared memory, with a weak reference to the array from which all its other arrays are made."""
+
+    __slots__ = ("array", "byte_size", "offset", "region")
+
+    def __init__(self, region: WorkerRegion, offset: int, byte_size: int, array: Array) -> None:
+        self.region = region
+        self.offset = offset
+        self.byte_size = byte_size
+        self.array = weakref.ref(array)
+
+    @property
+    def alive(self) -> bool:
+        return self.array() is not None
+
+    def end(self) -> None:
+        """No array refers to the input any more: release its memory."""
+        self.region.ended(self.offset, self.byte_size)
+
+
+class HeldInputs:
+    """Knows for each input in shared memory whether an array still refers to it."""
+
+    def __init__(self, send: Callable[[wire.ToKernel], None], on_volatile_held: Callable[[], None]) -> None:
+        """`on_volatile_held` is called when a model has held an input in a client's region."""
+        self._send = send
+        self._on_volatile_held = on_volatile_held
+        #: Inputs of requests without a final response, by request number. Read-only for other objects.
+        self.watched: dict[int, list[_Watched]] = {}
+        #: Held inputs that were reported to the kernel, and numbers of requests of which an input may be free now.
+        self._held: dict[int, list[_Watched]] = {}
+        self._maybe_free: deque[int] = deque()
+        self._lock = threading.Lock()
+
+    def watch(self, number: int, region: WorkerRegion, offset: int, byte_size: int) -> memoryview:
+        """Return the bytes of an input of request `number`, which is watched from now on unless it is a copy.
+
+        Raises `InvalidArgument` if the owner of the region has shortened it.
+        """
+        view = region.input_view(offset, byte_size)
+        if type(view.obj) is bytearray:
+            return view
+        # An array refers to the exporter of its memory, not to the memoryview from which it was made.
+        exporter = np.asarray(view)
+        self.watched.setdefault(number, []).append(_Watched(region, offset, byte_size, exporter))
+        return exporter.data
+
+    def ended(self, numbers: Sequence[int], *, backend_returned: bool = True) -> list[int]:
+        """Report held inputs of these requests to the kernel, before their final responses are sent.
+
+        Returns the numbers of the requests with held inputs outside of client regions. Without `backend_returned` the
+        model's code still runs and may have an input on its stack. Then an input in a client's region does not count
+        as held.
+        """
+        held: list[int] = []
+        volatile_held = False
+        with self._lock:
+            for number in numbers:
+                living: list[_Watched] = []
+                for each in self.watched.pop(number, ()):
+                    if not each.alive:
+                        each.end()
+                    elif each.region.volatile:
+                        volatile_held = True
+                    else:
+                        living.append(each)
+                if living:
+                    self._hold(number, living)
+                    held.append(number)
+            if held:
+                self._send(wire.InputsHeld(held))
+        if volatile_held and backend_returned:
+            self._on_volatile_held()
+        return held
+
+    def _hold(self, number: int, inputs: list[_Watched]) -> None:
+        """Notice when the arrays of each of `inputs` are freed."""
+
+        def on_array_freed(_: weakref.ref[Array]) -> None:
+            self._maybe_free.append(number)  # only this: the garbage collector can call it at any point
+
+        self._held[number] = inputs
+        for each in inputs:
+            array = each.array()
+            if array is None:
+                self._maybe_free.append(number)
+            else:
+                each.array = weakref.ref(array, on_array_freed)
+
+    def report_freed(self) -> None:
+        """Report to the kernel which inputs are no longer held."""
+        if not self._maybe_free:
+            return
+        with self._lock:
+            freed: list[int] = []
+            while self._maybe_free:
+                number = self._maybe_free.popleft()
+                if number in self._held and not any(each.alive for each in self._held[number]):
+                    for each in self._held.pop(number):
+                        each.end()
+                    freed.append(number)
+            if freed:
+                self._send(wire.InputsFreed(freed))

@@ -1,0 +1,131 @@
+"""The worker's memory for large outputs: an arena that other processes read, or copies that are sent.
+
+`backends/worker/outputs.py` writes to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from backends.transport import wire
+from kernel.errors import ArenaFull
+from shm.arena import Arena
+from shm.lease import RegionNumber
+from shm.tensor import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shm.arena import Block
+    from shm.tensor import Tensor
+
+_OWN_ARENA = RegionNumber(wire.OUTPUT_ARENA)
+
+
+class OutputMemory(Protocol):
+    """Allocates memory for large outputs. Callable from any thread."""
+
+    #: The most bytes that outputs may take at a time.
+    byte_size: int
+
+    def take(self, byte_size: int) -> tuple[Span, memoryview]:
+        """Return the span for a new output and its bytes, writable. Raises `ArenaFull`."""
+
+    def owns(self, span: Span) -> bool:
+        """Whether `take` returned the span."""
+
+    def free(self, offsets: Sequence[int]) -> None:
+        """Free blocks of the arena, by their offsets."""
+
+    def drop(self, span: Span) -> None:
+        """Free a span that no response names."""
+
+    def publish(self, tensors: Sequence[Tensor]) -> None:
+        """Make these tensors readable for the kernel, before the response that names them is sent."""
+
+
+class ArenaOutputs:
+    """Outputs in an arena of this worker. Only the worker allocates in it; other processes read. The kernel sends which
+    blocks to free."""
+
+    def __init__(self, on_arena: Callable[[Arena], None]) -> None:
+        """`on_arena` is called with the arena when it is created, for the first large output."""
+        self.byte_size = 1 << 34
+        #: None before the first large output.
+        self.arena: Arena | None = None
+        self._on_arena = on_arena
+        self._blocks: dict[int, Block] = {}
+        self._lock = threading.Lock()
+
+    def take(self, byte_size: int) -> tuple[Span, memoryview]:
+        """See `OutputMemory`."""
+        with self._lock:
+            if self.arena is None:
+                self.arena = Arena(f"naiad outputs {os.getpid()}", self.byte_size)
+                self._on_arena(self.arena)
+            block = self.arena.take(byte_size)
+            if block is None:
+                raise ArenaFull(byte_size)
+            self._blocks[block.offset] = block
+        return Span(_OWN_ARENA, block.offset, byte_size), block.view()
+
+    def owns(self, span: Span) -> bool:
+        """See `OutputMemory`."""
+        return span.lease is _OWN_ARENA
+
+    def free(self, offsets: Sequence[int]) -> None:
+        """See `OutputMemory`."""
+        with self._lock:
+            for offset in offsets:
+                self._blocks.pop(offset).release()
+
+    def drop(self, span: Span) -> None:
+        """See `OutputMemory`."""
+        self.free([span.offset])
+
+    def publish(self, tensors: Sequence[Tensor]) -> None:
+        """See `OutputMemory`: the arena is shared."""
+
+
+class SentOutputs:
+    """Outputs of a worker that shares no memory with the kernel: each is sent in chunks and then freed."""
+
+    def __init__(self, send: Callable[[wire.ToKernel], None]) -> None:
+        self.byte_size = 1 << 34
+        self._send = send
+        self._numbers = itertools.count(wire.FIRST_TRANSFER_OF_WORKER)
+        #: Outputs that are not sent yet, by the region number that each has on the wire.
+        self._unsent: dict[int, bytearray] = {}
+
+    def take(self, byte_size: int) -> tuple[Span, memoryview]:
+        """See `OutputMemory`."""
+        if byte_size > self.byte_size:
+            raise ArenaFull(byte_size)
+        number = next(self._numbers)
+        memory = self._unsent[number] = bytearray(byte_size)
+        return Span(RegionNumber(number), 0, byte_size), memoryview(memory)
+
+    def owns(self, span: Span) -> bool:
+        """See `OutputMemory`."""
+        return span.lease.region_number >= wire.FIRST_TRANSFER_OF_WORKER
+
+    def free(self, offsets: Sequence[int]) -> None:
+        """See `OutputMemory`: the kernel has copies and never frees ours."""
+        raise AssertionError("blocks were freed in a session without shared memory")
+
+    def drop(self, span: Span) -> None:
+        """See `OutputMemory`."""
+        self._unsent.pop(span.lease.region_number, None)
+
+    def publish(self, tensors: Sequence[Tensor]) -> None:
+        """See `OutputMemory`."""
+        for tensor in tensors:
+            if tensor.span is not None and self.owns(tensor.span):
+                number = tensor.span.lease.region_number
+                memory = memoryview(self._unsent.pop(number))
+                self._send(wire.Transfer(number, len(memory)))
+                for start in range(0, len(memory), wire.CHUNK_BYTE_SIZE):
+                    self._send(wire.Chunk(number, start, memory[start : start + wire.CHUNK_BYTE_SIZE]))

@@ -1,0 +1,186 @@
+"""Sends responses to the kernel: exactly one final response for each request, from any thread.
+
+The final responses of a batch are collected until the backend returns, and then sent in one message.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from backends.transport import wire
+from backends.worker.request import WorkerRequest
+from kernel.errors import InternalError, RequestCancelled, ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from backends.worker.held_inputs import HeldInputs
+    from backends.worker.message_reader import KernelMessageReader
+    from backends.worker.outputs import OutputWriter
+    from backends.worker.request import OutputValue
+    from shm.arrays import Array
+
+
+class BatchResponder:
+    """The `Responder` of a worker's requests. Callable from any thread."""
+
+    def __init__(
+        self,
+        outputs: OutputWriter,
+        held: HeldInputs,
+        send: Callable[[wire.ToKernel], None],
+        reader: Callable[[], KernelMessageReader],
+    ) -> None:
+        self._outputs = outputs
+        self._held = held
+        self._send = send
+        self._reader = reader
+        self._lock = threading.RLock()
+        #: Requests without a final response, by their numbers. Read-only for other objects.
+        self.live: dict[int, WorkerRequest] = {}
+        #: The highest request number of any opened batch. Numbers only increase.
+        self._newest = 0
+        self._cancelled: set[int] = set()
+        #: How many more responses may be sent now, by request number; only for requests with several responses.
+        self._credit: dict[int, int] = {}
+        #: Final responses of the current batch, by request number, in the order of the batch.
+        self._batch: dict[int, wire.ResponseMessage | None] = {}
+
+    # ---- for the worker loop -----------------------------------------------------------------
+
+    def open_batch(self, refs: Sequence[wire.RequestMessage]) -> list[WorkerRequest]:
+        """Return the requests to execute. Requests whose clients have gone are failed instead."""
+        # Without the lock: no other thread responds to these requests before this returns.
+        requests: list[WorkerRequest] = []
+        batch: dict[int, wire.ResponseMessage | None] = {}
+        for ref in refs:
+            number = ref.number
+            request = WorkerRequest(ref, [], self)
+            requests.append(request)
+            batch[number] = None
+            self.live[number] = request  # before `_newest` is set: `cancel` checks both
+            if number > self._newest:
+                self._newest = number
+        self._batch = batch
+        return self._without_cancelled(requests) if self._cancelled else requests
+
+    def _without_cancelled(self, requests: Sequence[WorkerRequest]) -> list[WorkerRequest]:
+        wanted: list[WorkerRequest] = []
+        for request in requests:
+            if request.ref.number in self._cancelled:
+                request.fail(RequestCancelled())
+            else:
+                wanted.append(request)
+        return wanted
+
+    def close_batch(self) -> list[wire.ResponseMessage]:
+        """End the batch: the backend has returned, and our code has no reference to the batch's inputs.
+
+        Returns the final responses in order if each request has one. Otherwise sends the existing ones and returns an
+        empty list; the others are sent later.
+        """
+        finals = list(self._batch.values())
+        if None not in finals and not self._held.watched:  # the usual case: no other thread will respond
+            self._batch = {}
+            return finals  # type: ignore[return-value]  # as was just checked
+        with self._lock:  # responses of other threads after this are not part of the batch
+            self._report_held()
+            batch, self._batch = self._batch, {}
+            finals = list(batch.values())
+            if None not in finals:
+                return finals  # type: ignore[return-value]  # as was just checked
+            for number, final in batch.items():
+                if final is not None:
+                    self._send(wire.Responded(number, True, final))
+            return []
+
+    def _report_held(self) -> None:
+        """Report the batch's held inputs. Outputs in held inputs are copied: the model may still change them."""
+        for number in self._held.ended([number for number in self._batch if number not in self.live]):
+            final = self._batch[number]
+            if final is not None:
+                try:
+                    final.outputs = self._outputs.copied(final.outputs)
+                except ServingError as error:
+                    self._batch[number] = _failure(error)
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Note that the clients of these requests have gone. The batches of some requests may not be opened yet."""
+        self._cancelled.update(number for number in numbers if number in self.live or number > self._newest)
+
+    def grant(self, number: int, count: int) -> None:
+        if number in self.live:
+            self._credit[number] = self._credit.get(number, wire.CREDIT_WINDOW) + count
+
+    # ---- the Responder protocol --------------------------------------------------------------
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
+        return self._outputs.reserve(request, name, datatype, shape)
+
+    def respond(
+        self,
+        request: WorkerRequest,
+        outputs: Sequence[OutputValue],
+        parameters: Mapping[str, str | int | bool],
+        final: bool,
+    ) -> None:
+        try:
+            refs = self._outputs.write(request, outputs, pass_on=final and request.ref.number in self._batch)
+        except ServingError as error:
+            self.fail(request, error, final)
+            return
+        self._respond(request, wire.ResponseMessage(refs, dict(parameters) if parameters else {}), final)
+
+    def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
+        self._respond(request, _failure(error), final)
+
+    def finish(self, request: WorkerRequest) -> None:
+        self._respond(request, None, True)
+
+    def is_cancelled(self, request: WorkerRequest) -> bool:
+        self._reader().poll()
+        return request.ref.number in self._cancelled
+
+    # ---- sending -----------------------------------------------------------------------------
+
+    def _respond(self, request: WorkerRequest, response: wire.ResponseMessage | None, final: bool) -> None:
+        number = request.ref.number
+        if not final:
+            self._wait_for_credit(number)
+        with self._lock:
+            if request.finished:
+                raise InternalError("a response was sent after the final one")
+            if response is not None:
+                request.response_count += 1
+            if final:
+                request.finished = True
+                if request.reserved:
+                    self._outputs.free_reserved(request)
+                self.live.pop(number, None)
+                if self._cancelled:
+                    self._cancelled.discard(number)
+                if self._credit:
+                    self._credit.pop(number, None)
+            collected = final and response is not None and request.response_count == 1 and number in self._batch
+            if collected:
+                self._batch[number] = response
+            else:
+                if final and self._held.watched:
+                    self._held.ended([number], backend_returned=False)
+                self._send(wire.Responded(number, final, response))
+
+    def _wait_for_credit(self, number: int) -> None:
+        """Wait until the request has credit. A request whose client has gone does not wait."""
+        credit = self._credit
+        if credit.setdefault(number, wire.CREDIT_WINDOW) <= 0:
+            self._reader().wait_until(lambda: credit.get(number, 1) > 0 or number in self._cancelled)
+        with self._lock:
+            if number in credit:
+                credit[number] -= 1
+
+
+def _failure(error: ServingError) -> wire.ResponseMessage:
+    return wire.ResponseMessage(
+        error_code=error.code.value, error_text=error.message, error_before_queueing=error.before_queueing
+    )

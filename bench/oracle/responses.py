@@ -1,0 +1,99 @@
+"""The response to a step, and the comparison of two servers' responses. Pure.
+
+Times, server versions and rounding are not compared. Everything else must be equal, error texts letter by letter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from bench.oracle.steps import Difference
+
+#: Members that hold times: only whether they are zero is compared.
+TIMES = frozenset({"ns", "last_inference"})
+#: Binary content longer than this is compared by its digest.
+LONGEST_HEX = 512
+
+Verdict = Literal["same", "wording", "body", "status", "broken"]
+
+
+@dataclass(frozen=True)
+class StepResponse:
+    """A status such as `http 200` or `grpc NOT_FOUND`, the content, and the text of an error."""
+
+    status: str
+    body: Any = None
+    error: str | None = None
+
+
+def plain(value: Any, ignore: tuple[str, ...], repository: str = "") -> Any:
+    """Return `value` without what may differ between runs and machines, and with rounded floats."""
+    if isinstance(value, dict):
+        return {
+            key: _time(value[key]) if key in TIMES else plain(value[key], ignore, repository)
+            for key in sorted(value)
+            if key not in ignore
+        }
+    if isinstance(value, list):
+        kept = [each for each in value if not (isinstance(each, dict) and each.get("name") in ignore)]
+        return [plain(each, ignore, repository) for each in kept]
+    if isinstance(value, str):
+        return value.replace(repository, "MODELS") if repository else value
+    if isinstance(value, float):
+        # NaN is not equal to itself, and JSON has no literal for it.
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    return value
+
+
+def renamed(value: Any, name: str, other: str) -> Any:
+    """Return `value` with `name` replaced by `other` in every text, at any depth. Keys stay."""
+    if isinstance(value, dict):
+        return {key: renamed(each, name, other) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, name, other) for each in value]
+    return value.replace(name, other) if isinstance(value, str) else value
+
+
+def _time(value: Any) -> str:
+    return "some" if float(value) > 0 else "none"
+
+
+def cleaned(response: StepResponse, ignore: tuple[str, ...], repository: str) -> StepResponse:
+    """Return `response` as it is recorded: without times and without the path of the models on this machine."""
+    return StepResponse(
+        response.status, plain(response.body, ignore, repository), plain(response.error, (), repository)
+    )
+
+
+def expected(theirs: StepResponse, difference: Difference | None) -> StepResponse:
+    """Return what our response must be, given Triton's."""
+    return theirs if difference is None else replace(theirs, **difference.ours)
+
+
+def is_expected(response: StepResponse, wanted: StepResponse) -> bool:
+    """Return whether `response` is equal to `wanted`. A wanted body of `...` stands for any body."""
+    if wanted.body is ...:
+        wanted = replace(wanted, body=response.body)
+    return response == wanted
+
+
+def verdict(ours: StepResponse, theirs: StepResponse) -> Verdict:
+    """Return the first difference between two cleaned responses."""
+    if ours.status == "broken" and theirs.status != "broken":
+        return "broken"
+    if ours.status != theirs.status:
+        return "status"
+    if ours.body != theirs.body or (ours.error is None) != (theirs.error is None):
+        return "body"
+    return "same" if ours.error == theirs.error else "wording"
+
+
+def binary_text(content: bytes) -> str:
+    """Return binary content as text for a record: hexadecimal, or size and digest."""
+    if len(content) <= LONGEST_HEX:
+        return content.hex()
+    return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()}"

@@ -1,0 +1,37 @@
+"""`ServerOperator`: the interface between a server and the code that started it.
+
+There are two operators: `kernel.command.terminal.Terminal` for the command line, and
+`kernel.embedding.server_thread.ServerThread` for a Python program that embeds the server. Signals, the format of the
+log and the garbage collector belong to the process, so only an operator may change them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping, Sequence
+
+    from kernel.serving.catalog import Catalog
+    from kernel.serving.kernel import Kernel
+    from kernel.settings import LogSettings
+
+
+class ServerOperator(Protocol):
+    """Starts and stops a server, and gets its news. The server calls the methods on its event loop, in this order."""
+
+    def begin(self, log: LogSettings) -> None:
+        """Prepare the process; no part of the server exists yet. May raise `BadOption`."""
+
+    async def wait_for_stop(self, stop: asyncio.Event) -> None:
+        """Set `stop` when the server should stop. Runs until it returns or is cancelled."""
+
+    def models_loaded(self, catalog: Catalog) -> None:
+        """All loads at the start have ended, with or without success."""
+
+    def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
+        """Return a hint for the error of a server that does not start because the models `failed` did not load."""
+
+    def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
+        """Every front door listens. `ports` has the ports of the open ones: `http`, `grpc`, `metrics`."""

@@ -1,0 +1,275 @@
+"""The kernel's view of a worker: batches go out, responses come in, and nothing that a worker sends is trusted."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.transport import wire
+from kernel.errors import InternalError
+from kernel.serving.batch import Batch
+from kernel.serving.request import Request
+from kernel.testing import RecordingSink
+from shm.tensor import Tensor
+from tests.backends.supervision.played_worker import (
+    Bench,
+    output_block,
+    response,
+    responses,
+    run,
+    settle,
+)
+
+
+def queued(bench: Bench, id: str = "", **more: object) -> Request:
+    """Return a request that is queued, for a batch that the test dispatches."""
+    request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink(), id=id, owner=bench.model, **more)  # type: ignore[arg-type]
+    bench.model.live.add(request)
+    return request
+
+
+async def executing(bench: Bench, *entries: Request | None, **more: object) -> wire.Execute:
+    """Dispatch a batch, and return what the worker is sent."""
+    bench.model.instances.dispatch(bench.handle, Batch(list(entries), **more))  # type: ignore[arg-type]
+    [message] = await bench.received()
+    assert isinstance(message, wire.Execute)
+    return message
+
+
+def data(request: Request) -> list[bytes]:
+    """Return the data of the one output of each response."""
+    assert isinstance(request.sink, RecordingSink)
+    return [bytes(output.raw()) for each in request.sink.responses for output in each.outputs or ()]
+
+
+# ---- batches go out -------------------------------------------------------------------------
+
+
+def test_a_batch_is_one_message_with_its_requests() -> None:
+    async def scenario(bench: Bench) -> None:
+        plain = queued(bench, "a")
+        full = queued(
+            bench, "b", sequence_start=True, correlation_id=7, priority=2, timeout_us=3, parameters={"p": 1.5}
+        )
+        ending = queued(bench, "c", sequence_end=True, correlation_id="s")
+        execute = await executing(bench, plain, full, ending)
+        inputs = [Tensor("IN", "FP32", [1], bytes(4))]
+        assert execute.batch == 1
+        assert execute.requests == [
+            wire.RequestMessage(1, inputs, id="a"),
+            wire.RequestMessage(2, inputs, [], "b", wire.SEQUENCE_START, 7, 2, 3, {"p": 1.5}),
+            wire.RequestMessage(3, inputs, [], "c", wire.SEQUENCE_END, "s"),
+        ]
+        await bench.say(wire.Executed(1, [response()] * 3))
+        next_one = queued(bench)
+        execute = await executing(bench, next_one)
+        assert (execute.batch, [message.number for message in execute.requests]) == (2, [4])
+        await bench.say(wire.Executed(2, [response()]))
+
+    run(scenario)
+
+
+def test_padding_is_sent_and_no_response_is_expected_for_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        first, second = queued(bench), queued(bench)
+        ready = [Tensor("READY", "FP32", [1, 1], bytes(4))]
+        execute = await executing(bench, first, None, second, slots=[5, 6, 7], controls=[ready, [], ready])
+        assert [(message.number, len(message.inputs), message.sequence) for message in execute.requests] == [
+            (1, 1, wire.SequenceEntry(5, ready)),
+            (2, 0, wire.SequenceEntry(6, [], True)),
+            (3, 1, wire.SequenceEntry(7, ready)),
+        ]
+        await bench.say(wire.Executed(1, [response(b"1"), response(b"3")]))
+        assert (data(first), data(second)) == ([b"1"], [b"3"])
+
+    run(scenario)
+
+
+def test_a_response_for_padding_ends_the_worker() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = queued(bench)
+        await executing(bench, None, request, slots=[0, 1])
+        await bench.say(wire.Responded(1, True, response()))
+        assert bench.lost
+        assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_the_client_has_gone() -> None:
+    async def scenario(bench: Bench) -> None:
+        running, done = bench.submit(), bench.submit()
+        await bench.received()
+        running.cancel()
+        assert await bench.received() == [wire.Cancel([1])]
+        await bench.say(wire.Executed(1, [wire.ResponseMessage(error_code="cancelled", error_text="gone")]))
+        assert responses(running) == ["RequestCancelled"]
+        await bench.say(wire.Executed(2, [response()]))
+        bench.handle.cancel(done)
+        assert [type(message) for message in await bench.received()] == [wire.Execute], "the worker is done with it"
+
+    run(scenario)
+
+
+def test_credit_is_given_back_in_portions() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await bench.received()
+        portion = wire.CREDIT_WINDOW // 4
+        for _ in range(portion - 1):
+            request.consumed()
+        assert await bench.received() == []
+        request.consumed()
+        assert await bench.received() == [wire.Credit(1, portion)]
+        request.consumed(portion + 5)
+        assert await bench.received() == [wire.Credit(1, portion + 5)]
+        request.consumed(portion - 1)
+        await bench.say(wire.Responded(1, True), wire.Executed(1))
+        bench.handle.consumed(request, portion)
+        assert await bench.received() == [], "the worker is done with it"
+
+    run(scenario, decoupled=True)
+
+
+# ---- responses come in ----------------------------------------------------------------------
+
+
+def test_the_responses_of_a_batch_are_those_of_its_requests_in_order() -> None:
+    async def scenario(bench: Bench) -> None:
+        requests = [queued(bench, id) for id in "abc"]
+        await executing(bench, *requests)
+        failure = wire.ResponseMessage(error_code="invalid_arg", error_text="not this one")
+        await bench.say(wire.Executed(1, [response(b"1"), failure, response(b"3")]))
+        assert [data(request) for request in requests] == [[b"1"], [], [b"3"]]
+        assert [responses(request) for request in requests] == [["ok"], ["InvalidArgument"], ["ok"]]
+        assert isinstance(requests[1].sink, RecordingSink)
+        assert requests[1].sink.errors[0].message == "not this one"
+        assert not bench.handle.record.batches
+
+    run(scenario)
+
+
+def test_a_failed_response_counts_as_one() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await bench.say(wire.Executed(1, [wire.ResponseMessage(error_code="internal", error_text="no")]))
+        assert isinstance(request.sink, RecordingSink)
+        [error] = request.sink.errors
+        assert isinstance(error, InternalError)
+        assert bench.model.statistics.failures["BACKEND"] == 1
+
+    run(scenario)
+
+
+def test_a_model_may_respond_many_times_and_after_its_batch_has_ended() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await bench.say(wire.Responded(1, False, response(b"1")), wire.Executed(1))
+        assert bench.model.instances.idle_instance() is bench.handle, "it can execute the next batch"
+        await bench.say(wire.Responded(1, False, response(b"2")), wire.Responded(1, True))
+        assert data(request) == [b"1", b"2"]
+        assert isinstance(request.sink, RecordingSink)
+        assert [each.final for each in request.sink.responses] == [False, False, True]
+
+    run(scenario, decoupled=True)
+
+
+def test_the_times_of_a_worker_on_another_machine_become_the_kernels() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.session.clock_offset_ns = 1000
+        request = bench.submit()
+        start_ns = request.queue_start_ns - 1000 + 50  # the worker's clock, 50 ns later
+        await bench.say(wire.Executed(1, [response()], start_ns, start_ns + 1, start_ns + 11, start_ns + 111))
+        statistics = bench.model.statistics
+        assert statistics.queue_ns == 50
+        assert (statistics.input_ns, statistics.infer_ns, statistics.output_ns) == (1, 10, 100)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [wire.Executed(2, [response()])],
+        [wire.Executed(0, [response()])],
+        [wire.Executed(1, [response()] * 2)],
+        [wire.Executed(1, [response()]), wire.Executed(1, [response()])],
+        [wire.Responded(2, True, response())],
+        [wire.Responded(1, True, response()), wire.Responded(1, True, response())],
+        [wire.Executed(1, [response()]), wire.Responded(1, True, response())],
+        [wire.Started(1)],
+        [wire.Recalled([1])],
+        [wire.Submit(1, "n", "", wire.RequestMessage(1, []), 1)],
+        [wire.Responded(1, True, wire.ResponseMessage([Tensor("OUT", "UINT8", [1])]))],
+        [wire.Responded(1, True, wire.ResponseMessage([output_block("OUT", 0, 1)]))],
+        [wire.ArenaCreated(1 << 16)],
+    ],
+    ids=[
+        "unknown batch", "number 0", "too many responses", "batch ended twice", "unknown request",
+        "two final responses", "final response after the batch", "started without concurrency", "recalled unasked",
+        "call without parent", "output without bytes", "output without arena", "arena without descriptor",
+    ],
+)  # fmt: skip
+def test_what_no_worker_of_ours_sends_ends_the_worker(messages: list[wire.ToKernel]) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await settle()
+        await bench.say(*messages)
+        assert len(bench.lost) == 1
+        assert "it sent an invalid message" in bench.lost[0]
+        assert len(responses(request)) == 1
+        assert bench.model.in_flight == 0
+
+    run(scenario)
+
+
+def test_too_few_responses_fail_all_requests_of_the_batch() -> None:
+    async def scenario(bench: Bench) -> None:
+        requests = [queued(bench) for _ in range(3)]
+        await executing(bench, *requests)
+        await bench.say(wire.Executed(1, [response()] * 2))
+        assert "2 responses for a batch of 3 requests" in bench.lost[0]
+        assert [responses(request) for request in requests] == [["WorkerLost"]] * 3
+
+    run(scenario)
+
+
+# ---- several batches at the same time -------------------------------------------------------
+
+
+def test_a_worker_with_concurrency_says_what_it_starts_and_ends_batches_in_any_order() -> None:
+    async def scenario(bench: Bench) -> None:
+        requests = [bench.submit() for _ in range(2)]
+        assert bench.model.instances.open_instance() is None
+        await bench.say(wire.Started(2), wire.Executed(2, [response(b"2")]))
+        assert [data(request) for request in requests] == [[], [b"2"]]
+        third = bench.submit()
+        await bench.say(wire.Started(1), wire.Started(3), wire.Executed(3, [response(b"3")]))
+        await bench.say(wire.Executed(1, [response(b"1")]))
+        assert [data(request) for request in (*requests, third)] == [[b"1"], [b"2"], [b"3"]]
+        assert not bench.lost
+
+    run(scenario, concurrency=2)
+
+
+@pytest.mark.parametrize("message", [wire.Executed(1, [response()]), wire.Started(3), wire.Started(0)])
+def test_a_batch_ends_only_when_it_was_started_and_only_given_ones_start(message: wire.ToKernel) -> None:
+    async def scenario(bench: Bench) -> None:
+        requests = [bench.submit() for _ in range(2)]
+        await settle()
+        await bench.say(message)
+        assert "it sent an invalid message" in bench.lost[0]
+        assert [responses(request) for request in requests] == [[], []], "neither was started"
+        assert bench.model.live.queued == 2
+
+    run(scenario, concurrency=2)
+
+
+def test_a_lost_worker_with_concurrency_fails_what_it_said_to_have_started_and_gives_the_rest_back() -> None:
+    async def scenario(bench: Bench) -> None:
+        requests = [bench.submit() for _ in range(2)]
+        await bench.say(wire.Started(2))
+        bench.worker.die("exit code 1")
+        assert [responses(request) for request in requests] == [[], ["WorkerLost"]]
+        assert bench.model.live.queued_requests() == [requests[0]]
+
+    run(scenario, concurrency=2)

@@ -1,0 +1,115 @@
+"""What becomes of requests whose worker is lost or stopped: each gets one final response and gives its leases back."""
+
+from __future__ import annotations
+
+from backends.transport import wire
+from kernel.errors import ServerStopping, WorkerLost
+from kernel.serving.batch import Batch
+from kernel.serving.request import Request
+from kernel.testing import RecordingSink
+from shm.tensor import Tensor
+from tests.backends.supervision.played_worker import (
+    Bench,
+    input_part,
+    request_with_large_input,
+    response,
+    responses,
+    run,
+    settle,
+)
+
+
+async def with_two_batches(bench: Bench) -> list[Request]:
+    """Return three requests with large inputs of which the worker executes the first, and has the others ahead."""
+    first = bench.submit()
+    await bench.say(wire.Executed(1, [response()]))  # so fast that more are given at once
+    assert responses(first) == ["ok"]
+    requests = [request_with_large_input(bench) for _ in range(3)]
+    await settle()
+    assert len(bench.handle.record.batches) == 3
+    return requests
+
+
+def blocks_of(bench: Bench) -> int:
+    assert bench.model.input_arena is not None
+    return bench.model.input_arena.allocator.block_count
+
+
+def test_requests_that_were_not_started_go_back_with_their_inputs() -> None:
+    async def scenario(bench: Bench) -> None:
+        started, *others = await with_two_batches(bench)
+        bench.worker.die("killed by signal 9 (SIGKILL)")
+        assert isinstance(started.sink, RecordingSink)
+        [error] = started.sink.errors
+        assert isinstance(error, WorkerLost)
+        assert "killed by signal 9 (SIGKILL)" in error.message
+        assert [responses(request) for request in others] == [[], []]
+        assert bench.model.live.queued_requests() == others
+        assert [request.in_use for request in (started, *others)] == [False] * 3
+        assert blocks_of(bench) == 2, "another worker will execute them"
+
+    run(scenario)
+
+
+def test_requests_that_were_given_up_keep_their_inputs_until_the_worker_has_finished_with_them() -> None:
+    async def scenario(bench: Bench) -> None:
+        first, second, third = await with_two_batches(bench)
+        bench.model.abandon(ServerStopping(""))
+        assert [responses(request) for request in (first, second, third)] == [["ServerStopping"]] * 3
+        assert blocks_of(bench) == 3, "the worker may read them"
+        await bench.say(wire.Executed(2, [wire.ResponseMessage([input_part(first, "A", 0, 8192)])]))
+        assert blocks_of(bench) == 2
+        assert responses(first) == ["ServerStopping"], "a late response is dropped"
+        await bench.say(wire.Responded(3, True), wire.Executed(3))
+        assert blocks_of(bench) == 1
+
+    run(scenario)
+
+
+def test_requests_that_were_given_up_leave_no_leases_when_the_worker_is_lost() -> None:
+    async def scenario(bench: Bench) -> None:
+        requests = await with_two_batches(bench)
+        bench.model.abandon(ServerStopping(""))
+        bench.worker.die("exit code 1")
+        assert blocks_of(bench) == 0
+        assert bench.model.in_flight == 0
+        assert [responses(request) for request in requests] == [["ServerStopping"]] * 3
+
+    run(scenario)
+
+
+def test_requests_that_were_given_up_leave_no_leases_with_a_worker_that_was_stopped() -> None:
+    async def scenario(bench: Bench) -> None:
+        await with_two_batches(bench)
+        bench.model.abandon(ServerStopping(""))
+        await bench.session.stop(1.0)
+        bench.handle.stopped()
+        assert blocks_of(bench) == 0
+
+    run(scenario)
+
+
+def test_requests_of_a_warm_up_fail_with_their_worker_and_never_reach_the_scheduler() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.model.instances.set_apart(bench.handle)
+        requests = [Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink()) for _ in range(2)]
+        for request in requests:
+            bench.model.instances.dispatch_apart(bench.handle, Batch([request]))
+        await settle()
+        bench.worker.die("exit code 1")
+        assert [responses(request) for request in requests] == [["WorkerLost"]] * 2
+        assert (bench.model.in_flight, bench.model.live.queued) == (0, 0)
+
+    run(scenario)
+
+
+def test_a_lost_worker_is_sent_nothing() -> None:
+    async def scenario(bench: Bench) -> None:
+        request = bench.submit()
+        await bench.received()
+        bench.worker.die("exit code 1")
+        bench.handle.cancel(request)
+        bench.handle.consumed(request, 1000)
+        await settle()  # a message would fail: the connection is closed
+
+    run(scenario)

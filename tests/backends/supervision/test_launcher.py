@@ -1,0 +1,214 @@
+"""Worker processes on this machine: how their end is noticed, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_exit
+from backends.supervision.output_capture import OutputCapture
+from backends.transport import wire
+from backends.transport.framing import FrameReader
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from backends.supervision.launcher import Launched
+
+FOREVER = "import signal; signal.pause()"
+
+#: Ends with code 3 when its standard input ends, and leaves a process behind whose id it writes to its standard output.
+LEAVES_A_CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, '-S', '-c', 'import signal; signal.pause()'], stdin=subprocess.DEVNULL)
+print(child.pid, flush=True)
+sys.stdin.read()
+sys.exit(3)
+"""
+
+
+def started(code: str) -> tuple[LocalProcess, subprocess.Popen[bytes]]:
+    """Start a process as a worker is started, which runs `code`."""
+    ours, theirs = socket.socketpair()
+    capture = OutputCapture("m")
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=capture.stderr_fd,
+        start_new_session=True,
+    )
+    theirs.close()
+    capture.close_child_ends()
+    return LocalProcess(process, ours, capture), process
+
+
+async def end_of(launched: Launched) -> str:
+    """Wait for the end of a process; returns its cause."""
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    launched.on_lost(ended.set_result)
+    return await ended
+
+
+async def readable(fd: int) -> None:
+    """Wait until `fd` can be read: of a pidfd, that its process has ended."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    loop.add_reader(fd, event.set)
+    await event.wait()
+    loop.remove_reader(fd)
+
+
+def close(launched: LocalProcess, process: subprocess.Popen[bytes]) -> None:
+    launched.socket.close()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def run(scenario: Coroutine[None, None, None]) -> None:
+    asyncio.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("pass", "exit code 0"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "killed by signal 15 (SIGTERM)"),
+    ],
+)
+def test_the_end_of_a_worker_is_heard_once_with_its_cause(code: str, cause: str) -> None:
+    async def scenario() -> None:
+        launched, process = started(code)
+        causes: list[str] = []
+        launched.on_lost(causes.append)
+        await launched.stop(60)
+        assert causes == [cause]
+        assert await end_of(launched) == cause, "who asks later hears of it too"
+        assert causes == [cause]
+        close(launched, process)
+
+    run(scenario())
+
+
+def test_a_killed_worker_is_lost_like_others() -> None:
+    async def scenario() -> None:
+        launched, process = started(FOREVER)
+        launched.kill()
+        assert await end_of(launched) == "killed by signal 9 (SIGKILL)"
+        launched.kill()
+        close(launched, process)
+
+    run(scenario())
+
+
+def test_a_worker_that_ends_within_its_grace_is_not_killed(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        launched, process = started("import sys; sys.stdin.read(); sys.exit(4)")
+        assert process.stdin is not None
+        stopping = asyncio.ensure_future(launched.stop(60))
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        process.stdin.close()
+        await stopping
+        assert await end_of(launched) == "exit code 4"
+        close(launched, process)
+
+    run(scenario())
+    assert "is killed" not in caplog.text
+
+
+def test_a_worker_that_does_not_end_within_its_grace_is_killed(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        launched, process = started(FOREVER)
+        await launched.stop(0.001)
+        assert await end_of(launched) == "killed by signal 9 (SIGKILL)"
+        close(launched, process)
+
+    run(scenario())
+    assert "did not end within 0.0 s and is killed" in caplog.text
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_a_model_has_started_ends_with_its_worker(killed: bool) -> None:
+    async def scenario() -> None:
+        launched, process = started(LEAVES_A_CHILD)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        await readable(process.stdout.fileno())
+        child = os.pidfd_open(int(process.stdout.readline()))
+        if killed:
+            launched.kill()
+        else:
+            process.stdin.close()
+        assert await end_of(launched) == ("killed by signal 9 (SIGKILL)" if killed else "exit code 3")
+        await readable(child)
+        os.close(child)
+        close(launched, process)
+
+    run(scenario())
+
+
+def test_a_real_worker_says_hello_and_ends_when_the_kernel_is_gone() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        launched = await LocalLauncher().launch("m_0")
+        assert isinstance(launched, LocalProcess)
+        launched.socket.setblocking(False)
+        reader = FrameReader()
+        raw: list[bytes] = []
+        while not raw:
+            raw = reader.feed(await loop.sock_recv(launched.socket, 4096))
+        hello = wire.to_kernel_decoder.decode(raw[0])
+        assert isinstance(hello, wire.Hello)
+        assert (hello.protocol, hello.pid, hello.local) == (wire.PROTOCOL, launched.pid, True)
+        assert os.getsid(launched.pid) == launched.pid, "signals of the terminal do not reach it"
+        launched.socket.close()
+        assert await end_of(launched) == "exit code 0"
+
+    run(scenario())
+
+
+def test_what_a_worker_prints_is_logged_under_its_title(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        launched = await LocalLauncher().launch("m_0")
+        launched.socket.send(b"\xff\xff\xff\xff")  # a length that no message has: the worker fails
+        await end_of(launched)
+        launched.socket.close()
+
+    with caplog.at_level(logging.WARNING, "model"):
+        run(scenario())
+    assert any("m_0: " in record.getMessage() and "BadFrame" in record.getMessage() for record in caplog.records)
+
+
+def test_a_worker_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(sys, "executable", "/no/such/interpreter")
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(FileNotFoundError):
+            await LocalLauncher().launch("m_0")
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, "exit code 0"),
+        (255, "exit code 255"),
+        (-signal.SIGSEGV, "killed by signal 11 (SIGSEGV)"),
+        (-60, "killed by signal 60"),
+    ],
+)
+def test_an_end_is_described_by_its_code_or_signal(code: int, said: str) -> None:
+    assert describe_exit(code) == said

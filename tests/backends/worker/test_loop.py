@@ -1,0 +1,199 @@
+"""What a worker does with each message: the model is loaded, batches are executed, and every failure is said."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from backends.transport import wire
+from backends.worker.request import OutputValue
+from kernel.errors import BadConfig, Unavailable
+from shm.tensor import Tensor
+from tests.backends.worker.threaded_worker import CONFIG, LOAD, Bench, RespondingLater, echo, request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backends.worker.request import WorkerRequest
+
+
+# ---- the model ------------------------------------------------------------------------------
+
+
+def test_the_first_message_says_who_the_worker_is(bench: Bench) -> None:
+    hello = bench.hello()
+    assert (hello.protocol, hello.pid, hello.local) == (wire.PROTOCOL, os.getpid(), True)
+    assert 0 < hello.now_ns <= time.monotonic_ns()
+    bench.stop()
+
+
+def test_a_model_is_loaded_with_what_the_kernel_says_of_it(bench: Bench) -> None:
+    backend = bench.load()
+    arguments = backend.loaded
+    assert arguments is not None
+    assert (arguments.model_name, str(arguments.version_dir), arguments.instance_name) == ("m", "/models/m/1", "m_0")
+    bench.stop()
+    assert backend.finalized == 1
+
+
+def test_a_configuration_is_completed_by_the_backend_that_then_loads_the_model(bench: Bench) -> None:
+    bench.hello()
+    bench.send(wire.Complete(CONFIG, "/models/m", 1))
+    assert bench.next(wire.Completed).config == '{"name":"m","backend":"scripted","max_batch_size":4}'
+    completing = bench.backend
+    bench.send(LOAD)
+    loaded = bench.next(wire.Loaded)
+    assert loaded.concurrency == 1
+    assert loaded.load_ns > 0
+    assert bench.backend is completing
+    bench.stop()
+
+
+@pytest.mark.parametrize("message", [LOAD, wire.Complete(CONFIG, "/models/m", 1)])
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (BadConfig("the model wants more"), "invalid_arg", "the model wants more"),
+        (Unavailable("no device"), "unavailable", "no device"),
+        (ZeroDivisionError("division by zero"), "internal", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_says_why(
+    bench: Bench, message: wire.ToWorker, error: Exception, code: str, text: str
+) -> None:
+    def fail() -> None:
+        raise error
+
+    bench.on_load = fail
+    bench.hello()
+    bench.send(message)
+    assert bench.next(wire.LoadFailed) == wire.LoadFailed(code, text)
+    bench.stop()
+
+
+def test_a_worker_whose_kernel_is_gone_ends_without_finalizing(bench: Bench) -> None:
+    backend = bench.load()
+    bench.leave()
+    assert backend.finalized == 0
+
+
+def test_a_worker_without_a_model_stops(bench: Bench) -> None:
+    bench.hello()
+    bench.stop()
+    assert bench.backend is None
+
+
+def test_lines_of_the_model_are_logged_by_the_kernel_verbose_ones_only_when_asked_for(bench: Bench) -> None:
+    backend = bench.load()
+    backend.host.log("VERBOSE", "not shown")
+    backend.host.log("ERROR", "shown")
+    assert bench.next(wire.Log) == wire.Log("ERROR", "shown")
+    bench.stop()
+
+
+# ---- executing ------------------------------------------------------------------------------
+
+
+def test_the_responses_of_a_batch_come_with_its_end_in_order(bench: Bench) -> None:
+    bench.load()
+    bench.send(wire.Execute(5, [request(8, b"aaaabbbb"), request(9, b"ccccdddd")]))
+    executed = bench.next(wire.Executed)
+    assert executed.batch == 5
+    assert [response.outputs for response in executed.responses] == [
+        [Tensor("OUT", "FP32", [2], b"aaaabbbb")],
+        [Tensor("OUT", "FP32", [2], b"ccccdddd")],
+    ]
+    bench.stop()
+
+
+def test_times_are_those_of_the_machine_and_in_order(bench: Bench) -> None:
+    modelled: list[int] = []
+
+    def execute(requests: Sequence[WorkerRequest]) -> None:
+        modelled.append(time.monotonic_ns())
+        echo(requests)
+        modelled.append(time.monotonic_ns())
+
+    bench.load(execute)
+    before_ns = time.monotonic_ns()
+    bench.send(wire.Execute(1, [request(1)]))
+    executed = bench.next(wire.Executed)
+    times = [
+        before_ns,
+        executed.compute_start_ns,
+        executed.input_end_ns,
+        *modelled,
+        executed.output_start_ns,
+        executed.compute_end_ns,
+        time.monotonic_ns(),
+    ]
+    assert times == sorted(times)
+    bench.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (Unavailable("busy"), "unavailable", "busy"),
+        (ZeroDivisionError("division by zero"), "internal", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_an_exception_of_the_model_fails_the_requests_that_have_no_response(
+    bench: Bench, error: Exception, code: str, text: str
+) -> None:
+    def execute(requests: Sequence[WorkerRequest]) -> None:
+        echo(requests[:1])
+        raise error
+
+    backend = bench.load(execute)
+    bench.send(wire.Execute(1, [request(1), request(2), request(3)]))
+    responses = bench.next(wire.Executed).responses
+    assert [(response.error_code, response.error_text) for response in responses] == [
+        ("", ""),
+        (code, text),
+        (code, text),
+    ]
+    backend.on_execute = echo
+    bench.send(wire.Execute(2, [request(4)]))
+    assert [response.error_code for response in bench.next(wire.Executed).responses] == [""], "the worker goes on"
+    bench.stop()
+
+
+def test_a_request_that_the_model_forgot_gets_an_error(bench: Bench) -> None:
+    bench.load(lambda requests: echo(requests[1:]))
+    bench.send(wire.Execute(1, [request(1), request(2)]))
+    responses = bench.next(wire.Executed).responses
+    assert [response.error_text for response in responses] == ["the backend did not respond to the request", ""]
+    bench.stop()
+
+
+def test_a_request_whose_client_is_gone_is_not_executed(bench: Bench) -> None:
+    executed: list[int] = []
+
+    def execute(requests: Sequence[WorkerRequest]) -> None:
+        executed.extend(each.ref.number for each in requests)
+        echo(requests)
+
+    bench.load(execute)
+    bench.send(wire.Cancel([2]), wire.Execute(1, [request(1), request(2)]), wire.Execute(2, [request(3)]))
+    assert [response.error_code for response in bench.next(wire.Executed).responses] == ["", "cancelled"]
+    assert [response.error_code for response in bench.next(wire.Executed).responses] == [""]
+    assert executed == [1, 3]
+    bench.stop()
+
+
+def test_a_model_may_respond_when_its_batch_has_ended(bench: Bench) -> None:
+    kept: list[WorkerRequest] = []
+    bench.load(kept.extend, kind=RespondingLater)
+    bench.send(wire.Execute(1, [request(1)]))
+    executed = bench.next(wire.Executed)
+    assert (executed.batch, executed.responses) == (1, [])
+    kept[0].respond([OutputValue("OUT", "FP32", np.ones(1, np.float32))], final=False)
+    kept[0].finish()
+    first, last = bench.next(wire.Responded), bench.next(wire.Responded)
+    assert (first.request, first.final, last.request, last.final, last.response) == (1, False, 1, True, None)
+    bench.stop()

@@ -1,0 +1,254 @@
+"""Regions of a worker: what a model changes in them is seen by those who may see it, and by nobody else."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
+from kernel.errors import InvalidArgument
+from tests.backends.worker.regions import attached_region
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = mmap.PAGESIZE
+
+
+class SharedFile:
+    """A memfd of some pages, in which byte n of a page is `number` of the page, and regions over it."""
+
+    def __init__(self, pages: int = 4) -> None:
+        self.fd = os.memfd_create("test")
+        for number in range(pages):
+            self.fill(number, number)
+        self.byte_size = pages * PAGE
+        self.regions: list[AttachedRegion] = []
+
+    def fill(self, page: int, value: int) -> None:
+        """Write as the process does that allocates in the arena."""
+        os.pwrite(self.fd, bytes([value]) * PAGE, page * PAGE)
+
+    def byte(self, offset: int) -> int:
+        return os.pread(self.fd, 1, offset)[0]
+
+    def region(self, *, offset: int = 0, writable: bool = False, volatile: bool = False) -> AttachedRegion:
+        fd = os.dup(self.fd)
+        made = AttachedRegion(fd, self.byte_size - offset, offset, writable=writable, volatile=volatile)
+        self.regions.append(made)
+        return made
+
+
+@pytest.fixture
+def file() -> Iterator[SharedFile]:
+    made = SharedFile()
+    yield made
+    for region in made.regions:
+        region.close()
+    os.close(made.fd)
+
+
+# ---- private mappings -----------------------------------------------------------------------
+
+
+def test_a_change_of_an_input_is_seen_by_its_model_alone(file: SharedFile) -> None:
+    region, other = file.region(), file.region()
+    mine = region.input_view(0, PAGE)
+    theirs = other.input_view(0, PAGE)
+    mine[0] = 99
+    assert mine[0] == 99
+    assert theirs[0] == file.byte(0) == 0
+
+
+def test_the_next_input_at_the_same_place_is_what_its_producer_wrote(file: SharedFile) -> None:
+    region = file.region()
+    first = region.input_view(0, PAGE)
+    first[:] = bytes([99]) * PAGE
+    region.ended(0, PAGE)
+    file.fill(0, 7)
+    assert bytes(region.input_view(0, PAGE)) == bytes([7]) * PAGE
+
+
+def test_all_pages_of_an_input_are_renewed_and_no_others(file: SharedFile) -> None:
+    region = file.region()
+    kept = region.input_view(0, 100)
+    ended = region.input_view(PAGE + 10, PAGE)  # in two pages
+    kept[0], ended[0], ended[PAGE - 1] = 91, 92, 93
+    region.ended(PAGE + 10, PAGE)
+    for page in range(4):
+        file.fill(page, 7)
+    assert kept[0] == 91, "this request goes on, with its change"
+    again = region.input_view(PAGE, 2 * PAGE)
+    assert bytes(again) == bytes([7]) * 2 * PAGE
+
+
+def test_two_requests_on_the_same_bytes_do_not_see_each_others_changes(file: SharedFile) -> None:
+    region = file.region()
+    first = region.input_view(0, PAGE)
+    first[0] = 99
+    second = region.input_view(0, PAGE)
+    assert second[0] == 0
+    second[1] = 98
+    assert (first[0], first[1]) == (99, 0)
+    assert (file.byte(0), file.byte(1)) == (0, 0)
+
+
+def test_two_requests_on_one_page_do_not_see_each_others_changes(file: SharedFile) -> None:
+    region = file.region()
+    first = region.input_view(PAGE + 100, PAGE)
+    first[:] = bytes([99]) * PAGE
+    for offset, byte_size in ((PAGE, 50), (2 * PAGE + 100, PAGE), (0, 4 * PAGE)):
+        second = region.input_view(offset, byte_size)
+        assert bytes(second) == os.pread(file.fd, byte_size, offset)
+    region.ended(PAGE + 100, PAGE)
+    assert bytes(region.input_view(0, 4 * PAGE)) == os.pread(file.fd, 4 * PAGE, 0)
+
+
+def test_inputs_on_other_pages_are_not_copied(file: SharedFile) -> None:
+    region = file.region()
+    views = [region.input_view(page * PAGE, PAGE) for page in range(4)]
+    for page, view in enumerate(views):
+        assert isinstance(view.obj, mmap.mmap)
+        file.fill(page, page + 50)  # a page that nobody has written to is the file's
+        assert view[0] == page + 50
+
+
+def test_an_input_that_ends_leaves_the_changes_of_another_at_the_same_place(file: SharedFile) -> None:
+    region = file.region()
+    first = region.input_view(0, PAGE)
+    first[0] = 99
+    second = region.input_view(0, PAGE)
+    assert type(second.obj) is bytearray, "a copy, which is not watched"
+    del second
+    assert first[0] == 99
+    third = region.input_view(0, PAGE)
+    assert third[0] == 0, "the first goes on, so this is a copy too"
+
+
+def test_inputs_of_a_region_that_begins_within_a_page_are_the_right_bytes(file: SharedFile) -> None:
+    region = file.region(offset=PAGE - 10)
+    view = region.input_view(0, 20)
+    assert bytes(view) == bytes(10) + bytes([1]) * 10
+    view[0] = view[19] = 99
+    assert bytes(region.input_view(20, 10)) == bytes([1]) * 10
+    region.ended(0, 20)
+    file.fill(0, 5)
+    file.fill(1, 6)
+    assert bytes(region.input_view(0, 20)) == bytes([5]) * 10 + bytes([6]) * 10
+
+
+def test_the_last_bytes_of_a_region_can_be_an_input() -> None:
+    region = attached_region(b"x" * 5000, writable=False)
+    view = region.input_view(4990, 10)
+    view[9] = 0
+    region.ended(4990, 10)
+    assert bytes(region.input_view(4990, 10)) == b"x" * 10
+    region.close()
+
+
+# ---- shared mappings ------------------------------------------------------------------------
+
+
+def test_what_is_written_to_a_writable_region_is_seen_by_others(file: SharedFile) -> None:
+    region = file.region(writable=True)
+    region.input_view(0, PAGE)[0] = 98
+    region.view(PAGE, PAGE)[0] = 99
+    assert (file.byte(0), file.byte(PAGE)) == (98, 99)
+    region.ended(0, PAGE)
+    assert file.byte(0) == 98, "an output may stay where its input was"
+
+
+def test_an_input_in_a_volatile_region_is_read_only_and_its_outputs_are_not(file: SharedFile) -> None:
+    region = file.region(writable=True, volatile=True)
+    view = region.input_view(0, PAGE)
+    assert view.readonly
+    with pytest.raises(TypeError, match="read-only"):
+        view[0] = 99
+    file.fill(0, 55)
+    assert view[0] == 55, "the client may change it at any time"
+    region.ended(0, PAGE)
+    region.view(PAGE, PAGE)[0] = 99
+    assert file.byte(PAGE) == 99
+
+
+def test_the_properties_of_a_region_follow_from_who_may_write_to_it(file: SharedFile) -> None:
+    kinds = {
+        (writable, volatile): file.region(writable=writable, volatile=volatile)
+        for writable in (True, False)
+        for volatile in (True, False)
+    }
+    assert {kind: (region.volatile, region.steady, region.shared) for kind, region in kinds.items()} == {
+        (True, False): (False, True, True),  # the kernel's arena
+        (False, False): (False, False, False),  # the arena of another worker
+        (True, True): (True, False, False),  # a client's region
+        (False, True): (True, False, False),
+    }
+
+
+# ---- regions that cannot be used ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_region_that_its_owner_shortened_is_an_error_of_the_request(writable: bool) -> None:
+    region = attached_region(bytes(PAGE), writable=writable, volatile=True, byte_size=PAGE + 1)
+    for use in (region.view, region.input_view):
+        with pytest.raises(InvalidArgument) as caught:
+            use(0, 10)
+        assert caught.value.message == "shared memory region was truncated by its owner"
+    region.close()
+
+
+def test_bytes_outside_of_the_region_are_never_used(file: SharedFile) -> None:
+    region = file.region(offset=100)
+    with pytest.raises(AssertionError, match=r"101 bytes at 16184 of 16284"):
+        region.view(4 * PAGE - 200, 101)
+
+
+# ---- the end --------------------------------------------------------------------------------
+
+
+def test_arrays_that_still_point_into_a_closed_region_keep_their_memory(file: SharedFile) -> None:
+    fd = os.dup(file.fd)
+    region = AttachedRegion(fd, file.byte_size, 0, writable=False, volatile=False)
+    view = region.input_view(PAGE, PAGE)
+    region.close()
+    assert view[0] == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_regions_are_known_by_their_numbers_until_they_are_detached() -> None:
+    regions = AttachedRegions()
+    region = attached_region(b"abc")
+    regions.attach(7, region)
+    assert regions.get(7) is region
+    regions.detach(7)
+    for use in (regions.get, regions.detach):
+        with pytest.raises(KeyError):
+            use(7)
+
+
+# ---- copies ---------------------------------------------------------------------------------
+
+
+def test_a_copied_region_holds_what_was_sent_of_it() -> None:
+    region = CopiedRegion(10)
+    region.write(0, b"01234")
+    region.write(5, b"56789")
+    assert bytes(region.view(0, 10)) == b"0123456789"
+    assert bytes(region.input_view(3, 4)) == b"3456"
+    region.ended(3, 4)
+    view = region.input_view(0, 10)
+    region.close()
+    assert bytes(view) == b"0123456789"
+
+
+@pytest.mark.parametrize(("offset", "data"), [(-1, b"x"), (10, b"x"), (6, b"01234"), (0, bytes(11))])
+def test_bytes_outside_of_a_copied_region_are_refused(offset: int, data: bytes) -> None:
+    region = CopiedRegion(10)
+    with pytest.raises(ValueError, match="of a region of 10"):
+        region.write(offset, data)
+    assert bytes(region.view(0, 10)) == bytes(10)

@@ -1,0 +1,134 @@
+"""The examples of documents, run as they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from bench.server import wait_for
+from kernel.config.load import from_pbtxt
+from kernel.embedding import EmbeddedServer
+from kernel.options import DEMO_REPOSITORY
+from tests.docs.documents import DOCUMENTS, ROOT, code_blocks, document, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: How many Python examples a document has, and thus tests run: those below, of a backend, and of the recipes.
+PYTHON_EXAMPLES = {
+    "README.md": 1,
+    "CONTRIBUTING.md": 1,
+    "docs/backends.md": 1,
+    "docs/embedding.md": 1,
+    "docs/metrics.md": 1,
+    "docs/python-models.md": 1,
+}
+
+
+def run(text: str, source: str) -> str:
+    """Run an example and return what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(text, source, "exec"), {})
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(http_port=0) as server:
+        yield server
+
+
+def test_every_python_example_is_run_by_a_test() -> None:
+    found = {name_of(path): len(code_blocks(path.read_text(), "python")) for path in DOCUMENTS}
+    assert {name: count for name, count in found.items() if count} == PYTHON_EXAMPLES
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_every_configuration_is_well_formed(path: Path) -> None:
+    for block in code_blocks(path.read_text(), "pbtxt"):
+        from_pbtxt(block.text.encode(), name_of(path))
+
+
+def test_the_first_requests_of_the_readme_get_responses(demo: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = document("README.md")
+    port = demo.ports["http"]
+    [block] = code_blocks(text, "python")
+    assert "localhost:8000" in block.text
+    assert run(block.text.replace("localhost:8000", f"localhost:{port}"), "README.md") == "[0. 2. 4. 6.]\n"
+
+    curl = re.search(r"curl -s localhost:8000(\S+) -d @(\S+)", text)
+    assert curl is not None
+    request = urllib.request.Request(f"{demo.http_url}{curl[1]}", (ROOT / curl[2]).read_bytes())
+    with urllib.request.urlopen(request) as response:
+        assert json.load(response)["model_name"] == "digits"
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    commands = re.findall(r"\.venv/bin/python -m kernel infer (.+)", text)
+    assert len(commands) == 2
+    for command, expected in zip(commands, ("OUTPUT0", "number = 5"), strict=True):
+        words = [sys.executable, "-m", "kernel", "infer", *shlex.split(command), f"--url=127.0.0.1:{port}"]
+        ended = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert expected in ended.stdout
+
+
+def test_the_log_settings_of_the_example_are_taken(demo: EmbeddedServer) -> None:
+    text = document("docs/flags-and-logs.md")
+    command = re.search(r"curl -s -X POST localhost:8000(\S+) -d '([^']+)'", text)
+    assert command is not None
+    with urllib.request.urlopen(urllib.request.Request(demo.http_url + command[1], command[2].encode())) as response:
+        settings = json.load(response)
+    assert settings.items() >= json.loads(command[2]).items()
+
+
+def test_a_server_in_a_program_works_as_shown(folder: Path) -> None:
+    (folder / "models").symlink_to(DEMO_REPOSITORY)
+    [block] = code_blocks(document("docs/embedding.md"), "python")
+    (folder / "program.py").write_text(block.text)
+    ended = subprocess.run([sys.executable, "-W", "error", "program.py"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("[2. 3. 4. 5.]\n1\n2\n3\nhttp://127.0.0.1:")
+
+
+def write_model(folder: Path, name: str, config: str, source: str) -> None:
+    (folder / name / "1").mkdir(parents=True)
+    (folder / name / "config.pbtxt").write_text(config)
+    (folder / name / "1" / "model.py").write_text(source)
+
+
+def test_the_python_model_works_as_shown(folder: Path) -> None:
+    text = document("docs/python-models.md")
+    config, parameters = code_blocks(text, "pbtxt")
+    [source] = code_blocks(text, "python")
+    write_model(folder, "double", config.text + parameters.text, source.text)
+    with EmbeddedServer(folder) as server:
+        outputs = server.infer("double", {"IN": np.array([1, 2, 3], np.float32)})
+        assert outputs["OUT"].tolist() == [2, 4, 6]
+
+
+def test_the_model_with_a_metric_counts_on_the_page(folder: Path) -> None:
+    [source] = code_blocks(document("docs/metrics.md"), "python")
+    config = """backend: "python"
+        input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+        output [ { name: "ECHO" data_type: TYPE_STRING dims: [ 1 ] } ]"""
+    write_model(folder, "words", config, source.text)
+    with EmbeddedServer(folder, metrics_port=0) as server:
+        server.infer("words", {"TEXT": ["three words here"]})
+
+        def is_counted() -> bool:
+            with urllib.request.urlopen(server.metrics_url) as response:
+                return 'words_seen{model="words"} 3' in response.read().decode()
+
+        wait_for(is_counted)

@@ -1,0 +1,102 @@
+"""Limits and sizes that documents state are those of the code."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from backends.supervision import handle
+from backends.supervision.backoff import DELAYS_S
+from backends.supervision.remote_memory import MAX_UNSENT_BYTE_SIZE
+from backends.transport import outbox, wire
+from backends.worker.loop import MAX_UNSENT_NS
+from kernel.command.flags.read import DEFAULTS
+from kernel.loop import busy_poll
+from kernel.memory.client_regions import MAX_REGIONS
+from kernel.observe.metric_rules import MAX_LABELS_LENGTH, MAX_SERIES
+from kernel.repository.limits import MAX_INSTANCES
+from kernel.repository.override import MAX_CONFIG_BYTE_SIZE, MAX_FILES_BYTE_SIZE
+from kernel.serving.instances import PREFETCH_NS
+from protocols import body_sizes
+from protocols.grpc import framing
+from protocols.grpc.h2 import limits
+from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS
+from protocols.http.fast.connection import MAX_OUTSTANDING
+from protocols.http.json.document import MAX_DEPTH
+from shm.arena import INLINE_LIMIT
+from shm.blocks import CACHED_BYTES
+from tests.docs.documents import document
+from tests.end_to_end.test_calls_of_a_request import MOST_CALLS
+
+
+def size(byte_size: int) -> str:
+    """Return a size as documents write it: a limit that is one less than a power of two is meant to be that power."""
+    units = ["bytes", "KiB", "MiB", "GiB"]
+    while byte_size >= 1024:
+        byte_size = (byte_size + 1) // 1024
+        units.pop(0)
+    return f"{byte_size} {units[0]}"
+
+
+def delays() -> str:
+    *first, last = (f"{delay:.0f}" for delay in DELAYS_S[1:])
+    return f"{', '.join(first)} and {last} seconds"
+
+
+#: What a document says, made from what the code says.
+STATEMENTS = {
+    "SECURITY.md": [
+        f"| {size(DEFAULTS.http.max_input_size)} of JSON, raw or inflated bytes",
+        f"{size(body_sizes.MAX_BODY_BYTE_SIZE)} in all; {MAX_CHUNKS:,} chunks",
+        f"| {TIMEOUTS.body_s:.0f} seconds without any byte; then {TIMEOUTS.bytes_per_s} bytes per second",
+        f"| {MAX_OUTSTANDING}, then nothing more is read",
+        f"| {MAX_DEPTH} levels deep",
+        f"| {size(body_sizes.MAX_BODY_BYTE_SIZE)}; compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
+        f"| {limits.MAX_CONCURRENT_STREAMS} calls at once; header blocks of {size(limits.MAX_HEADER_BLOCK_BYTE_SIZE)}",
+        f"| regions of clients | {MAX_REGIONS} |",
+        f"| responses that a decoupled model is ahead of its client | {wire.CREDIT_WINDOW} |",
+        f"| `config` of a load request | {size(MAX_CONFIG_BYTE_SIZE)} |",
+        f"| files of a load request | {size(MAX_FILES_BYTE_SIZE)} |",
+        f"| instances of a model | {MAX_INSTANCES} |",
+        f"| {DEFAULTS.repository.load_timeout_s // 60} minutes each",
+        f"| {MAX_SERIES:,}, labels of {MAX_LABELS_LENGTH} characters |",
+    ],
+    "docs/architecture.md": [
+        f"| tensor of up to {INLINE_LIMIT} bytes |",
+        f"up to {size(CACHED_BYTES)} of freed blocks",
+        f"the worker's outbox, {size(outbox.BYTE_SIZE)} |",
+        f"in chunks of {size(wire.CHUNK_BYTE_SIZE)}",
+    ],
+    "docs/differences.md": [
+        f"a `config` of {size(MAX_CONFIG_BYTE_SIZE)}, and files of {size(MAX_FILES_BYTE_SIZE)} in all",
+        f"More than {MAX_INSTANCES} instances",
+        f"within less than {DEFAULTS.busy_poll_us / 1000} ms",
+        f"can be {wire.CREDIT_WINDOW} responses ahead",
+    ],
+    "docs/decisions/a-process-per-model-instance.md": [delays(), f"up to {PREFETCH_NS / 1e6} ms of work ahead"],
+    "docs/decisions/busy-polling.md": [
+        f"{DEFAULTS.busy_poll_us} µs by default",
+        f"for {busy_poll._FIRST_PAUSE_NS / 1e9} s at first and up to {busy_poll._LONGEST_PAUSE_NS / 1e9} s",
+    ],
+    "docs/decisions/prepared-requests.md": [f"{MOST_CALLS['http']} calls over HTTP and {MOST_CALLS['grpc']} over gRPC"],
+    "docs/decisions/the-outbox.md": [
+        f"{size(outbox.BYTE_SIZE)} in a memfd",
+        f"the oldest response is {MAX_UNSENT_NS / 1e6} ms old",
+        f"has finished none for {handle._OUTBOX_CHECK_S * 1000:.0f} ms",
+    ],
+    "docs/decisions/where-tensors-live.md": [
+        f"up to {INLINE_LIMIT} bytes",
+        f"up to {size(CACHED_BYTES)} of freed blocks",
+    ],
+    "docs/decisions/workers-without-shared-memory.md": [
+        f"at most {size(wire.CHUNK_BYTE_SIZE)} bring its bytes",
+        f"at most {size(MAX_UNSENT_BYTE_SIZE)} is unsent",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_document_states_the_figures_of_the_code(name: str) -> None:
+    text = re.sub(r"\s+", " ", document(name))
+    assert [statement for statement in STATEMENTS[name] if statement not in text] == []

@@ -1,0 +1,164 @@
+"""What documents, docstrings and comments name exists: paths, modules, links, flags, commands."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import re
+import tokenize
+from typing import TYPE_CHECKING
+
+import pytest
+import typer.main
+
+from bench.__main__ import cli as bench_cli
+from kernel.command.cli import cli
+from kernel.command.flags.read import FLAGS, read_flags
+from tests.docs.documents import ALL_DOCUMENTS, DOCUMENTS, ROOT, anchors, document, links, name_of, section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_FOLDERS = "kernel|protocols|schedulers|backends|shm|tests|bench|docs"
+_PATH = re.compile(rf"(?<![\w./*-])(?:{_FOLDERS})/[\w./*-]*[\w/*]")
+_DOCUMENT = re.compile(r"(?<![\w/.*-])[\w./-]+\.md\b")
+_MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
+
+#: Flags of other programs that documents name.
+FLAGS_OF_OTHERS = {
+    "--against", "--check", "--help", "--model", "--only", "--output", "--quick", "--record", "--rounds", "--strict",
+    "--timeout", "--without-triton",
+}  # fmt: skip
+
+SOURCES = [
+    path
+    for folder in _FOLDERS.split("|")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "generated" not in path.parts and "models" not in path.parts
+]
+
+
+def wrong_paths(text: str) -> list[str]:
+    """Return the paths in `text` that do not exist. A pattern must match something."""
+    return [path for path in _PATH.findall(text) if not any(ROOT.glob(path.rstrip("/")))]
+
+
+def wrong_documents(text: str) -> list[str]:
+    """Return the documents that `text` names, from the root of the repository, and that do not exist."""
+    return [name for name in _DOCUMENT.findall(text) if not (ROOT / name).is_file()]
+
+
+def wrong_modules(text: str) -> list[str]:
+    """Return the dotted names in backticks in `text` that are no module of ours and nothing in one."""
+    return [name for name in _MODULE.findall(text) if not is_module_or_in_one(name)]
+
+
+def is_module_or_in_one(name: str) -> bool:
+    path, attribute = ROOT, ""
+    for part in name.split("."):
+        if attribute:  # of a class
+            return True
+        if (path / part).is_dir() or (path / f"{part}.py").is_file():
+            path /= part
+        else:
+            attribute = part
+    return not attribute or attribute in names_in(path)
+
+
+@functools.cache
+def names_in(path: Path) -> set[str]:
+    """Return the names that a module defines or imports at its top; `path` is without suffix."""
+    file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+    found: set[str] = set()
+    for node in ast.parse(file.read_text()).body if file.is_file() else ():
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name for alias in node.names}
+        else:
+            found |= {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+    return found
+
+
+def explanations(path: Path) -> Iterator[str]:
+    """Yield the docstrings and comments of a module."""
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@pytest.mark.parametrize("path", [path for path in ALL_DOCUMENTS if path.name != "CHANGELOG.md"], ids=name_of)
+def test_every_path_that_a_document_names_exists(path: Path) -> None:
+    """The changelog may name what is gone."""
+    assert wrong_paths(path.read_text()) == []
+    assert wrong_modules(path.read_text()) == []
+
+
+def test_every_path_that_source_names_in_docstrings_and_comments_exists() -> None:
+    wrong = [
+        f"{name_of(path)}: {found}"
+        for path in SOURCES
+        for text in explanations(path)
+        for found in wrong_paths(text) + wrong_documents(text) + wrong_modules(text)
+    ]
+    assert wrong == []
+
+
+def test_names_that_are_wrong_are_found() -> None:
+    assert wrong_paths("`kernel/app.py`, `kernel/nothing.py`, tests/docs/test_*.py") == ["kernel/nothing.py"]
+    assert wrong_documents("see design.md, bench/README.md and README.md.") == ["design.md"]
+    assert wrong_modules("`kernel.app`, `kernel.app.Server.run`, `kernel.app.Nothing`") == ["kernel.app.Nothing"]
+
+
+@pytest.mark.parametrize("path", ALL_DOCUMENTS, ids=name_of)
+def test_every_link_works(path: Path) -> None:
+    wrong = []
+    for link in links(path.read_text()):
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        if not file.exists() or not file.is_relative_to(ROOT) or (anchor and anchor not in anchors(file.read_text())):
+            wrong.append(link)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_every_flag_that_a_document_names_exists(path: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", path.read_text()))
+    assert named - {f"--{name}" for name in FLAGS} - FLAGS_OF_OTHERS == set()
+
+
+def test_every_flag_that_triton_does_not_have_is_documented() -> None:
+    text = section(document("docs/flags-and-logs.md"), "Flags")
+    ours = {flag.name for flag in FLAGS.values() if flag.ours}
+    assert {name for name in ours if f"`--{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_every_command_line_of_the_server_is_accepted(path: Path) -> None:
+    for words in re.findall(r'make run ARGS="([^"]+)"', path.read_text()):
+        read_flags(words.split(), {})
+
+
+@pytest.mark.parametrize("path", ALL_DOCUMENTS, ids=name_of)
+def test_every_command_that_a_document_names_exists(path: Path) -> None:
+    text = path.read_text()
+    targets = set(re.findall(r"^([a-z]+):", document("Makefile"), re.MULTILINE))
+    # Only in code: "make" is a word as well.
+    named = set(re.findall(r"(?:`|^    )make ([a-z]+)", text, re.MULTILINE))
+    assert named - targets == set()
+    for program, commands in (("kernel", commands_of(cli)), ("bench", commands_of(bench_cli))):
+        assert set(re.findall(rf"python -m {program} ([a-z]+)", text)) - commands == set()
+
+
+def commands_of(program: typer.Typer) -> set[str]:
+    """Return the names of the commands of a command line."""
+    group = typer.main.get_group(program)
+    return set(group.commands)
