@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.request import ParameterValue
 
-#: Parameters that mean something to the server itself: a header must not set them.
+#: Parameters with a meaning for the server: a header must not set them.
 _RESERVED = frozenset(
     {
         "sequence_id",
@@ -42,7 +42,7 @@ class ReservedHeader(InvalidArgument):
 
 
 class ForwardedHeaders(msgspec.Struct, frozen=True):
-    """What becomes of the headers of one request head, for any number of requests with that head."""
+    """What the headers of one request head add to the parameters of requests with that head."""
 
     parameters: dict[str, str]
     #: The first header that matched and must not be forwarded; "" for none.
@@ -59,17 +59,17 @@ class HeaderForwarder:
     """Chooses headers by a regular expression."""
 
     def __init__(self, pattern: str) -> None:
-        """`pattern` is found in names of headers, in any case of letters. Raises `BadOption` if it is none."""
+        """`pattern` is searched in names of headers, ignoring case. Raises `BadOption` if it is not one."""
         try:
             self._pattern = re.compile(pattern, re.IGNORECASE)
         except re.error as error:
-            raise BadOption(f"'{pattern}' is no regular expression for headers to forward: {error}") from None
+            raise BadOption(f"'{pattern}' is not a regular expression for headers to forward: {error}") from None
 
     def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return parameters named as the headers were sent; of a header that comes twice the last counts.
 
-        Values are text that was decoded with `surrogateescape`; what is no UTF-8 in them becomes U+FFFD, since no
-        model could be sent it. Raises `ReservedHeader`.
+        Values are text that was decoded with `surrogateescape`. Bytes in them that are not UTF-8 become U+FFFD, because
+        models get valid text only. Raises `ReservedHeader`.
         """
         found: dict[str, str] = {}
         for name, value in headers:
@@ -90,7 +90,7 @@ class HeaderForwarder:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether the parameter `name`, in lower case, is the server's own."""
+    """Whether the parameter `name`, in lower case, has a meaning for the server."""
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
 
 

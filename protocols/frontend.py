@@ -23,7 +23,7 @@ class FrontDoor(Protocol):
 def is_local(peer: object) -> bool:
     """Whether a peer address (as `transport.get_extra_info('peername')` gives it) is on this machine.
 
-    Loopback addresses and Unix sockets are; what cannot be told is not.
+    Loopback addresses and Unix sockets are. An address of an unknown kind is not.
     """
     if isinstance(peer, (str, bytes)):
         return True  # a Unix socket

@@ -47,6 +47,13 @@ def listening_address(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def find_vanished_peers(transport: asyncio.BaseTransport) -> None:
+    """Let the operating system close an idle connection whose peer does not exist any more (TCP keepalive)."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 def send_small_writes_at_once(transport: asyncio.BaseTransport) -> None:
     """Turn off Nagle's algorithm, which keeps a small response back until the one before is acknowledged."""
     sock = transport.get_extra_info("socket")

@@ -1,6 +1,6 @@
-"""Where front doors wait for responses: one, or a stream of them.
+"""How front doors get responses: exactly one, or a stream of them.
 
-Both sinks own what they were sent until the front door takes it, and release what nobody takes.
+A stream owns the responses in it until the front door takes them, and releases those that are not taken.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
-    from kernel.serving.kernel import Kernel
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 
 
 class OnlyResponse:
-    """Collects what a call with one response must get: exactly one, which is final or followed by the flag."""
+    """Checks that a call with one response gets exactly one, which is final or followed by the final flag."""
 
     __slots__ = ("_count", "_response")
 
@@ -27,7 +26,7 @@ class OnlyResponse:
         self._count = 0
 
     def add(self, response: Response) -> bool:
-        """Take one more response; whether it was the last, after which `take` is due."""
+        """Take one more response. Returns whether it was the last one: then call `take`."""
         if not response.empty:
             self._count += 1
             if self._response is not None:
@@ -36,7 +35,7 @@ class OnlyResponse:
         return response.final
 
     def take(self) -> Response:
-        """Return the response, which the caller releases. Raises `InternalError` where there was not one."""
+        """Return the response, which the caller releases. Raises `InternalError` where there was not exactly one."""
         found, self._response = self._response, None
         if found is not None and self._count == 1:
             return found
@@ -45,46 +44,10 @@ class OnlyResponse:
         raise InternalError(f"expected a single response, got {self._count}")
 
 
-class UnarySink:
-    """Waits for the single response of a request."""
-
-    def __init__(self) -> None:
-        self._future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._only = OnlyResponse()
-
-    def send(self, response: Response) -> None:
-        if not self._only.add(response):
-            return
-        try:
-            found = self._only.take()
-        except InternalError as error:
-            if not self._future.done():
-                self._future.set_exception(error)
-            return
-        if self._future.done():  # nobody waits any more
-            found.release()
-        else:
-            self._future.set_result(found)
-
-    async def wait(self, kernel: Kernel, request: Request) -> Response:
-        """Return the response of `request`, which may carry an error; the caller releases it.
-
-        A caller that is cancelled cancels the request.
-        """
-        try:
-            return await self._future
-        except asyncio.CancelledError:
-            # It may have come just before the caller was cancelled: nobody else will release it.
-            if self._future.done() and not self._future.cancelled() and self._future.exception() is None:
-                self._future.result().release()
-            kernel.cancel(request)
-            raise
-
-
 class StreamSink:
     """A queue of responses of any number of requests, in the order in which they came.
 
-    What bounds it is the credit of each request: a model gets no further than the client has taken.
+    The credit of each request bounds it: a model may send only a limited number of responses that are not taken.
     """
 
     def __init__(self) -> None:
@@ -98,7 +61,7 @@ class StreamSink:
 
     @property
     def waiting(self) -> int:
-        """How many responses nobody has taken."""
+        """How many responses have not been taken."""
         return len(self._responses)
 
     async def next(self) -> tuple[Request, Response]:
@@ -114,7 +77,7 @@ class StreamSink:
         return request, response
 
     def close(self) -> None:
-        """Nobody takes responses any more: release what is here and what still comes."""
+        """No more responses are taken: release those that are here, and those that still come."""
         self._closed = True
         while self._responses:
             self._responses.popleft()[1].release()

@@ -1,7 +1,6 @@
-"""Which kinds of requests a front door answers only to those who know a secret header. Pure.
+"""Categories of requests that a front door serves only to clients with a secret header. Pure.
 
-Owns Triton's nine categories and the meaning of --http-restricted-api and --grpc-restricted-protocol. Doors ask
-once for each category when they are made, so that nothing is looked at where nothing is restricted.
+Owns Triton's nine categories and the meaning of --http-restricted-api and --grpc-restricted-protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Category(enum.Enum):
-    """What belongs together in a restriction. The values are those of the flags."""
+    """Requests that are restricted together. The values are those of the flags."""
 
     HEALTH = "health"
     METADATA = "metadata"
@@ -32,20 +31,20 @@ class Category(enum.Enum):
     LOGGING = "logging"
 
 
-class Door(msgspec.Struct, frozen=True):
-    """How the two protocols speak of restrictions."""
+class RestrictedProtocol(msgspec.Struct, frozen=True):
+    """The words of one protocol for restrictions."""
 
     flag: str
-    #: What a category is called in the messages about the flag.
+    #: What error messages about the flag call a category.
     feature: str
-    #: Stands before the keys of the flag in the names of headers.
+    #: Prefix of header names: it stands before the keys of the flag.
     prefix: str
-    #: What a refused client reads, before the name of the header.
+    #: The text of a refusal, before the name of the header.
     refusal: str
 
 
-HTTP = Door("http-restricted-api", "api", "", "This API is restricted, expecting header")
-GRPC = Door(
+HTTP = RestrictedProtocol("http-restricted-api", "api", "", "This API is restricted, expecting header")
+GRPC = RestrictedProtocol(
     "grpc-restricted-protocol",
     "protocol",
     "triton-grpc-protocol-",
@@ -54,18 +53,18 @@ GRPC = Door(
 
 
 class Restriction(msgspec.Struct, frozen=True):
-    """The header that a category asks for."""
+    """The header that requests of a category must have."""
 
-    #: As the operator wrote it. Names of HTTP headers have no case; metadata of gRPC is in lower case.
+    #: As the operator wrote it. Case does not matter in HTTP; gRPC's metadata is in lower case.
     header: str
     value: bytes
-    #: What a client without it is told.
+    #: The error for a client without it.
     message: str
 
     def admits(self, value: str | bytes | None) -> bool:
-        """Whether a client that sent `value` in the header may go on; None stands for no header.
+        """Whether a request with `value` in the header is admitted; None stands for no header.
 
-        Text is what was decoded with `surrogateescape`. How long it takes says nothing about the secret.
+        A text was decoded with `surrogateescape`. The time that this takes does not depend on the secret.
         """
         if value is None:
             return False
@@ -74,7 +73,7 @@ class Restriction(msgspec.Struct, frozen=True):
 
 
 class Restrictions:
-    """All restrictions of one front door; without any it is false."""
+    """All restrictions of one front door. False where there are none."""
 
     def __init__(self, by_category: dict[Category, Restriction]) -> None:
         self._by_category = by_category
@@ -83,33 +82,35 @@ class Restrictions:
         return bool(self._by_category)
 
     def of(self, category: Category) -> Restriction | None:
-        """Return what `category` asks for, None where it is open to everybody."""
+        """Return the restriction of `category`, None where all requests are admitted."""
         return self._by_category.get(category)
 
 
-def parse_restrictions(texts: Iterable[str], door: Door) -> Restrictions:
+def parse_restrictions(texts: Iterable[str], protocol: RestrictedProtocol) -> Restrictions:
     """Return the restrictions that the values of a flag name, each `category,category:key=value`.
 
-    Raises `BadOption` for a value of another form, and for a category that is unknown or comes twice.
+    Raises `BadOption` for a malformed value, and for a category that is unknown or comes twice.
     """
     found: dict[Category, Restriction] = {}
     for text in texts:
-        names, header, value = _split(text, door)
-        restriction = Restriction(door.prefix + header, value.encode(), f"{door.refusal} '{door.prefix}{header}'")
+        names, key, value = _split(text, protocol)
+        header = protocol.prefix + key
+        restriction = Restriction(header, value.encode(), f"{protocol.refusal} '{header}'")
         for name in names.split(","):
             try:
                 category = Category(name)
             except ValueError:
-                raise BadOption(f"unknown restricted {door.feature} '{name}'") from None
+                raise BadOption(f"unknown restricted {protocol.feature} '{name}'") from None
             if category in found:
-                raise BadOption(f"restricted {door.feature} '{name}' can not be specified in multiple config groups")
+                feature = protocol.feature
+                raise BadOption(f"restricted {feature} '{name}' can not be specified in multiple config groups")
             found[category] = restriction
     return Restrictions(found)
 
 
-def _split(text: str, door: Door) -> tuple[str, str, str]:
+def _split(text: str, protocol: RestrictedProtocol) -> tuple[str, str, str]:
     names, _, rest = text.partition(":")
     header, _, value = rest.partition("=")
     if not (names and header and value):
-        raise BadOption(f"--{door.flag} option format is '<config name>:<setting>=<value>'. Got {text}")
+        raise BadOption(f"--{protocol.flag} option format is '<config name>:<setting>=<value>'. Got {text}")
     return names, header, value

@@ -1,6 +1,6 @@
-"""Doubles for tests of front doors: a real kernel whose models answer in this process.
+"""Doubles for tests of front doors: a real kernel with models in this process.
 
-Public: authors of front doors test theirs with them.
+Public, for authors of front doors.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from protocols.frontend import FrontDoor
 
-#: How long a test's calls may take to end when the server stops; no test should come near.
+#: How long calls may take to end when the server of a test stops; tests take far less.
 GRACE_S = 10
 
 
 async def one_at_a_time(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
-    """A scheduler that gives every request to an idle instance, or lets it wait."""
+    """A scheduler that gives each request to an idle instance, as soon as there is one."""
     queue: deque[Request] = deque()
     while True:
         match await inbox.next():
@@ -52,23 +52,23 @@ async def one_at_a_time(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, c
 
 
 class InProcessInstance:
-    """An instance that gives every request to a function, which answers it now or later.
+    """An instance that gives every request to a function, which responds to it now or later.
 
-    It is idle again at once, so that any number of requests can be unanswered.
+    It is idle again at once, so that any number of requests can wait for their responses.
     """
 
-    def __init__(self, instances: InstanceSet, answer: Callable[[Request], None]) -> None:
+    def __init__(self, instances: InstanceSet, respond: Callable[[Request], None]) -> None:
         self.name = "in_process_0"
         self.record = BatchRecord()
         #: Requests whose client has gone, and responses that clients have taken, by request.
         self.cancelled: list[Request] = []
         self.credit: dict[Request, int] = {}
         self._instances = instances
-        self._answer = answer
+        self._respond = respond
 
     def execute(self, batch: Batch) -> None:
         for request in batch.requests:
-            self._answer(request)
+            self._respond(request)
         self.record.executed(batch.number)
         self._instances.executed(self, batch, ExecutionTimes(0, 1_000, 3_000, 6_000))
 
@@ -81,7 +81,7 @@ class InProcessInstance:
 
 
 class RecordingRepository:
-    """A model repository that notes what it is asked to do, and fails with `error` if that is set."""
+    """A model repository that records its calls, and fails with `error` if that is set."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.calls: list[tuple[str, str, Any]] = []
@@ -104,7 +104,7 @@ class RecordingRepository:
 
 
 class FrontDoorLab:
-    """A kernel with models that answer by functions. Its clock stands still."""
+    """A kernel with models that are functions. Its clock stands still."""
 
     def __init__(self, *, allow_client_shm: str = "local", arena_byte_size: int = 2**20) -> None:
         self.clock = FakeClock()
@@ -117,12 +117,12 @@ class FrontDoorLab:
         self.repository = RecordingRepository(self.catalog)
         self.kernel.repository = self.repository
 
-    def add_model(self, spec: ModelSpec, answer: Callable[[Request], None], *, version: int = 1) -> InProcessInstance:
+    def add_model(self, spec: ModelSpec, respond: Callable[[Request], None], *, version: int = 1) -> InProcessInstance:
         """Add a version that is ready; returns the instance that executes its requests."""
         config = ModelConfig(name=spec.name, backend=spec.backend, max_batch_size=spec.max_batch_size)
         model = Model(spec, config, version, one_at_a_time, self.clock)
         model.start()
-        instance = InProcessInstance(model.instances, answer)
+        instance = InProcessInstance(model.instances, respond)
         model.instances.add(instance)
         self.catalog.set_state(spec.name, version, ModelState.READY, model=model)
         return instance

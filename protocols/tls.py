@@ -1,5 +1,5 @@
 """The `ssl.SSLContext` of a front door, made from its `TlsOptions`: TLS 1.2 and newer, on request with clients
-that must show a certificate. Every mistake in the files is told to the operator in one line at start.
+that must have a certificate. A mistake in the files stops the start with an error of one line.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 _PEM_BEGIN = b"-----BEGIN "
 
-#: What OpenSSL calls a mistake, and what it means for who has to mend it.
+#: OpenSSL's names of mistakes, and what they mean for the operator.
 _PROBLEMS = {
     "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
-    "NO_CERTIFICATE_OR_CRL_FOUND": "there is no certificate in it",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "it holds no certificate",
     "CA_MD_TOO_WEAK": "its signature is too weak",
     "EE_KEY_TOO_SMALL": "its key is too short",
 }
@@ -29,7 +29,7 @@ _PROBLEMS = {
 def server_context(options: TlsOptions, application_protocols: Sequence[str] = ()) -> ssl.SSLContext:
     """Return a context for connections that clients open. Reads the files; raises `BadOption`.
 
-    `application_protocols` are what is offered to clients with ALPN, the one that is liked best first.
+    `application_protocols` are offered to clients with ALPN, the preferred one first.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -68,7 +68,7 @@ def _require_certificates(context: ssl.SSLContext, client_ca: Path | None) -> No
 
 
 def _check_pem(title: str, path: Path) -> None:
-    """Raise `BadOption` for a file that cannot be read, or that is plainly no PEM."""
+    """Raise `BadOption` for a file that cannot be read, or that is clearly not PEM."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -88,4 +88,4 @@ def _no_passphrase() -> str:
 
 def _explain(error: OSError) -> str:
     reason = getattr(error, "reason", None) or ""
-    return _PROBLEMS.get(reason, reason.replace("_", " ").lower() or "it is no valid PEM")
+    return _PROBLEMS.get(reason, reason.replace("_", " ").lower() or "it is not valid PEM")

@@ -2,7 +2,7 @@
 
 An update of aiohttp may break what is here: `tests/protocols/http/test_aiohttp_internals.py` says so first. Used are
 
-- `web.RequestHandler` as a base class, with its constructor's arguments; it answers a whole connection.
+- `web.RequestHandler` as a base class, with its constructor's arguments; it serves a whole connection.
   We override `data_received` (to see what came), `finish_response` (called for every response, errors too)
   and `handle_error` (called for what is not HTTP and for handlers that raise). Its `_loop`, its `_messages` (requests
   that were received, with their bodies, the newest one last), and its `_current_request` (while a handler runs)

@@ -1,4 +1,4 @@
-"""Reading request bodies: never more than a limit, never slower than a client that is alive."""
+"""Reading request bodies that aiohttp receives: within a limit of bytes, and a limit of time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TooManyChunks(Exception):
-    """The body is cut into too many chunks; the message is what the client reads."""
+    """The body has too many chunks; the message is what the client reads."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -28,7 +28,7 @@ class TooManyChunks(Exception):
 
 
 class BodyTooSlow(Exception):
-    """The client stopped sending its body."""
+    """The body stopped, or came too slowly."""
 
 
 async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], ServingError]) -> bytes:
@@ -91,7 +91,7 @@ def _is_chunked(http: web.BaseRequest) -> bool:
 
 
 async def read_json_text(call: HttpCall) -> bytes:
-    """Return a body that is JSON altogether. Raises as `read_body`."""
+    """Return a body that is JSON as a whole. Raises the same as `read_body`."""
     return await read_body(call.http, call.max_input_size, lambda byte_size: json_too_large(call, byte_size))
 
 

@@ -1,4 +1,4 @@
-"""One HTTP request on its way through a handler of aiohttp, and what is the same for all of them.
+"""What a handler gets that aiohttp calls: one HTTP request, and what all requests of a server share.
 
 Triton sends errors of some phases as `text/plain`, although they are JSON all the same; clients compare.
 """
@@ -21,7 +21,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 
 
 class CallSettings(msgspec.Struct, frozen=True):
-    """What is the same for every call of a server."""
+    """What all calls of a server share."""
 
     inference: HttpInference
     rules: RequestRules
@@ -29,7 +29,7 @@ class CallSettings(msgspec.Struct, frozen=True):
 
 
 class HttpCall:
-    """Handlers get one and return a response. `names` are the parts of the path that the route names."""
+    """One request for a handler, which returns the response. `names` are parts of the path, such as the model."""
 
     __slots__ = (
         "error_headers",

@@ -1,14 +1,14 @@
 """How long a client may keep a connection waiting, and how it may cut its body into chunks. Pure.
 
-aiohttp closes connections that are idle. It waits for ever for the rest of a head and for a client that does not
-read its response, and reads chunk extensions of any length: that is limited here.
+aiohttp closes connections that are idle. It waits without limit for the rest of a head and for a client that
+does not read its response, and reads chunk extensions of any length: those limits are here.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-#: Chunks that are not empty which a body may have: every one costs time, however small it is (Triton).
+#: How many chunks that are not empty a body may have: each one costs time, however small it is (Triton).
 MAX_CHUNKS = 65536
 
 #: What may stand around the data of a chunk: extensions of 256 bytes, its size, line ends.
@@ -27,7 +27,7 @@ class ClientTimeouts(msgspec.Struct, frozen=True):
     #: Without any byte of a request body; after this time a body must have come at `bytes_per_s` on average.
     body_s: float = 30.0
     bytes_per_s: int = 1024
-    #: For the rest of a body that nobody wants; then the connection is closed.
+    #: For the rest of a body that is not used; then the connection is closed.
     unwanted_body_s: float = 10.0
     #: Without reading anything of a response.
     send_s: float = 60.0

@@ -1,7 +1,7 @@
 """Bodies of /generate and /generate_stream ⇄ `Request` and `Response`. Pure.
 
-A body is a flat object: members that are inputs of the model become tensors, others its parameters; the
-answer is flat, too. Rules and texts are Triton's (http_server.cc, GenerateRequestClass).
+A body is a flat object: members that are inputs of the model become tensors, others its parameters. The
+response is flat, too. Rules and texts are Triton's (http_server.cc, GenerateRequestClass).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_generate(body: bytes, request: Request, spec: ModelSpec, max_input_size: int) -> None:
-    """Fill `request` from `body`. Raises `ServingError`; the request is of no use then."""
+    """Fill `request` from `body`. Raises `ServingError`; then the request must not be used."""
     try:
         _fill(_members(body), request, spec, max_input_size)
     except JsonSyntaxError:
-        # In the text of a member: once more, for the place in the whole of it.
+        # The error is in the text of a member: parse again, for its position in the body.
         parse_leniently(body)
         raise
 
@@ -81,7 +81,7 @@ def _members(text: bytes) -> dict[str, msgspec.Raw]:
 def _map(key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_input_size: int) -> None:
     if key in spec.inputs:
         tensor = _decode_input(spec.inputs[key], bytes(text), max_input_size)
-        # Told here, so that it is said whether `parameters` has it (Triton).
+        # Checked here, so that the error says whether it is within `parameters` (Triton).
         if any(given.name == key for given in request.inputs):
             raise InvalidArgument(f"{request_prefix(request.id)}input '{key}' already exists in request")
         request.inputs.append(tensor)
@@ -106,7 +106,7 @@ def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int) -> Tenso
 
 
 def _outer_count(text: bytes) -> int:
-    """Return how many elements the outermost array has; 1 for what is no array."""
+    """Return how many elements the outermost array has; 1 for anything else."""
     if not text.startswith(b"["):
         return 1
     try:
@@ -116,8 +116,8 @@ def _outer_count(text: bytes) -> int:
 
 
 def fit_shape(name: str, dims: Iterable[int], count: int) -> list[int]:
-    """Return the shape for `count` elements: of variable dimensions the innermost takes what the fixed ones
-    leave, others are 1. Raises `InvalidArgument` where that does not come out even."""
+    """Return the shape for `count` elements: the innermost variable dimension takes what the fixed ones leave, other
+    variable ones are 1. Raises `InvalidArgument` where no such shape has `count` elements."""
     shape = list(dims)
     for dim in reversed(shape):
         if dim != -1:
@@ -142,15 +142,15 @@ def encode_generate(response: Response) -> bytes:
 
     Tensors with one element are scalars, all others flat arrays. Raises `ServingError`.
     """
-    told: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    members: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
-        told["id"] = response.id
-    told.update(response.parameters or {})
+        members["id"] = response.id
+    members.update(response.parameters or {})
     for output in response.outputs or ():
         count = element_count(output.shape)
         values = json_values(output.name, output.datatype, output.response_bytes() or b"", count)
-        told[output.name] = _scalar(values) if count == 1 else values
-    return _encoder.encode(dict(sorted(told.items())))
+        members[output.name] = _scalar(values) if count == 1 else values
+    return _encoder.encode(dict(sorted(members.items())))
 
 
 def _scalar(values: list[Any] | msgspec.Raw) -> Any:

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.abc import AbstractAccessLogger
 
-#: How often connections are looked at while the server waits for them to become idle.
+#: How often connections are checked while the server waits for them to become idle.
 _DRAIN_INTERVAL_S = 0.02
 
-#: How long connections get to close that were not idle when their time was over.
+#: How long connections that did not become idle in time may take to close.
 _CLOSE_S = 1.0
 
 
 class FirstServer(Protocol):
-    """Gets every connection before aiohttp does, and gives it what it does not want to answer itself."""
+    """Gets every connection before aiohttp does, and gives it the messages that it does not serve itself."""
 
     def open(self, aiohttp_server: AiohttpServer) -> Callable[[], asyncio.BaseProtocol]:
-        """Return the factory of its connections."""
+        """Return the function that makes its connections."""
 
     @property
     def connection_count(self) -> int:
@@ -61,34 +61,33 @@ class HttpListener:
         self._access_logger = access_logger
         self._draining = False
         self.title = f"{service} at {listening_address(sock)}"
-        self._connections: AiohttpServer | None = None
+        self._aiohttp_server: AiohttpServer | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen."""
-        self._connections = AiohttpServer(self._handle, handler_cancellation=True)
-        self._connections.access_logger = self._access_logger
-        connect = self._connections if self._first is None else self._first.open(self._connections)
+        self._aiohttp_server = AiohttpServer(self._handle, handler_cancellation=True)
+        self._aiohttp_server.access_logger = self._access_logger
+        connect = self._aiohttp_server if self._first is None else self._first.open(self._aiohttp_server)
         self._server = await listen(self._sock, connect, self._tls)
 
     @property
     def connection_count(self) -> int:
         """How many connections clients have."""
-        if self._connections is None:
+        if self._aiohttp_server is None:
             return 0
         # One that shares a transport with the fast path is counted there.
-        own = sum(
-            1 for each in self._connections.connections if isinstance(each, AiohttpConnection) and not each.on_response
-        )
+        connections = self._aiohttp_server.connections
+        own = sum(1 for each in connections if isinstance(each, AiohttpConnection) and not each.on_response)
         return own if self._first is None else own + self._first.connection_count
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, close idle ones, give requests that run `grace_s` seconds, and close.
 
-        aiohttp's own shutdown drops the body of a request whose headers have come already, so idle
-        connections are closed one by one as they become so.
+        aiohttp's own shutdown drops the body of a request whose head has come. So connections are closed one by
+        one, as soon as they are idle.
         """
-        if self._server is None or self._connections is None:
+        if self._server is None or self._aiohttp_server is None:
             return
         server, self._server = self._server, None
         server.close()
@@ -96,8 +95,8 @@ class HttpListener:
         async with asyncio.TaskGroup() as tasks:
             if self._first is not None:
                 tasks.create_task(self._first.close(grace_s))
-            tasks.create_task(self._drain(self._connections, grace_s))
-        await self._connections.shutdown(_CLOSE_S)
+            tasks.create_task(self._drain(self._aiohttp_server, grace_s))
+        await self._aiohttp_server.shutdown(_CLOSE_S)
 
     async def _drain(self, server: AiohttpServer, grace_s: float) -> None:
         with contextlib.suppress(TimeoutError):

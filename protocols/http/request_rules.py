@@ -1,4 +1,4 @@
-"""What the operator's options make of a request, as far as its head alone decides: the same for every way it takes.
+"""What the operator's options do with a request by its head alone, on the fast path and in aiohttp.
 
 Restricted APIs refuse requests, header forwarding makes parameters of headers, CORS adds headers to responses.
 """

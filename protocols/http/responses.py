@@ -1,4 +1,4 @@
-"""Responses in Triton's forms: JSON, empty, and errors."""
+"""Responses of aiohttp with Triton's content types: JSON, empty ones, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 JSON = "application/json"
 PLAIN = "text/plain"
 
-#: Sent with every response; without it aiohttp tells its own and Python's versions.
+#: Sent with every response; without it aiohttp would send its own version and Python's.
 SERVER_HEADER = {"Server": f"naiad/{__version__}"}
 
 #: The status of a request that lacks the header of a restricted API, as in Triton.
@@ -44,7 +44,7 @@ def error_body(text: str) -> bytes:
 
 
 def error_content_type(*, plain: bool) -> str:
-    """Return the content type of an error: JSON is called plain text where Triton calls it so (`plain`)."""
+    """Return the content type of an error, which is always JSON: `plain` where Triton calls it plain text."""
     return PLAIN if plain else JSON
 
 

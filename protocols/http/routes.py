@@ -1,4 +1,4 @@
-"""Which handler answers which method and path, and what it is restricted with. Paths are never decoded.
+"""Which handler is for which method and path, and in which restricted category. Paths are never decoded.
 
 The patterns are Triton's: `%2f` in a model's name stays what it is, and no name can contain a slash.
 """
@@ -21,7 +21,7 @@ Handler = Callable[[HttpCall], Awaitable[web.StreamResponse]]
 class Endpoint(msgspec.Struct, frozen=True):
     """The handlers of a path by method. `plain_errors`: errors start as `text/plain`."""
 
-    #: There is no endpoint without one: what nobody thought of would be open to everybody.
+    #: Required: an endpoint without a category could not be restricted.
     category: Category
     handlers: dict[str, Handler]
     plain_errors: bool = False
@@ -75,7 +75,7 @@ _SHARED_MEMORY_ENDPOINTS = {
 
 
 def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return who answers `path`, and the names in it, empty where the path leaves one out."""
+    """Return the endpoint of `path`, and the names in it, empty where the path leaves one out."""
     endpoint = _LITERAL.get(path)
     if endpoint is not None:
         return endpoint, {}

@@ -45,7 +45,7 @@ class HttpServer:
     ) -> None:
         """The server owns `sock` from `start` on. Raises `BadOption` for what is wrong with `options`.
 
-        Without `fast_path` aiohttp serves inference requests as well: they get the same responses, only later.
+        Without `fast_path` aiohttp serves inference requests, too: with the same responses, in more time.
         With `log_access` every request gets a line in the access log.
         """
         self._kernel = kernel

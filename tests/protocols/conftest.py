@@ -25,7 +25,7 @@ class Certificates(msgspec.Struct, frozen=True):
     client_key: Path
 
     def options(self, *, mutual: bool = False) -> TlsOptions:
-        """Return what a front door is told."""
+        """Return the options of a front door."""
         return TlsOptions(self.server, self.server_key, self.authority if mutual else None, mutual)
 
     def client_context(self, *, with_certificate: bool = False) -> ssl.SSLContext:

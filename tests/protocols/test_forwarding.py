@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.options import BadOption
-from protocols.forwarding import HeaderForwarder, ReservedHeader, make_forwarder
+from protocols.forwarding import ForwardedHeaders, HeaderForwarder, ReservedHeader, make_forwarder
 
 
 def test_nothing_is_forwarded_without_a_pattern() -> None:
@@ -52,10 +52,27 @@ def test_reserved_names_are_refused_as_they_were_sent(name: str) -> None:
     assert caught.value.message == f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
 
 
-def test_reserved_names_that_do_not_match_are_nobodys_concern() -> None:
+def test_reserved_names_that_do_not_match_are_ignored() -> None:
     assert HeaderForwarder("^x").parameters([("priority", "u=1"), ("triton_a", "1")]) == {}
 
 
-def test_a_pattern_that_is_none_is_refused_at_start() -> None:
-    with pytest.raises(BadOption, match=r"^'\(' is no regular expression for headers to forward: "):
+def test_a_bad_pattern_is_refused_at_start() -> None:
+    with pytest.raises(BadOption, match=r"^'\(' is not a regular expression for headers to forward: "):
         make_forwarder("(")
+
+
+def test_headers_of_one_head_are_added_to_the_parameters_of_any_request() -> None:
+    forwarded = HeaderForwarder("^x-").forward([("X-User", "ann"), ("Other", "1")])
+    assert forwarded == ForwardedHeaders({"X-User": "ann"})
+    assert forwarded is not None
+    assert forwarded.added_to({"n": 5, "X-User": "bob"}) == {"n": 5, "X-User": "ann"}
+    assert forwarded.added_to({}) == {"X-User": "ann"}
+    assert HeaderForwarder("^x-").forward([("Other", "1")]) is None
+
+
+def test_a_reserved_header_is_an_error_of_each_request_with_the_head() -> None:
+    forwarded = HeaderForwarder(".").forward([("X-User", "ann"), ("Timeout", "1")])
+    assert forwarded is not None
+    for _ in range(2):
+        with pytest.raises(ReservedHeader, match="^Header 'Timeout' is reserved"):
+            forwarded.added_to({})

@@ -17,5 +17,5 @@ def test_loopback_and_unix_sockets_are_local(peer: object) -> None:
 @pytest.mark.parametrize(
     "peer", [("10.0.0.1", 1), ("192.168.1.2", 1), ("fe80::1%eth0", 1, 0, 2), ("localhost", 1), None, (), 5]
 )
-def test_others_and_what_cannot_be_told_are_not(peer: object) -> None:
+def test_others_and_unknown_kinds_of_addresses_are_not(peer: object) -> None:
     assert not is_local(peer)

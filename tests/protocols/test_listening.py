@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from protocols.listening import listen, listening_address, send_small_writes_at_once
+from protocols.listening import find_vanished_peers, listen, listening_address, send_small_writes_at_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,14 +27,16 @@ def test_addresses_of_ip_version_6_are_in_brackets() -> None:
     assert listening_address(Bound()) == "[::]:8001"  # type: ignore[arg-type]  # the part of a socket that is read
 
 
-def test_a_connection_is_accepted_and_sends_small_writes_at_once() -> None:
+def test_a_connection_is_accepted_sends_small_writes_at_once_and_finds_vanished_peers() -> None:
     class Greeter(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             send_small_writes_at_once(transport)
             sock = transport.get_extra_info("socket")
+            find_vanished_peers(transport)
             no_delay = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            keeps_alive = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert isinstance(transport, asyncio.Transport)
-            transport.write(b"at once" if no_delay else b"later")
+            transport.write(b"at once" if no_delay and keeps_alive else b"later")
             transport.close()
 
     async def main() -> bytes:

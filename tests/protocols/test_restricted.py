@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.options import BadOption
-from protocols.restricted import GRPC, HTTP, Category, Door, parse_restrictions
+from protocols.restricted import GRPC, HTTP, Category, RestrictedProtocol, parse_restrictions
 
 
 def test_there_are_tritons_nine_categories() -> None:
@@ -47,7 +47,7 @@ def test_each_category_asks_for_the_header_of_its_flag() -> None:
         (GRPC, "triton-grpc-protocol-key", "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"),
     ],
 )
-def test_the_doors_name_their_headers_differently(door: Door, header: str, message: str) -> None:
+def test_the_doors_name_their_headers_differently(door: RestrictedProtocol, header: str, message: str) -> None:
     restriction = parse_restrictions(("inference:key=value",), door).of(Category.INFERENCE)
     assert restriction is not None
     assert (restriction.header, restriction.message) == (header, message)
@@ -74,7 +74,7 @@ def test_only_the_very_value_is_admitted(given: str | bytes | None, admitted: bo
 
 
 @pytest.mark.parametrize("text", ["", "health", "health:", "health:key", "health:key=", ":key=value", "health:=value"])
-def test_another_form_is_refused(text: str) -> None:
+def test_a_malformed_value_is_refused(text: str) -> None:
     with pytest.raises(BadOption) as caught:
         parse_restrictions((text,), HTTP)
     assert str(caught.value) == (
@@ -96,7 +96,7 @@ def test_another_form_is_refused(text: str) -> None:
         (("trace,trace:k=v",), GRPC, "restricted protocol 'trace' can not be specified in multiple config groups"),
     ],
 )
-def test_categories_are_known_and_come_once(texts: tuple[str, ...], door: Door, message: str) -> None:
+def test_categories_are_known_and_come_once(texts: tuple[str, ...], door: RestrictedProtocol, message: str) -> None:
     with pytest.raises(BadOption) as caught:
         parse_restrictions(texts, door)
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""TLS contexts: who gets a connection, and which mistakes in the files are told how."""
+"""TLS contexts: which clients get a connection, and the errors for mistakes in the files."""
 
 from __future__ import annotations
 

@@ -27,48 +27,48 @@ _NOT_ONE_RESPONSE = (
     "various number of responses"
 )
 
-#: HTTP status and JSON body of a response.
-_Answer = tuple[int, bytes]
+#: HTTP status and JSON body.
+_Encoded = tuple[int, bytes]
 
 
 async def generate(call: HttpCall) -> web.Response:
-    """Answer with the only response. More or fewer are an error inside of a 200 (Triton)."""
-    answers: list[_Answer] = []
-    async with contextlib.aclosing(_answers(call)) as stream:
-        async for answer in stream:
-            answers.append(answer)
-            if len(answers) > 1:
+    """Return the only response. More or fewer responses are an error within a 200 (Triton)."""
+    found: list[_Encoded] = []
+    async with contextlib.aclosing(_responses(call)) as stream:
+        async for encoded in stream:
+            found.append(encoded)
+            if len(found) > 1:
                 break
-    status, body = answers[0] if answers else (200, b"")
-    if len(answers) != 1:
+    status, body = found[0] if found else (200, b"")
+    if len(found) != 1:
         body = error_body(_NOT_ONE_RESPONSE)
     return web.Response(status=status, body=body, content_type=JSON, headers=SERVER_HEADER)
 
 
 async def generate_stream(call: HttpCall) -> web.StreamResponse:
     """Send every response as a server-sent event; the HTTP status is that of the first."""
-    reply: web.StreamResponse | None = None
-    async with contextlib.aclosing(_answers(call)) as stream:
+    response: web.StreamResponse | None = None
+    async with contextlib.aclosing(_responses(call)) as stream:
         async for status, body in stream:
-            if reply is None:
-                reply = await _begin_events(call, status)
-            await reply.write(b"data: " + body + b"\n\n")
-    return reply or await _begin_events(call, 200)
+            if response is None:
+                response = await _begin_events(call, status)
+            await response.write(b"data: " + body + b"\n\n")
+    return response or await _begin_events(call, 200)
 
 
 async def _begin_events(call: HttpCall, status: int) -> web.StreamResponse:
-    reply = web.StreamResponse(
+    response = web.StreamResponse(
         status=status,
         headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.response_headers},
     )
-    await reply.prepare(call.http)
-    return reply
+    await response.prepare(call.http)
+    return response
 
 
-async def _answers(call: HttpCall) -> AsyncGenerator[_Answer, None]:
-    """Submit the request and give its responses, encoded. Raises `ServingError` where it is refused.
+async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
+    """Submit the request and yield its responses, encoded. Raises `ServingError` where it is refused.
 
-    A response is only asked for when the one before was sent. Closing the iterator cancels the request.
+    The next response is awaited when the one before was sent. Closing the iterator cancels the request.
     """
     if call.http.headers.get("Content-Encoding", IDENTITY) != IDENTITY:
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
@@ -90,12 +90,12 @@ async def _answers(call: HttpCall) -> AsyncGenerator[_Answer, None]:
                     continue
                 if response.error is not None:
                     raise response.error
-                answer = 200, encode_generate(response)
+                encoded = 200, encode_generate(response)
             except ServingError as error:
-                answer = HTTP_STATUS[error.code], error_body(error.message)
+                encoded = HTTP_STATUS[error.code], error_body(error.message)
             finally:
                 response.release()
-            yield answer
+            yield encoded
     finally:
         if not request.finished:
             call.kernel.cancel(request)

@@ -22,7 +22,7 @@ async def ready(call: HttpCall) -> web.Response:
 
 
 async def model_ready(call: HttpCall) -> web.Response:
-    """Tell whether a version is ready; for one that does not exist the answer is the same no (Triton)."""
+    """Respond whether a version is ready; one that does not exist is not ready (Triton)."""
     try:
         found = call.kernel.model_ready(call.names["model"], call.names["version"])
     except (ModelNotFound, NoAvailableVersion, ModelNotReady):

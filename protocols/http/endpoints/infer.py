@@ -102,7 +102,7 @@ class _FutureWaiter:
 
 
 def _announced_header_length(call: HttpCall) -> int | None:
-    """Return the JSON header's length as the client tells it, None where it does not.
+    """Return the length of the JSON header that the client announces, None where it announces none.
 
     A text without any digit counts as 0, which makes the request a raw one (Triton).
     """
@@ -147,7 +147,7 @@ async def _receive(call: HttpCall, announced: int | None) -> bytes:
     if announced == 0:
         return await read_body(call.http, limit, lambda byte_size: _raw_too_large(byte_size, limit))
     if announced > limit:
-        # A length that the body cannot have is told as such, whatever the limit.
+        # A length that the body cannot have gets its own error, also above the limit.
         _header_length(announced, announced if call.http.content_length is None else call.http.content_length)
         raise json_too_large(call, announced)
     return await read_body(call.http, MAX_BODY_BYTE_SIZE, _body_too_large)

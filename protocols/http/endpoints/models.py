@@ -23,12 +23,12 @@ async def server_metadata(call: HttpCall) -> web.Response:
 
 
 async def openapi(call: HttpCall) -> web.Response:
-    """Describe the API and the models that are ready."""
+    """Return the OpenAPI document of the server and the models that are ready."""
     return json_text_response(await call.openapi.text())
 
 
 async def metadata(call: HttpCall) -> web.Response:
-    """Describe a model with the version that was asked for, or all that are ready."""
+    """Return the metadata of a model with the requested version, or with all that are ready."""
     name, version = call.names["model"], call.names["version"]
     model = call.kernel.resolve(name, version)
     versions = [model.version]
@@ -42,7 +42,7 @@ async def config(call: HttpCall) -> web.Response:
 
 
 async def statistics(call: HttpCall) -> web.Response:
-    """Report on a version, the ready versions of a model, or all that is ready."""
+    """Return the statistics of a version, of the ready versions of a model, or of all ready models."""
     return json_response({"model_stats": [model_report(model) for model in _with_statistics(call)]})
 
 

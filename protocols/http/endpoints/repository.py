@@ -34,7 +34,7 @@ async def index(call: HttpCall) -> web.Response:
 
 
 async def load(call: HttpCall) -> web.Response:
-    """Load a model; answers when it is ready."""
+    """Load a model; responds when it is ready."""
     _check_repository(call)
     parameters = member(await _read_optional(call), "parameters")
     decoded: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Trace and log settings over HTTP: which members of a body they are, and of which types.
+"""Trace and log settings over HTTP: their names and types in request and response bodies.
 
-Values are checked by `kernel.settings`. Settings that Triton does not know are ignored, as it does.
+`kernel.settings` checks the values. Settings that Triton does not know are ignored, as in Triton.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LOG_SETTINGS: tuple[tuple[str, Callable[[Any], bool | int | str]], ...] = (
 
 
 async def get_trace(call: HttpCall) -> web.Response:
-    """Show the settings of a model, or of the server where the path names none."""
-    return _trace_reply(call.kernel.trace.get(_traced_model(call)))
+    """Return the settings of a model, or of the server where the path names no model."""
+    return _trace_response(call.kernel.trace.get(_traced_model(call)))
 
 
 async def update_trace(call: HttpCall) -> web.Response:
     model = _traced_model(call)
     change = _trace_change(parse(await read_json_text(call)))
-    return _trace_reply(call.kernel.trace.update(change, model))
+    return _trace_response(call.kernel.trace.update(change, model))
 
 
 async def get_log(call: HttpCall) -> web.Response:
@@ -50,12 +50,12 @@ async def update_log(call: HttpCall) -> web.Response:
     document = parse(await read_json_text(call))
     change: dict[str, bool | int | str] = {}
     if member(document, "log_file") not in (ABSENT, None):
-        change["log_file"] = ""  # refused whatever it is
+        change["log_file"] = ""  # refused with any value
     for name, read in _LOG_SETTINGS:
         value = member(document, name)
         if value not in (ABSENT, None):
             change[name] = read(value)
-    # Over gRPC Triton calls it differently.
+    # Over gRPC this setting has another name in Triton.
     return json_response(call.kernel.log.update(change, format_name="--log_format"))
 
 
@@ -70,7 +70,7 @@ def _trace_change(document: Any) -> TraceChange:
     """Return the settings that `document` changes, in the order in which Triton looks at them."""
     change: TraceChange = {}
     if member(document, "trace_file") is not ABSENT:
-        change["trace_file"] = [""]  # refused whatever it is, even null
+        change["trace_file"] = [""]  # refused with any value, even null
     levels = member(document, "trace_level")
     if levels is None:
         change["trace_level"] = None
@@ -83,7 +83,7 @@ def _trace_change(document: Any) -> TraceChange:
     return change
 
 
-def _trace_reply(values: TraceValues) -> web.Response:
+def _trace_response(values: TraceValues) -> web.Response:
     """Return the settings as texts. Where one has several values, Triton repeats its name in the JSON object."""
     shown: dict[str, object] = {name: ",".join(texts) for name, texts in values.as_dict().items()}
     shown["trace_level"] = values.trace_level

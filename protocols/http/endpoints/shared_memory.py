@@ -1,4 +1,4 @@
-"""Shared memory that HTTP clients register, list and forget."""
+"""Regions of shared memory that HTTP clients register, list and unregister."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ async def cuda_unregister(call: HttpCall) -> web.Response:
 
 
 def _unregister(call: HttpCall, kind: RegionKind) -> web.Response:
-    """Forget a region, or all of a kind where the path names none."""
+    """Unregister a region, or all of a kind where the path names none."""
     _check_allowed(call)
     call.kernel.regions.unregister(kind, call.names["region"])
     return empty_response()
 
 
 def _check_registration(call: HttpCall, kind: str) -> str:
-    """Return the name for the new region, if this client may register one."""
+    """Return the name of the new region. Raises where this client may not register one."""
     name = call.names["region"]
     if not name:
         raise InvalidArgument(f"'region name' is necessary to register {kind} shared memory region")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from protocols.http.fast.call import FastCall
     from protocols.http.fast.connection import FastConnection
 
-#: The buffer has room for `_GROWTH` times of what has come, and for at least `_LEAST_BYTE_SIZE` bytes. An announced
-#: size alone is no reason to take memory, and growing by little would copy the body again and again.
+#: A buffer grows to `_GROWTH` times the bytes that have come, at least to `_LEAST_BYTE_SIZE`: memory is not taken for
+#: an announced size alone, and a body is not copied too often.
 _GROWTH = 8
 _LEAST_BYTE_SIZE = 64 << 10
 
@@ -23,7 +23,7 @@ class IncomingBody(msgspec.Struct, eq=False):
 
     call: FastCall
     byte_size: int
-    #: Memory of the model, with room for all of the body. It stays the caller's.
+    #: Memory of the model, with room for all of the body.
     receive_buffer: ReceiveBuffer | None = None
     #: How many bytes have come; the buffer may be larger until the last has.
     received: int = 0
@@ -67,13 +67,13 @@ class IncomingBody(msgspec.Struct, eq=False):
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """Stands before `connection` until all of `incoming` has come: bytes are received where they belong, uncopied.
+    """The protocol of the transport until all of `incoming` has come: bytes are received where they belong, uncopied.
 
-    It does so for nothing else: small requests would pay for being asked where to receive them.
+    At other times the transport has a plain protocol, which costs small requests less.
     """
 
     def __init__(self, connection: FastConnection, incoming: IncomingBody) -> None:
-        """`incoming` has a receive buffer, and lacks something."""
+        """`incoming` has a receive buffer, and is not complete."""
         self._connection = connection
         self._incoming = incoming
 

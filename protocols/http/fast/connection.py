@@ -8,7 +8,6 @@ At the first message that is not plain aiohttp gets the transport for good.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
@@ -22,7 +21,7 @@ from protocols.http.fast.request_head import END, HttpRequestHead, can_become_he
 from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.inference.response import http_error
-from protocols.listening import send_small_writes_at_once
+from protocols.listening import find_vanished_peers, send_small_writes_at_once
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ class FastConnection(asyncio.Protocol):
         self._fast_path = fast_path
         self._transport: asyncio.Transport
         self._aiohttp: SharedAiohttp
-        #: Memory of workers in responses that the transport keeps.
-        self._releases: WrittenReleases
+        self._written: WrittenReleases
         #: None where requests are not logged.
         self._access_log: ConnectionAccessLog | None = None
         #: Bytes that have come and belong to no message that was begun.
@@ -77,11 +75,9 @@ class FastConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
+        self._written = WrittenReleases(self._transport)
         send_small_writes_at_once(transport)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._releases = WrittenReleases(self._transport)
+        find_vanished_peers(transport)
         if self._fast_path.log_access:
             self._access_log = ConnectionAccessLog(transport)
         self._fast_path.add(self)
@@ -97,7 +93,7 @@ class FastConnection(asyncio.Protocol):
         if incoming is not None:
             incoming.release()
             calls.append(incoming.call)
-        self._releases.run()
+        self._written.run()
         self._aiohttp.connection_lost(exc)
         if self._access_log is not None:
             for call in calls:
@@ -149,7 +145,7 @@ class FastConnection(asyncio.Protocol):
         self._write_paused = False
         self._active_s = self._fast_path.now_s
         self._unread.waited_s(self._active_s, 0)
-        self._releases.run()
+        self._written.run()
         self._aiohttp.resume_writing()
         self._take_messages()
 
@@ -358,11 +354,8 @@ class FastConnection(asyncio.Protocol):
         self._active_s = self._fast_path.now_s
         if self._draining and not self.busy:
             responses[-1] = responses[-1].last()
-        if len(responses) == 1 and not responses[0].parts:
-            self._transport.write(responses[0].head)
-        else:
-            self._transport.writelines([piece for each in responses for piece in (each.head, *each.parts)])
-            self._releases.add([each.release for each in responses if each.release is not None])
+        self._transport.writelines([piece for each in responses for piece in (each.head, *each.parts)])
+        self._written.add(each.release for each in responses if each.release is not None)
         if self._access_log is not None:
             for call, response in zip(done, responses, strict=True):
                 self._access_log.responded(call, response)

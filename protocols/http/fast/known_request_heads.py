@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from protocols.http.inference.call import HttpInference
     from protocols.http.request_rules import RequestRules
 
-#: How many heads are remembered, and how long they may be.
+#: How many heads are kept, and how long they may be.
 _MAX_HEADS = 256
 _MAX_BYTE_SIZE = 1024
 
@@ -61,8 +61,7 @@ class KnownRequestHeads:
 
     def find(self, text: bytes) -> KnownRequestHead:
         """Return what is known of the head `text`, up to and with its empty line."""
-        generation = self._inference.kernel.catalog.generation
-        cache = self._cache
+        generation, cache = self._inference.kernel.catalog.generation, self._cache
         if generation != cache.generation:
             cache.start_generation(generation)
         known = cache.entries.get(text)

@@ -24,7 +24,7 @@ class ResponseBytes(msgspec.Struct):
 
     head: bytes
     parts: list[Buffer] = []
-    #: To be called when the parts have left: they are memory of a worker.
+    #: Called when the transport has written the parts: they are memory of a worker.
     release: Callable[[], None] | None = None
     #: As it stands in the head.
     status: int = 200

@@ -1,7 +1,7 @@
-"""One inference request over HTTP: from its body to its response, the same whichever way both travel.
+"""One inference request over HTTP, from its body to its response: the same on the fast path and in aiohttp.
 
-Everything that decides about them is here: how the body is decoded, which errors are plain text, how the
-response is encoded. The fast path and the endpoint for aiohttp only receive the body and send the response.
+All decisions are here: how the body is decoded, which errors are plain text, how the response is encoded. The fast
+path and the endpoint for aiohttp only receive the body and send the response.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     inference: HttpInference
     head: InferRequestHead
-    #: None where nobody waits for the response any more.
+    #: None once the response is not wanted any more.
     waiter: ResponseWaiter | None
     #: The id of the request, for the access log.
     request_id: str = ""
     #: The submitted request, until it has its response.
     _request: Request | None = None
     _outputs: OutputFormat | None = None
-    #: Where only the bytes of a response differ from the one before, nothing has to be encoded.
+    #: Writes the response without encoding it, where only its bytes differ from the one before.
     _template: ResponseTemplate | None = None
-    #: Made where the response does not come in one with the final flag.
+    #: Only where the response and the final flag come apart.
     _only: OnlyResponse | None = None
 
     def start(self, body: RequestBody, received_in: ReceiveBuffer | None = None) -> None:
@@ -89,7 +89,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         head, inference = self.head, self.inference
         kernel = inference.kernel
         try:
-            found = inference.prepared_bodies.find(head, body, kernel.catalog.generation, self)
+            found = inference.prepared_bodies.match(head, body, kernel.catalog.generation, self)
             if found is not None:
                 request, prepared = found
                 self._outputs, self._template = prepared.outputs, prepared.template
@@ -110,31 +110,31 @@ class HttpInferCall(msgspec.Struct, eq=False):
         request = Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
         outputs = decode_body(body, head.header_length, request, head.model, inference.max_input_size)
         self._outputs, self._request, self.request_id = outputs, request, request.id
-        remember = functools.partial(inference.prepared_bodies.remember, head, body, outputs)
+        keep = functools.partial(inference.prepared_bodies.add, head, body, outputs)
         if head.forwarded is None:
-            inference.kernel.submit(request, None, received_in, remember)
+            inference.kernel.submit(request, None, received_in, keep)
             return
         parameters = head.forwarded.added_to(request.parameters)
 
-        def remember_without_forwarded(checked: Request, model: Model) -> None:
+        def keep_without_forwarded(checked: Request, model: Model) -> None:
             """The next request with this body may come with other headers."""
-            remember(checked, model)
+            keep(checked, model)
             checked.parameters = parameters
 
-        inference.kernel.submit(request, None, received_in, remember_without_forwarded)
+        inference.kernel.submit(request, None, received_in, keep_without_forwarded)
 
     def cancel(self) -> None:
-        """Nobody waits for the response any more."""
+        """The response is not wanted any more: its client has gone."""
         self.waiter = self._template = None
         if self._request is not None:
             self.inference.kernel.cancel(self._request)
 
     def finish(self, response: HttpResponse) -> None:
-        """Make of `response` what is sent, release its source once that was copied or sent, and call `_left`."""
+        """Turn `response` into what is sent, release its source when that was copied or sent, and call `_left`."""
         raise NotImplementedError
 
     def _left(self) -> None:
-        """There is a response: tell who waits for it, and let go of what is not needed any more."""
+        """The response is there: let the waiter send it, and drop references that are not needed any more."""
         # The request refers to its sink, which is this call.
         self._request, waiter, self.waiter = None, self.waiter, None
         if waiter is not None:

@@ -43,7 +43,7 @@ _Read = TypeVar("_Read")
 #: Dimensions that an error shows; a client may send millions of them.
 _SHOWN_DIMS = 64
 
-#: What Triton makes of a datatype that it does not know.
+#: What Triton calls a datatype that it does not know.
 _UNKNOWN_DATATYPE = "<invalid>"
 
 
@@ -90,12 +90,12 @@ def decode_infer(header: bytes, binary: memoryview, request: Request, max_input_
     """Fill `request` from its JSON `header` and the `binary` data behind it.
 
     Inputs keep parts of `binary` as their data. `max_input_size` limits each input in JSON. Raises
-    `ServingError`; the request is of no use then.
+    `ServingError`; then the request must not be used.
     """
     try:
         return _fill(_decode_header(header), binary, request, max_input_size)
     except JsonSyntaxError:
-        # In a tensor's own text: once more, for the place in the whole of it.
+        # The error is in the text of a tensor: parse again, for its position in the header.
         parse_leniently(header)
         raise
 
@@ -131,12 +131,12 @@ def _plain_input(document: Any) -> _Input:
 def _fill(header: JsonHeader, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
     if header.id is not ABSENT:
         request.id = _read("id", header.id, as_string)
-    form = OutputFormat()
+    output_format = OutputFormat()
     if header.parameters is not ABSENT:
         if not isinstance(header.parameters, dict):
             raise InternalError("failed to get request params.: attempt to get members for non-object")
         for key, value in header.parameters.items():
-            _set_parameter(request, form, key, value)
+            _set_parameter(request, output_format, key, value)
     position = 0
     for given in _read("inputs", header.inputs, as_array):
         tensor, position = _decode_input(given, binary, position, request.model_name, max_input_size)
@@ -147,8 +147,8 @@ def _fill(header: JsonHeader, binary: memoryview, request: Request, max_input_si
         for document in _read("outputs", header.outputs, as_array):
             output, is_binary = _decode_output(document)
             request.outputs.append(output)
-            form.named[output.name] = is_binary
-    return form
+            output_format.named[output.name] = is_binary
+    return output_format
 
 
 def _read(name: str, value: Any, read: Callable[[Any], _Read], verb: str = "parse") -> _Read:
@@ -161,7 +161,7 @@ def _read(name: str, value: Any, read: Callable[[Any], _Read], verb: str = "pars
         raise InternalError(f"Unable to {verb} '{name}': {error.message}") from None
 
 
-def _set_parameter(request: Request, form: OutputFormat, key: str, value: Any) -> None:
+def _set_parameter(request: Request, output_format: OutputFormat, key: str, value: Any) -> None:
     match key:
         case "sequence_id":
             is_number = type(value) is int and 0 <= value <= UINT64_MAX
@@ -175,7 +175,7 @@ def _set_parameter(request: Request, form: OutputFormat, key: str, value: Any) -
         case "timeout":
             request.timeout_us = _read(key, value, as_unsigned)
         case "binary_data_output":
-            form.binary = _read(key, value, as_bool)
+            output_format.binary = _read(key, value, as_bool)
         case _ if key.startswith("triton_"):
             raise InvalidArgument(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -350,13 +350,13 @@ class EncodedResponse(msgspec.Struct, frozen=True):
         return b"".join((self.header, *self.binary)) if self.binary else self.header
 
 
-def encode_infer(response: Response, form: OutputFormat) -> EncodedResponse:
+def encode_infer(response: Response, output_format: OutputFormat) -> EncodedResponse:
     """Encode a response with outputs; the caller releases it afterwards.
 
     Raises `ServingError` for what JSON cannot carry.
     """
     binary: list[Buffer] = []
-    outputs = [_encode_output(output, form, binary) for output in response.outputs or ()]
+    outputs = [_encode_output(output, output_format, binary) for output in response.outputs or ()]
     header = _encoder.encode(
         _InferResponse(
             id=response.id or ABSENT,
@@ -369,12 +369,12 @@ def encode_infer(response: Response, form: OutputFormat) -> EncodedResponse:
     return EncodedResponse(header, binary)
 
 
-def _encode_output(output: Tensor, form: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
-    """Return what the header says of `output`; its bytes go to `binary` where they are to be that."""
+def _encode_output(output: Tensor, output_format: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
+    """Return the JSON of `output`; its bytes go to `binary` where they are not part of the JSON."""
     data = output.response_bytes()
     if data is None:  # it is in the client's region
         return _Output(output.name, output.datatype, output.shape)
-    if form.is_binary(output.name):
+    if output_format.is_binary(output.name):
         binary.append(data)
         return _binary_output(output.name, output.datatype, len(data), *output.shape)
     values = json_values(output.name, output.datatype, data, element_count(output.shape))

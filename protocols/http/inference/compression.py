@@ -12,7 +12,7 @@ IDENTITY, GZIP, DEFLATE = "identity", "gzip", "deflate"
 #: What the server understands, for `Accept-Encoding` of a refusal.
 SUPPORTED = "gzip, deflate"
 
-#: zlib's window bits: either format is recognised when reading; for writing each has its own.
+#: zlib's window bits. For reading one value stands for both formats; for writing each has its own.
 _READ_EITHER = 47
 _WRITE = {GZIP: 31, DEFLATE: 15}
 
@@ -68,9 +68,9 @@ def compress(body: bytes, encoding: str) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def choose_encoding(accept_encoding: str) -> str:
-    """Return the coding for an answer: the one with the highest weight, of equals the first.
+    """Return the coding for a response: the one with the highest weight, among equal ones the first.
 
-    Unknown codings are passed over, and so are those with the weight 0 or one that is no number.
+    Codings that are unknown are skipped, and so are those with the weight 0 or a weight that is not a number.
     """
     chosen, best = IDENTITY, 0.0
     for offer in accept_encoding.split(","):

@@ -1,7 +1,7 @@
-"""Requests whose JSON was seen before but for the id: a client sends the same kind all the time. Pure.
+"""Prepared requests for bodies whose JSON was seen before, except for the id: clients repeat it. Pure.
 
-The JSON is looked up instead of being parsed, checked and translated again, where all tensors are binary data
-or in shared memory. What is remembered holds until the catalog of models changes.
+Where all tensors are binary data or in shared memory, the JSON is looked up and not parsed, checked and translated
+again. A prepared body is valid until the catalog of models changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: that begins in another way is looked up as a whole, with its id where that stands elsewhere.
 _ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)(?=")')
 
-#: How many prepared bodies are remembered, and how long their JSON may be.
+#: How many prepared bodies are kept, and how long their JSON may be.
 _MAX_BODIES = 1024
 _MAX_JSON_BYTE_SIZE = 2048
 
@@ -52,12 +52,12 @@ class PreparedBody(msgspec.Struct, frozen=True):
 
 
 class PreparedBodies:
-    """The prepared bodies of one HTTP server, by what request heads share (`prepared_key`) and JSON without its id."""
+    """The prepared bodies of one HTTP server, by `InferRequestHead.prepared_key` and the JSON without its id."""
 
     def __init__(self) -> None:
         self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(_MAX_BODIES)
 
-    def find(
+    def match(
         self, head: InferRequestHead, body: RequestBody, generation: int, sink: Sink
     ) -> tuple[Request, PreparedBody] | None:
         """Return the request in `body` and what it was made from, or None where it has to be parsed.
@@ -71,7 +71,7 @@ class PreparedBodies:
         start = head.header_length
         if start > _MAX_JSON_BYTE_SIZE:
             return None
-        # As in `remember`; a function for both would be a call for every request.
+        # As in `add`; a function for both would be a call for every request.
         id = _ID.match(body, 0, start)
         begin = 0 if id is None else id.end()
         prepared = cache.entries.get((head.prepared_key, bytes(body[begin:start])))
@@ -90,12 +90,12 @@ class PreparedBodies:
             start = end
         return prepared.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), prepared
 
-    def remember(
+    def add(
         self, head: InferRequestHead, body: RequestBody, outputs: OutputFormat, request: Request, model: Model
     ) -> None:
-        """Remember a request that was parsed out of `body` and checked for `model`, where it can be recognised.
+        """Keep a request that was parsed from `body` and checked for `model`, if it can be recognised.
 
-        `Kernel.submit` calls it when it has checked the request, with the catalog as it was when `find` was asked.
+        `Kernel.submit` calls it when it has checked the request, while the catalog is as `match` has last seen it.
         """
         if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
             return
@@ -113,5 +113,4 @@ class PreparedBodies:
         common = prepare(request, model)
         binary_outputs = outputs.any_binary or common.uses_client_regions
         template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
-        prepared = PreparedBody(common, outputs, sizes, total, template)
-        self._cache.add((head.prepared_key, rest), prepared)
+        self._cache.add((head.prepared_key, rest), PreparedBody(common, outputs, sizes, total, template))

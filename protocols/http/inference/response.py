@@ -21,8 +21,8 @@ class HttpResponse(msgspec.Struct):
     body: list[Buffer]
     #: Headers of this response alone, which stand before its content type.
     headers: dict[str, str] = {}
-    #: The response whose outputs `body` refers to: whoever has copied or sent them releases it. None where `body`
-    #: belongs to nobody else.
+    #: The response whose outputs `body` refers to. It is to be released when they were copied or sent. None where
+    #: `body` refers to no outputs.
     source: Response | None = None
 
 

@@ -1,6 +1,6 @@
-"""Responses that differ from the one before only in the id and the bytes of outputs: models repeat themselves. Pure.
+"""Templates for responses that differ from the one before only in the id and the bytes of their outputs. Pure.
 
-What stands in front of the outputs, the head of HTTP and the JSON, is remembered and not written again.
+What stands in front of the outputs, the HTTP head and the JSON, is kept and not encoded again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response
     from shm.tensor import Buffer
 
-#: Longer JSON is not remembered.
+#: Longer JSON is not kept.
 _MAX_JSON_BYTE_SIZE = 2048
 
 #: What JSON with an id begins with.
@@ -73,7 +73,7 @@ class ResponseTemplate:
         return b"".join(pieces)
 
     def remember(self, response: Response, body: Sequence[Buffer], head: bytes, now_s: float) -> None:
-        """Remember that `response` was written as `head` and `body`, if all its outputs are binary.
+        """Make the template of `response`, which was written as `head` and `body`, if all its outputs are binary.
 
         The first part of `body` is JSON; the others are the outputs.
         """
@@ -87,7 +87,7 @@ class ResponseTemplate:
             data = output.response_bytes()
             if data is not None:
                 if output.datatype == "BYTES":
-                    return  # each may have another length
+                    return  # the next one may have another length
                 byte_size = len(data)
                 binary_count += 1
             outputs.append((output.name, output.datatype, list(output.shape), byte_size))

@@ -1,7 +1,7 @@
-"""JSON bodies of requests: decoded fast, and where that fails again with Triton's rules and error texts.
+"""JSON bodies of requests: decoded by msgspec, and if that fails once more by Triton's rules, with its error texts.
 
 Every member of a document is untyped until one of the `as_…` functions looks at it, because Triton
-complains about the first member that it reaches and not about the first in the text.
+reports the first wrong member that it reads, which need not be the first one in the text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STRING_OR_SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?NaN|-?Inf(?:inity)?
 
 
 class TooDeep(InvalidArgument):
-    """A document is nested deeper than anything that makes sense; only tensor data ever nests that deep."""
+    """A document is nested too deep. The text is that for tensor data: nothing else is nested as deep."""
 
     def __init__(self) -> None:
         super().__init__(f"Unable to parse 'data': JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
@@ -52,7 +52,7 @@ def parse(text: bytes) -> Any:
 
 
 def parse_leniently(text: bytes) -> Any:
-    """The same for a `text` that the fast decoder refused: it may still be what Triton accepts."""
+    """Do the same for a `text` that msgspec refused: Triton accepts more than JSON."""
     try:
         if len(text) <= _CHECKED_BYTE_SIZE:
             text = text[: check_syntax(text)]
@@ -69,7 +69,7 @@ def parse_leniently(text: bytes) -> Any:
 
 
 def _python_special(match: re.Match[str]) -> str:
-    """Spell a special number as Python's `json` wants it."""
+    """Return a special number as Python's `json` reads it."""
     found = match.group()
     if found[0] == '"':
         return found
@@ -79,7 +79,7 @@ def _python_special(match: re.Match[str]) -> str:
 
 
 def member(document: Any, name: str) -> Any:
-    """Return a member of `document`; `ABSENT` where there is none, or no object to have one."""
+    """Return a member of `document`; `ABSENT` where it is missing, or `document` is not an object."""
     return document.get(name, ABSENT) if isinstance(document, dict) else ABSENT
 
 

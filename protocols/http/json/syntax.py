@@ -1,6 +1,6 @@
-"""What is wrong with a text that is no JSON, and where: with RapidJSON's words and offsets, as Triton has them.
+"""What is wrong with a text that is not JSON, and where: in the words and with the offsets of RapidJSON, as in Triton.
 
-Runs only after the fast decoder refused a text. Accepts what Triton accepts beyond JSON: NaN and Infinity,
+Runs only after msgspec has refused a text. Accepts what Triton accepts beyond JSON: NaN and Infinity,
 a byte order mark in front, and anything behind a NUL.
 """
 
@@ -15,8 +15,8 @@ _PLAIN_CHARACTERS = re.compile(rb'[^"\\\x00-\x1f]*')
 _DIGITS = re.compile(rb"[0-9]*")
 _HEX4 = re.compile(rb"[0-9A-Fa-f]{4}")
 
-#: Array elements that need no closer look, each with the comma behind it, so many at once. Without them a tensor
-#: with one NaN would be walked number by number in Python.
+#: Plain array elements, each with the comma behind it, many in one match. Without this pattern Python would read
+#: every number of a tensor that holds one NaN.
 _PLAIN_ELEMENTS = re.compile(
     rb"(?:[ \t\n\r]*+(?:-?(?:(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,40})?|NaN|Inf(?:inity)?)|true|false|null)"
     rb"[ \t\n\r]*+,){1,256}+"
@@ -32,7 +32,7 @@ _END = 0
 
 
 class JsonSyntaxError(InternalError):
-    """A request body is no JSON. `offset` counts bytes."""
+    """A request body is not JSON. `offset` counts bytes."""
 
     def __init__(self, problem: str, offset: int) -> None:
         super().__init__(f"failed to parse the request JSON buffer: {problem} at {offset}")
@@ -45,7 +45,7 @@ def check_syntax(text: bytes) -> int:
 
 
 class _Scanner:
-    """Reads through a text once, keeping the containers that are open on a stack of its own."""
+    """Reads a text once, with the open containers on a stack of its own: Python's own stack is not deep enough."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
@@ -74,7 +74,7 @@ class _Scanner:
         self._at = match.end()
 
     def _skip_plain_elements(self) -> None:
-        """Read elements of an array up to the next that is not plain, or is the last."""
+        """Read elements of an array up to the first that is not plain, or is the last one."""
         while match := _PLAIN_ELEMENTS.match(self._text, self._at):
             self._at = match.end()
         self._skip_space()

@@ -1,7 +1,7 @@
-"""Tensor data in JSON ⇄ raw tensor bytes, directed by the datatype. Pure, and without NumPy.
+"""Tensor data in JSON ⇄ raw tensor bytes, by datatype. Pure, and without NumPy.
 
-Values are cast as Triton casts them: integers wrap around, floats lose precision. The fast path hands the
-text to a decoder of the very type; only if that fails are the values walked through for Triton's error.
+Values are cast as Triton casts them: integers wrap around, floats lose precision. A decoder for
+exactly the datatype reads the text. Only if it fails are the values checked one by one, for Triton's error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shm.tensor import Buffer
 
-#: Decoders are kept for arrays nested up to so deep; deeper ones are walked through.
+#: Arrays nested up to this depth have decoders; the values of deeper ones are checked one by one.
 _FAST_DEPTH = 8
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -43,7 +43,7 @@ _SHAPE_MISMATCH = "Shape does not match true shape of 'data' field"
 
 
 class BadData(InternalError):
-    """The `data` of an input is not what its datatype and shape say."""
+    """The `data` of an input does not fit its datatype and shape."""
 
     def __init__(self, problem: str, prefix: str = "Unable to parse 'data'") -> None:
         super().__init__(f"{prefix}: {problem}")
@@ -55,8 +55,8 @@ class BadData(InternalError):
 def decode_data(name: str, datatype: str, text: Buffer, element_count: int) -> bytes:
     """Return the raw bytes of the JSON array `text`, flat or nested, for an input called `name`.
 
-    For BYTES the number of elements is left to be checked where all BYTES tensors are. Raises
-    `ServingError`, and nothing else whatever `text` holds.
+    The number of BYTES elements is not checked here: the worker checks those of all BYTES tensors. Raises
+    `ServingError`, and nothing else for any `text`.
     """
     check_readable(name, datatype)
     values = _decode_fast(datatype, text)
@@ -78,7 +78,7 @@ def check_readable(name: str, datatype: str) -> None:
 
 
 def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
-    """Return the elements, or None where something about them is not right or not usual."""
+    """Return the elements, or None where they are wrong or unusual."""
     depth = _depth(text)
     if not 1 <= depth <= _FAST_DEPTH:
         return None
@@ -92,7 +92,7 @@ def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
 
 
 def _depth(text: Buffer) -> int:
-    """Return how many arrays open at the start of `text`, as far as it matters."""
+    """Return how many arrays open at the start of `text`, up to the largest number that has a decoder and one."""
     depth = 0
     for character in text:
         if character == 0x5B:
@@ -113,7 +113,7 @@ def _decoder(element_type: type, depth: int) -> msgspec.json.Decoder[Any]:
 
 
 def _decode_carefully(datatype: str, text: Buffer, element_count: int) -> list[Any]:
-    """Return the elements one by one, with the error that Triton gives for the first that is wrong."""
+    """Return the elements, checked one by one; the first wrong one raises Triton's error."""
     document = parse_leniently(bytes(text))
     if not isinstance(document, list):
         raise BadData("attempt to access JSON non-array as array")
@@ -133,7 +133,7 @@ def _decode_carefully(datatype: str, text: Buffer, element_count: int) -> list[A
 
 
 def _flatten(nested: list[Any]) -> Iterator[Any]:
-    """Give the elements of nested arrays from left to right. Raises `TooDeep`."""
+    """Yield the elements of nested arrays from left to right. Raises `TooDeep`."""
     stack = [iter(nested)]
     while stack:
         for element in stack[-1]:
@@ -160,7 +160,7 @@ def _pack(datatype: str, values: list[Any]) -> bytes:
 
 
 def _pack_wrapping(datatype: str, typecode: str, values: list[Any]) -> bytes:
-    """Pack numbers of which some do not fit: all that are 64-bit integers wrap around, as a cast in C."""
+    """Pack numbers of which some are out of range: 64-bit integers wrap around, as in a C cast."""
     if typecode in "fd":
         return array(typecode, [_to_double(value) for value in values]).tobytes()
     low, high = (0, UINT64_MAX) if typecode.isupper() else (_INT64_MIN, _INT64_MAX)
@@ -182,8 +182,8 @@ def _to_double(value: float) -> float:
 
 
 def json_values(name: str, datatype: str, data: Buffer, element_count: int) -> list[Any] | msgspec.Raw:
-    """Return what stands for `data` of the output `name` in JSON: values, or their text where msgspec
-    would not write what Triton writes (NaN, Infinity, strings that are not UTF-8).
+    """Return the values of `data` of the output `name` for JSON, or their JSON text where msgspec would not write what
+    Triton writes (NaN, Infinity, strings that are not UTF-8).
 
     Raises `ServingError` where JSON cannot carry the datatype or the bytes are not of that shape.
     """
@@ -216,7 +216,7 @@ def _string_values(name: str, data: Buffer, element_count: int) -> list[Any] | m
     try:
         return [element.decode() for element in elements]
     except UnicodeDecodeError:
-        # Triton writes such bytes as they are, although the text is no JSON then.
+        # Triton writes such bytes as they are, although the text is then not JSON.
         kept = [element.decode(errors="surrogateescape") for element in elements]
         text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
         return msgspec.Raw(text.encode(errors="surrogateescape"))

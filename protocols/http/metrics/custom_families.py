@@ -1,6 +1,6 @@
 """The metrics that models define themselves, as lines of the page. Pure.
 
-Help texts and label values are the models' own, and may come from clients: each stays within its line.
+Help texts and label values come from models, and may come from their clients: they are escaped.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class HostLoad:
-    """Remembers the processors' times, to tell how busy they were since it last looked.
+    """Measures how busy the processors were between two readings of their times.
 
-    It looks when it is asked, but not more often than the interval: readers that come one shortly after the
-    other are told the same, and none shortens the time that another one's figure is a mean of.
+    A reading is made on demand, at most once per interval. Callers that come shortly after one another get the same
+    value, and none of them shortens the time over which the value of another is a mean.
     """
 
     def __init__(self, interval_ms: int, now_ns: int) -> None:
@@ -56,7 +56,7 @@ def parse_cpu_times(stat: str) -> HostTimes:
 
 
 def busy_share(before: HostTimes, after: HostTimes) -> float:
-    """Return the share from 0.0 to 1.0; the system may correct the idle time of a moment downwards."""
+    """Return the share from 0.0 to 1.0, also where the system has corrected its idle time downwards."""
     total = after.total - before.total
     return min(max(1.0 - (after.idle - before.idle) / total, 0.0), 1.0) if total > 0 else 0.0
 

@@ -49,9 +49,9 @@ class MetricsServer:
         for complaint in complaints:
             logger.error("%s", complaint)
         self._server_metrics = ServerMetrics(kernel, options, now_ns())
-        #: What the last page left out, and the log knows.
+        #: What the last page left out. It was logged.
         self._left_out: list[str] = []
-        self._listener = HttpListener(sock, "Metrics Service", self._answer)
+        self._listener = HttpListener(sock, "Metrics Service", self._respond)
 
     @property
     def title(self) -> str:
@@ -63,8 +63,8 @@ class MetricsServer:
     async def stop(self, grace_s: float) -> None:
         await self._listener.stop(grace_s)
 
-    async def _answer(self, http: web.BaseRequest) -> web.Response:
-        """Answer with all metrics; on other paths with nothing (Triton)."""
+    async def _respond(self, http: web.BaseRequest) -> web.Response:
+        """Return the page of all metrics; on other paths an empty one (Triton)."""
         if http.method != "GET":
             return error_response(405, "Method Not Allowed", plain=True)
         body = b""

@@ -1,7 +1,7 @@
-"""The metrics that are about no model: how busy the machine is, and who is connected.
+"""Metrics of the server, not of a model: how busy the machine is, and how many connections there are.
 
-They are gauges in a registry of aioprometheus, written by its formatter. Families that others bring along have
-their place in that registry, too.
+They are gauges in a registry of aioprometheus, written by its formatter. Further families can be added to that
+registry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ServerMetrics:
-    """Reads what is so now whenever it is asked."""
+    """Reads the present values at each scrape."""
 
     def __init__(self, kernel: Kernel, options: MetricsOptions, now_ns: int) -> None:
         self.registry: Any = Registry()
@@ -41,8 +41,8 @@ class ServerMetrics:
         for protocol, count in self._kernel.connections.items():
             self._connections.set({"protocol": protocol}, count())
         text: bytes
-        # The package knows only one format. OpenMetrics would not do: its counters must end in `_total`, so that
-        # Prometheus, which prefers it, would not find Triton's names.
+        # There is one format only. In OpenMetrics, which Prometheus prefers, counters must end in `_total`: it
+        # would not find Triton's names.
         text, _ = render(self.registry, [])
         return text.decode()
 

@@ -1,6 +1,6 @@
 """Prometheus' text format, version 0.0.4: names, labels and values as they are written. Pure.
 
-Text of operators (model names, metric tags) can form no other line and no other label than its own.
+Text from operators (model names, metric tags) is escaped: it cannot add a line or a label.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _NOT_IN_LABEL_NAMES = re.compile(r"[^a-zA-Z0-9_]")
 def tag_label(tag: str) -> str:
     """Return the label name of a metric tag: the tag behind an underscore (Triton).
 
-    Other characters than letters, digits and underscores become underscores, and there is one in front: such
-    names are not valid in Prometheus, and those that begin with two are its own.
+    Characters other than letters, digits and underscores become underscores: Prometheus does not allow them. One
+    underscore stands in front; names that begin with two are reserved by Prometheus.
     """
     return "_" + _NOT_IN_LABEL_NAMES.sub("_", tag).lstrip("_")
 

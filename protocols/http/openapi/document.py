@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the server, made anew from the models that are loaded. Pure."""
+"""The OpenAPI 3.1 document of the server, made from the models that are loaded. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = (
     "KServe's protocol version 2 with Triton's extensions. Bodies may be compressed (Content-Encoding: gzip or "
-    'deflate), and answers to inference are on request (Accept-Encoding). Errors are {"error": text}.'
+    'deflate), and so are responses to inference on request (Accept-Encoding). Errors are {"error": text}.'
 )
 
 

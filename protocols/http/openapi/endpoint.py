@@ -1,4 +1,4 @@
-"""GET /v2/openapi.json: keeps the document that was made last, and makes it anew when models have changed."""
+"""GET /v2/openapi.json: keeps the last document, and makes a new one when models have changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OpenApi:
         self._kernel = kernel
         self._restrictions = restrictions
         self._made = asyncio.Lock()
-        #: What the catalog counted when the document was made.
+        #: The generation of the catalog that the document was made for.
         self._generation = -1
         self._text = b""
 
@@ -35,7 +35,7 @@ class OpenApi:
             if self._generation != catalog.generation:
                 generation = catalog.generation
                 newest = {model.name: model.spec for model in catalog.ready_models()}
-                # A thousand models take half a second, in which others are served.
+                # A thousand models take half a second, in which the event loop serves other requests.
                 self._text = await asyncio.to_thread(self._make, list(newest.values()))
                 self._generation = generation
             return self._text

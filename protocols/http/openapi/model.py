@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec, TensorSpec
     from protocols.http.openapi.operation import Operation, Part
 
-#: Names that stand in a path as they are. Others have the generic paths only.
+#: Names that need no escaping in a path. Other models have the generic paths only.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
 
-#: Examples with more elements than that show nothing.
+#: An example with more elements helps no reader.
 _MAX_EXAMPLE_ELEMENTS = 64
 
 _EXAMPLE_ELEMENTS: dict[str, Any] = {"BOOL": True, "BYTES": "text", "FP32": 0.5, "FP64": 0.5}
@@ -64,7 +64,7 @@ def _infer_body(spec: ModelSpec) -> Part:
                 "maxItems": len(spec.inputs),
                 "description": f"Each of {', '.join(spec.inputs)} once." if len(spec.inputs) > 1 else "The only input.",
             },
-            "outputs": {**outputs, "description": "Without them all outputs are answered."},
+            "outputs": {**outputs, "description": "Without them the response has all outputs."},
         },
         ("inputs",),
     )
@@ -101,7 +101,7 @@ def _dim(dim: int) -> Part:
 
 
 def _example_input(tensor: TensorSpec) -> Part | None:
-    """Return a tensor in JSON, None where it would be too large, or cannot be."""
+    """Return a tensor in JSON; None where it would be too large, or JSON cannot carry it."""
     shape = [1 if dim == -1 else dim for dim in tensor.shape]
     count = element_count(shape)
     if count > _MAX_EXAMPLE_ELEMENTS or tensor.datatype not in ELEMENTS:
@@ -114,7 +114,7 @@ def _infer_response(spec: ModelSpec) -> Part:
     output = obj(
         {
             "name": {"enum": list(spec.outputs)},
-            # Another one than the configured where classes are asked for.
+            # Not the configured shape where classes are requested.
             "datatype": {"enum": list(DATATYPES)},
             "shape": array({"type": "integer", "minimum": 0}),
             "data": {"type": "array"},

@@ -1,4 +1,4 @@
-"""One method of one path in the OpenAPI document: what it takes, and every answer that it can give. Pure."""
+"""One method of one path in the OpenAPI document: what it takes, and every response that it can give. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ERRORS = {
     400: "The request is wrong, or was cancelled.",
     404: "There is no such thing.",
     408: "The body did not come in time; the connection is closed.",
-    500: "The model failed, or the request is no JSON of the form that is expected (as in Triton).",
+    500: "The model failed, or the request is not JSON of the expected form (as in Triton).",
     501: "This is not supported.",
     503: "Not now: the model is not ready, its queue is full, or the server is stopping.",
 }
@@ -42,14 +42,14 @@ _ERROR_CONTENT: dict[str, Part] = {
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A method with its answers; `errors` are their statuses, each with every one of `error_types`."""
+    """A method with its responses. `errors` are the statuses of errors, each with all of `error_types`."""
 
     #: Unique in the document.
     id: str
     summary: str
     category: Category
     #: The response with status 200.
-    answer: Part
+    success: Part
     method: str = "get"
     errors: tuple[int, ...] = ()
     error_types: tuple[str, ...] = (JSON,)
@@ -60,7 +60,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     def render(self, restrictions: Restrictions) -> Part:
         """Return the operation object."""
-        responses = {"200": self.answer}
+        responses = {"200": self.success}
         for status in self.errors:
             responses[str(status)] = _error(_ERRORS[status], self.error_types)
         if self.body is not None:
@@ -81,7 +81,7 @@ class Operation(msgspec.Struct, frozen=True):
         return rendered
 
 
-def answer(description: str, **content: Part) -> Part:
+def response(description: str, **content: Part) -> Part:
     """Return a response; `content` has a media type object for each of its types, `json` for JSON's."""
     if not content:
         return {"description": description}
@@ -96,9 +96,9 @@ _TYPES = {
 }
 
 
-def json_answer(description: str, schema: Part) -> Part:
+def json_response(description: str, schema: Part) -> Part:
     """Return a response in JSON."""
-    return answer(description, json={"schema": schema})
+    return response(description, json={"schema": schema})
 
 
 def json_body(schema: Part) -> Part:

@@ -1,4 +1,4 @@
-"""The paths of the OpenAPI document that are there whatever models are loaded. Pure.
+"""The paths of the OpenAPI document that do not depend on the loaded models. Pure.
 
 Every route of `protocols.http.routes` has its entry here; a test compares the two.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from protocols.http.openapi.operation import EVENTS, JSON, PLAIN, Operation, answer, json_answer, json_body, ref
+from protocols.http.openapi.operation import EVENTS, JSON, PLAIN, Operation, json_body, json_response, ref, response
 from protocols.restricted import Category
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: Bytes of JSON, behind which tensors lie.
 BINARY = "application/octet-stream"
 
-_EMPTY = answer("Done.")
+_EMPTY = response("Done.")
 _BODY_ERRORS = (400, 500)
 
 _MODEL: Part = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
@@ -49,7 +49,7 @@ def generic_paths() -> dict[str, list[Operation]]:
         ("/v2/models/{model}", (_MODEL,), ""),
         ("/v2/models/{model}/versions/{version}", (_MODEL, _VERSION), "OfVersion"),
     ):
-        # A version that is no number is a path that is not there, which Triton tells in plain text.
+        # With a version that is not a number the path does not exist, which is a plain-text error in Triton.
         types = (JSON, PLAIN) if suffix else (JSON,)
         paths |= _model(prefix, parameters, suffix, types)
         paths |= _inference(prefix, parameters, suffix)
@@ -59,25 +59,25 @@ def generic_paths() -> dict[str, list[Operation]]:
 
 def _server() -> dict[str, list[Operation]]:
     health, metadata = Category.HEALTH, Category.METADATA
-    statistics = json_answer("Statistics of what is ready.", ref("Statistics"))
+    statistics = json_response("Statistics of what is ready.", ref("Statistics"))
     return {
         "/v2": [
             _get(
                 "serverMetadata",
                 "Name, version and extensions",
                 metadata,
-                json_answer("Metadata.", ref("ServerMetadata")),
+                json_response("Metadata.", ref("ServerMetadata")),
             )
         ],
         "/v2/openapi.json": [
-            _get("openapi", "This document", metadata, json_answer("OpenAPI 3.1.", {"type": "object"}))
+            _get("openapi", "This document", metadata, json_response("OpenAPI 3.1.", {"type": "object"}))
         ],
         "/v2/health/live": [
             _get(
                 "serverLive",
                 "Whether the server runs",
                 health,
-                answer("It does."),
+                response("It does."),
                 errors=(400, 503),
                 error_types=(PLAIN,),
             )
@@ -87,7 +87,7 @@ def _server() -> dict[str, list[Operation]]:
                 "serverReady",
                 "Whether the server is ready",
                 health,
-                answer("It is."),
+                response("It is."),
                 errors=(400, 503),
                 error_types=(PLAIN,),
             )
@@ -95,12 +95,12 @@ def _server() -> dict[str, list[Operation]]:
         "/v2/models/stats": [_get("allStatistics", "Statistics of all models", Category.STATISTICS, statistics)],
         "/v2/trace/setting": _trace("Server", ()),
         "/v2/logging": [
-            _get("getLogSettings", "Log settings", Category.LOGGING, json_answer("Settings.", ref("LogSettings"))),
+            _get("getLogSettings", "Log settings", Category.LOGGING, json_response("Settings.", ref("LogSettings"))),
             _post(
                 "setLogSettings",
                 "Change log settings",
                 Category.LOGGING,
-                json_answer("The settings as they are now.", ref("LogSettings")),
+                json_response("The settings as they are now.", ref("LogSettings")),
                 body=json_body(ref("LogChange")),
                 errors=(400, 500, 501, 503),
             ),
@@ -109,7 +109,7 @@ def _server() -> dict[str, list[Operation]]:
 
 
 def _trace(whose: str, parameters: tuple[Part, ...]) -> list[Operation]:
-    found = json_answer("The settings as they are now.", ref("TraceSettings"))
+    found = json_response("The settings as they are now.", ref("TraceSettings"))
     return [
         _get(
             f"get{whose}TraceSettings",
@@ -135,9 +135,9 @@ def _model(
     prefix: str, parameters: tuple[Part, ...], suffix: str, types: tuple[str, ...]
 ) -> dict[str, list[Operation]]:
     lookup = functools.partial(Operation, parameters=parameters, errors=(400, 404, 503), error_types=types)
-    metadata = json_answer("Inputs and outputs.", ref("ModelMetadata"))
-    config = json_answer("The configuration.", ref("ModelConfig"))
-    statistics = json_answer("Statistics of its versions.", ref("Statistics"))
+    metadata = json_response("Inputs and outputs.", ref("ModelMetadata"))
+    config = json_response("The configuration.", ref("ModelConfig"))
+    statistics = json_response("Statistics of its versions.", ref("Statistics"))
     return {
         prefix: [lookup(f"modelMetadata{suffix}", "Metadata of a model", Category.METADATA, metadata)],
         f"{prefix}/ready": [
@@ -145,7 +145,7 @@ def _model(
                 f"modelReady{suffix}",
                 "Whether a model is ready",
                 Category.HEALTH,
-                answer("It is."),
+                response("It is."),
                 parameters=parameters,
                 errors=(400, 404),
                 error_types=(PLAIN,),
@@ -176,12 +176,12 @@ def _inference(prefix: str, parameters: tuple[Part, ...], suffix: str) -> dict[s
 
 
 def infer_operation(id: str, summary: str, body: Part, found: Part, parameters: tuple[Part, ...] = ()) -> Operation:
-    """Return the operation of an /infer path; `body` is its content, `found` the schema of an answer in JSON."""
+    """Return the operation of an /infer path; `body` is its content, `found` the schema of a response in JSON."""
     return _post(
         id,
         summary,
         Category.INFERENCE,
-        answer("The outputs.", json={"schema": found}, binary={}),
+        response("The outputs.", json={"schema": found}, binary={}),
         parameters=parameters,
         body=body,
         errors=(400, 404, 500, 501, 503),
@@ -195,7 +195,7 @@ def generate_operation(id: str, body: Part, found: Part, parameters: tuple[Part,
         id,
         "Inference with one flat object in and out",
         Category.INFERENCE,
-        json_answer(
+        json_response(
             "The only response; an error where there is another number of them.", {"anyOf": [found, ref("Error")]}
         ),
         parameters=parameters,
@@ -211,7 +211,7 @@ def generate_stream_operation(id: str, body: Part, parameters: tuple[Part, ...] 
         id,
         "Inference with a stream of responses",
         Category.INFERENCE,
-        answer("Server-sent events, each with a response as /generate gives it.", events={}),
+        response("Server-sent events, each with a response as /generate gives it.", events={}),
         parameters=parameters,
         body=json_body(body),
         errors=(400, 404, 500, 501, 503),
@@ -236,7 +236,7 @@ def _repository() -> dict[str, list[Operation]]:
                 f"repositoryIndex{suffix}",
                 "Models and their states",
                 category,
-                json_answer("The index.", ref("Index")),
+                json_response("The index.", ref("Index")),
                 parameters=parameters,
                 body=json_body(ref("IndexRequest")),
                 body_required=False,
@@ -276,7 +276,7 @@ def _regions(path: str, parameters: tuple[Part, ...], name: str, title: str) -> 
                 f"status{name}",
                 "Registered regions",
                 category,
-                json_answer("The regions.", ref(f"{title}Regions")),
+                json_response("The regions.", ref(f"{title}Regions")),
                 parameters=parameters,
                 errors=(404,) if parameters else (),
             )

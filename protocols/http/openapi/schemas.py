@@ -73,7 +73,10 @@ _INFERENCE: dict[str, Part] = {
             "sequence_end": BOOLEAN,
             "priority": COUNT,
             "timeout": {**COUNT, "description": "Microseconds that the request may wait in its queue."},
-            "binary_data_output": {"type": "boolean", "description": "Answer with binary data, not JSON."},
+            "binary_data_output": {
+                "type": "boolean",
+                "description": "Send outputs as binary data, not in JSON.",
+            },
         },
         description="Others go to the model as they are; names that begin with triton_ are reserved.",
         additionalProperties={"anyOf": [STRING, {"type": "integer"}, {"type": "number"}, BOOLEAN]},

@@ -1,4 +1,4 @@
-"""A kernel with small models that answer at once, and a real HTTP server in front of it."""
+"""A kernel with small models that respond at once, and a real HTTP server in front of it."""
 
 from __future__ import annotations
 
@@ -62,23 +62,23 @@ CONFIGS = (
     config("repeat", "IN:INT32:[-1]", "model_transaction_policy { decoupled: true }"),
     # Fails with the code that it is sent.
     config("fail", "IN:STRING:[1]"),
-    # Answers nothing until its client has gone.
+    # Responds only when its client has gone.
     config("stuck", "IN:FP32:[-1]"),
 )
 
 
-async def answer_at_once(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
+async def respond_at_once(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
     """A scheduler that plays the model, too."""
     while True:
         match await inbox.next():
             case Submitted(request=request):
                 if spec.name != "stuck":
-                    _answer(spec, request)
+                    _respond(spec, request)
             case Cancelled(request=request):
                 request.fail(CancelledError())
 
 
-def _answer(spec: ModelSpec, request: Request) -> None:
+def _respond(spec: ModelSpec, request: Request) -> None:
     if spec.name == "fail":
         code = _data(request.inputs[0])[4:].decode()
         request.fail(error_of(ErrorCode(code), f"asked for {code}"))
@@ -128,7 +128,7 @@ def build_kernel() -> Kernel:
     """Return a kernel with all models of `CONFIGS` READY, and `unloaded` that is not. In a running loop."""
     catalog, regions, clock = Catalog(), RegionRegistry(), LoopClock()
     for model_config in CONFIGS:
-        model = Model(model_spec(model_config), model_config, 1, answer_at_once, clock)
+        model = Model(model_spec(model_config), model_config, 1, respond_at_once, clock)
         model.start()
         model.instances.add(FakeInstance(f"{model.name}_0"))
         catalog.set_state(model.name, 1, ModelState.READY, model=model)
@@ -216,11 +216,11 @@ def announce_submit() -> Callable[[Model], asyncio.Event]:
     def announce(model: Model) -> asyncio.Event:
         event, submit = asyncio.Event(), model.submit
 
-        def submit_and_tell(request: Request) -> None:
+        def submit_and_set(request: Request) -> None:
             submit(request)
             event.set()
 
-        model.submit = submit_and_tell  # type: ignore[method-assign]
+        model.submit = submit_and_set  # type: ignore[method-assign]
         return event
 
     return announce

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 _BODY = {"id": "an id", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
 
 
-@pytest.fixture
-def talk(with_kernel: WithKernel) -> Callable[..., None]:
+@pytest.fixture(params=[True, False], ids=["fast path", "aiohttp"])
+def talk(request: pytest.FixtureRequest, with_kernel: WithKernel) -> Callable[..., None]:
     """Return a function that runs a coroutine function with a client of a server that logs every request."""
 
     def run(test: Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]) -> None:
         async def inner(kernel: Kernel) -> None:
             sock = socket.socket()
             sock.bind(("127.0.0.1", 0))
-            server = HttpServer(kernel, sock, log_access=True)
+            server = HttpServer(kernel, sock, fast_path=request.param, log_access=True)
             await server.start()
             try:
                 async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:
@@ -55,14 +55,14 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_every_request_gets_a_line(talk: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         for path in ("/v2", "/v2/models/echo/versions/1?a=b", "/v2/models/none", "/nowhere"):
-            async with session.get(path) as reply:
-                await reply.read()
+            async with session.get(path) as response:
+                await response.read()
         for path in ("/v2/models/echo/infer", "/v2/models/echo/versions/7/infer"):
-            async with session.post(path, json=_BODY) as reply:
-                await reply.read()
+            async with session.post(path, json=_BODY) as response:
+                await response.read()
         body = {"id": "s", "IN": [1, 2]}
-        async with session.post("/v2/models/repeat/generate_stream", json=body) as reply:
-            await reply.read()
+        async with session.post("/v2/models/repeat/generate_stream", json=body) as response:
+            await response.read()
 
     with caplog.at_level(logging.INFO, "access"):
         talk(test)
@@ -91,7 +91,7 @@ def test_a_client_that_does_not_wait_gets_a_line(
     assert lines(caplog) == ["POST /v2/models/stuck/infer 499 model=stuck id=an id"]
 
 
-def test_what_is_no_http_gets_a_line(talk: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_not_http_get_a_line(talk: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         url = session._base_url
         assert url is not None
@@ -107,8 +107,8 @@ def test_what_is_no_http_gets_a_line(talk: Callable[..., None], caplog: pytest.L
 
 def test_without_the_option_nothing_is_logged(exchange: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get("/v2") as reply:
-            await reply.read()
+        async with session.get("/v2") as response:
+            await response.read()
 
     with caplog.at_level(logging.INFO, "access"):
         exchange(test)

@@ -200,7 +200,7 @@ def test_every_response_goes_through_finish_response() -> None:
 
 
 @pytest.mark.parametrize(("sent", "status"), [(b"GET /\x00 HTTP/9\r\n\r\n", 400), (GET, 500)])
-def test_handle_error_makes_the_response_to_what_is_not_http_and_to_bugs(sent: bytes, status: int) -> None:
+def test_handle_error_makes_the_response_to_bytes_that_are_not_http_and_to_exceptions(sent: bytes, status: int) -> None:
     async def handler(http: web.BaseRequest) -> web.StreamResponse:
         raise ValueError("a bug")
 

@@ -1,4 +1,4 @@
-"""CORS: who may read answers in a browser, and what a browser is told beforehand."""
+"""CORS: which pages may read responses in a browser, and the responses to preflight requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_listed_origins_may_read_and_caches_know_the_difference() -> None:
         assert policy.response_headers(other) == {"Vary": "Origin"}
 
 
-def test_a_preflight_is_told_the_methods_of_the_path_and_may_send_what_it_asked_for() -> None:
+def test_a_preflight_allows_the_methods_of_the_path_and_the_requested_headers() -> None:
     headers = CorsPolicy(["https://a.example"]).preflight_headers(
         "https://a.example", ["POST", "GET"], "content-type, inference-header-content-length"
     )
@@ -50,5 +50,5 @@ def test_what_is_no_list_of_names_is_not_repeated(requested: str | None) -> None
     "origin", ["", "example.com", "https://a.example/", "https://a/b", "https://a, https://b", "**"]
 )
 def test_what_no_browser_sends_is_refused_at_start(origin: str) -> None:
-    with pytest.raises(BadOption, match="is no origin"):
+    with pytest.raises(BadOption, match="is not an origin"):
         CorsPolicy([origin])

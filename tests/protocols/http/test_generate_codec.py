@@ -133,7 +133,7 @@ def test_any_body_is_decoded_or_refused(body: dict[str, Any]) -> None:
     assert all(tensor.data is not None for tensor in request.inputs)
 
 
-def test_an_answer_is_sorted_and_single_elements_are_scalars() -> None:
+def test_a_response_is_sorted_and_single_elements_are_scalars() -> None:
     outputs = [
         Tensor("z", "BYTES", [1, 1], b"\x02\x00\x00\x00hi"),
         Tensor("a", "INT32", [2], struct.pack("<2i", 1, -1)),

@@ -26,7 +26,7 @@ CHUNKED = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:
 
 
 def connections(server: HttpServer) -> AiohttpServer:
-    found = server._listener._connections
+    found = server._listener._aiohttp_server
     assert found is not None
     return found
 
@@ -114,9 +114,9 @@ def test_long_chunk_extensions_are_refused(with_kernel: WithKernel, begin: bytes
         for part in [begin + b"1;" + b"e" * (64 << 10)] if at_once else [begin, b"1;" + b"e" * (64 << 10)]:
             writer.write(part)
             await writer.drain()
-        reply = await reader.readuntil(b"}")
-        assert reply.startswith(b"HTTP/1.1 400 ")
-        assert reply.endswith(b'{"error":"the request body is malformed: chunk extensions are too long"}')
+        response = await reader.readuntil(b"}")
+        assert response.startswith(b"HTTP/1.1 400 ")
+        assert response.endswith(b'{"error":"the request body is malformed: chunk extensions are too long"}')
         assert await reader.read() == b""
         writer.close()
 

@@ -63,9 +63,9 @@ PATHS = [
 ]
 
 
-async def answer(session: aiohttp.ClientSession, method: str, path: str, **more: Any) -> tuple[int, str, bytes]:
-    async with session.request(method, path, **more) as reply:
-        return reply.status, reply.headers["Content-Type"], await reply.read()
+async def fetch(session: aiohttp.ClientSession, method: str, path: str, **more: Any) -> tuple[int, str, bytes]:
+    async with session.request(method, path, **more) as response:
+        return response.status, response.headers["Content-Type"], await response.read()
 
 
 # ---- restricted APIs ------------------------------------------------------------------------
@@ -77,18 +77,18 @@ def test_a_category_is_closed_to_those_without_the_header(serve: Serve, category
         refused = (403, "text/plain", b"""{"error":"This API is restricted, expecting header 'X-Key'"}""")
         for used in (method, "PUT", "HEAD" if method == "GET" else "GET"):
             for headers in ({}, {"X-Key": "open"}, {"X-Key": "open sesame!"}):
-                status, content_type, body = await answer(session, used, path, headers=headers)
+                status, content_type, body = await fetch(session, used, path, headers=headers)
                 assert (status, content_type, body or refused[2]) == refused
-        status, _, _ = await answer(session, method, path, headers={"x-key": "open sesame"}, json=REQUEST)
+        status, _, _ = await fetch(session, method, path, headers={"x-key": "open sesame"}, json=REQUEST)
         assert status != 403
-        assert (await answer(session, "GET", "/v2/nowhere"))[0] == 404
+        assert (await fetch(session, "GET", "/v2/nowhere"))[0] == 404
 
     serve(HttpOptions(restricted_api=(f"{category}:X-Key=open sesame",)), test)
 
 
 def test_other_categories_stay_open(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        closed = [path for _, method, path in PATHS if (await answer(session, method, path, json=REQUEST))[0] == 403]
+        closed = [path for _, method, path in PATHS if (await fetch(session, method, path, json=REQUEST))[0] == 403]
         assert closed == [path for category, _, path in PATHS if category in ("trace", "logging")]
 
     serve(HttpOptions(restricted_api=("trace,logging:a=b",)), test)
@@ -124,11 +124,11 @@ def test_matching_headers_become_parameters_over_those_of_the_body(serve: Serve)
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         headers = {"X-User": "ann", "Other": "1"}
         body = {**REQUEST, "parameters": {"X-User": "bob", "n": 5}}
-        status, _, told = await answer(session, "POST", INFER, json=body, headers=headers)
-        assert (status, json.loads(told)["parameters"]) == (200, {"X-User": "ann", "n": 5})
+        status, _, received = await fetch(session, "POST", INFER, json=body, headers=headers)
+        assert (status, json.loads(received)["parameters"]) == (200, {"X-User": "ann", "n": 5})
         headers["Inference-Header-Content-Length"] = "0"
-        status, _, told = await answer(session, "POST", INFER, data=b"\0\0\0\0", headers=headers)
-        assert (status, json.loads(told[:-4])["parameters"]) == (200, {"X-User": "ann"})
+        status, _, received = await fetch(session, "POST", INFER, data=b"\0\0\0\0", headers=headers)
+        assert (status, json.loads(received[:-4])["parameters"]) == (200, {"X-User": "ann"})
 
     serve(HttpOptions(header_forward_pattern="^x-"), test)
 
@@ -136,7 +136,7 @@ def test_matching_headers_become_parameters_over_those_of_the_body(serve: Serve)
 def test_reserved_headers_are_refused_where_they_match(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         text = b"""{"error":"Header 'Timeout' is reserved for Triton usage and cannot be forwarded."}"""
-        found = await answer(session, "POST", INFER, json=REQUEST, headers={"Timeout": "1"})
+        found = await fetch(session, "POST", INFER, json=REQUEST, headers={"Timeout": "1"})
         assert found == (400, "application/json", text)
 
     serve(HttpOptions(header_forward_pattern="timeout"), test)
@@ -146,7 +146,7 @@ def test_generate_forwards_no_headers(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         for endpoint in ("generate", "generate_stream"):
             path = f"/v2/models/echo/{endpoint}"
-            _, _, body = await answer(session, "POST", path, json={"IN": 1}, headers={"X-User": "ann", "timeout": "1"})
+            _, _, body = await fetch(session, "POST", path, json={"IN": 1}, headers={"X-User": "ann", "timeout": "1"})
             assert json.loads(body.removeprefix(b"data: ")) == {
                 "OUT_IN": 1.0,
                 "model_name": "echo",
@@ -159,18 +159,18 @@ def test_generate_forwards_no_headers(serve: Serve) -> None:
 # ---- CORS -----------------------------------------------------------------------------------
 
 
-def test_without_the_option_browsers_are_told_nothing(serve: Serve) -> None:
+def test_without_the_option_browsers_get_no_headers(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
         for method, status in (("GET", 200), ("OPTIONS", 405)):
-            async with session.request(method, "/v2", headers=asks) as reply:
-                assert reply.status == status
-                assert not [name for name in reply.headers if name.startswith(("Access-Control", "Vary"))]
+            async with session.request(method, "/v2", headers=asks) as response:
+                assert response.status == status
+                assert not [name for name in response.headers if name.startswith(("Access-Control", "Vary"))]
 
     serve(HttpOptions(), test)
 
 
-def test_every_answer_says_who_may_read_it(serve: Serve) -> None:
+def test_every_response_has_the_headers_of_cors(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         calls: tuple[tuple[str, str, Any, int], ...] = (
             ("GET", "/v2", None, 200),
@@ -182,34 +182,34 @@ def test_every_answer_says_who_may_read_it(serve: Serve) -> None:
             ("GET", "/v2/logging", None, 403),
         )
         for method, path, body, status in calls:
-            async with session.request(method, path, json=body, headers={"Origin": "https://a.example"}) as reply:
-                assert reply.status == status
-                assert reply.headers["Access-Control-Allow-Origin"] == "https://a.example"
-                assert reply.headers["Access-Control-Expose-Headers"] == "Inference-Header-Content-Length"
-                assert reply.headers["Vary"] == "Origin"
-            async with session.request(method, path, json=body) as reply:
-                assert reply.status == status
-                assert "Access-Control-Allow-Origin" not in reply.headers
+            async with session.request(method, path, json=body, headers={"Origin": "https://a.example"}) as response:
+                assert response.status == status
+                assert response.headers["Access-Control-Allow-Origin"] == "https://a.example"
+                assert response.headers["Access-Control-Expose-Headers"] == "Inference-Header-Content-Length"
+                assert response.headers["Vary"] == "Origin"
+            async with session.request(method, path, json=body) as response:
+                assert response.status == status
+                assert "Access-Control-Allow-Origin" not in response.headers
 
     serve(HttpOptions(cors_origins=("https://a.example",), restricted_api=("logging:a=b",)), test)
 
 
-def test_a_preflight_is_answered_even_where_the_call_is_restricted(serve: Serve) -> None:
+def test_a_preflight_is_admitted_even_where_the_call_is_restricted(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         asks = {
             "Origin": "https://a.example",
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "content-type,a",
         }
-        async with session.options(INFER, headers=asks) as reply:
-            assert reply.status == 204
-            assert reply.headers["Access-Control-Allow-Origin"] == "*"
-            assert reply.headers["Access-Control-Allow-Methods"] == "POST"
-            assert reply.headers["Access-Control-Allow-Headers"] == "content-type,a"
-        async with session.options("/nowhere", headers=asks) as reply:
-            assert reply.status == 404
-        async with session.options(INFER, headers={"Origin": "https://a.example"}) as reply:
-            assert reply.status == 403
+        async with session.options(INFER, headers=asks) as response:
+            assert response.status == 204
+            assert response.headers["Access-Control-Allow-Origin"] == "*"
+            assert response.headers["Access-Control-Allow-Methods"] == "POST"
+            assert response.headers["Access-Control-Allow-Headers"] == "content-type,a"
+        async with session.options("/nowhere", headers=asks) as response:
+            assert response.status == 404
+        async with session.options(INFER, headers={"Origin": "https://a.example"}) as response:
+            assert response.status == 403
 
     serve(HttpOptions(cors_origins=("*",), restricted_api=("inference:a=b",)), test)
 
@@ -221,7 +221,7 @@ def test_a_preflight_is_answered_even_where_the_call_is_restricted(serve: Serve)
 @pytest.mark.parametrize("fast_path", [True, False], ids=["fast path", "aiohttp"])
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("mutual", [False, True], ids=["server", "mutual"])
-def test_everything_is_answered_over_tls(
+def test_everything_is_served_over_tls(
     certificates: Certificates,
     with_kernel: Callable[..., None],
     new_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -239,17 +239,15 @@ def test_everything_is_answered_over_tls(
         ):
             large = {"inputs": [{"name": "IN", "shape": [200_000], "datatype": "FP32", "data": [0.5] * 200_000}]}
             for _ in range(2):
-                assert (await answer(session, "GET", "/v2/health/live"))[0] == 200
-                status, _, body = await answer(session, "POST", INFER, json=REQUEST)
+                assert (await fetch(session, "GET", "/v2/health/live"))[0] == 200
+                status, _, body = await fetch(session, "POST", INFER, json=REQUEST)
                 assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [1.0])
-                status, _, body = await answer(session, "POST", INFER, json=large)
+                status, _, body = await fetch(session, "POST", INFER, json=large)
                 assert (status, len(json.loads(body)["outputs"][0]["data"])) == (200, 200_000)
                 # Chunked: the fast path gives the connection to aiohttp.
-                status, _, _ = await answer(session, "POST", INFER, data=_parts(json.dumps(REQUEST).encode()))
+                status, _, _ = await fetch(session, "POST", INFER, data=_parts(json.dumps(REQUEST).encode()))
                 assert status == 200
-                status, _, body = await answer(
-                    session, "POST", "/v2/models/repeat/generate_stream", json={"IN": [1, 2]}
-                )
+                status, _, body = await fetch(session, "POST", "/v2/models/repeat/generate_stream", json={"IN": [1, 2]})
                 assert (status, body.count(b"data: ")) == (200, 2)
 
     with_kernel(test, new_loop)
@@ -260,7 +258,7 @@ async def _parts(body: bytes) -> Any:
     yield body[5:]
 
 
-def test_clients_without_a_certificate_or_without_tls_get_no_answer(
+def test_clients_without_a_certificate_or_without_tls_get_no_response(
     certificates: Certificates, with_kernel: Callable[[Callable[[Kernel], Coroutine[Any, Any, None]]], None]
 ) -> None:
     async def test(kernel: Kernel) -> None:

@@ -56,34 +56,34 @@ def test_wrong_paths_and_methods(
     exchange: Exchange, method: str, path: str, status: int, content_type: str, text: str
 ) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.request(method, path) as reply:
-            assert (reply.status, reply.headers["Content-Type"]) == (status, content_type)
-            assert await reply.json(content_type=None) == {"error": text}
+        async with session.request(method, path) as response:
+            assert (response.status, response.headers["Content-Type"]) == (status, content_type)
+            assert await response.json(content_type=None) == {"error": text}
 
     exchange(test)
 
 
-def test_a_wrong_method_is_told_the_right_ones(exchange: Exchange) -> None:
+def test_the_error_for_a_wrong_method_lists_the_right_ones(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         for path, allowed in (("/v2/models/echo/infer", "POST"), ("/v2/logging", "GET, POST")):
-            async with session.put(path) as reply:
-                assert reply.headers["Allow"] == allowed
+            async with session.put(path) as response:
+                assert response.headers["Allow"] == allowed
 
     exchange(test)
 
 
 def test_head_is_refused_without_a_body(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.head("/v2/health/live") as reply:
-            assert (reply.status, await reply.read()) == (405, b"")
+        async with session.head("/v2/health/live") as response:
+            assert (response.status, await response.read()) == (405, b"")
 
     exchange(test)
 
 
-def test_versions_of_software_are_not_told(exchange: Exchange) -> None:
+def test_versions_of_other_software_are_not_sent(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get("/v2") as reply:
-            assert reply.headers["Server"].startswith("naiad/")
+        async with session.get("/v2") as response:
+            assert response.headers["Server"].startswith("naiad/")
 
     exchange(test)
 
@@ -98,13 +98,13 @@ def test_versions_of_software_are_not_told(exchange: Exchange) -> None:
         b"GET /v2/models/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-def test_what_is_no_good_http_is_refused_and_the_connection_closed(
+def test_bad_http_is_refused_and_the_connection_closed(
     exchange: Exchange, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        answer = await converse(session, sent)
-        assert b" 400 Bad Request\r\n" in answer
-        assert "error" in json.loads(answer.partition(b"\r\n\r\n")[2])
+        received = await converse(session, sent)
+        assert b" 400 Bad Request\r\n" in received
+        assert "error" in json.loads(received.partition(b"\r\n\r\n")[2])
 
     with caplog.at_level(logging.INFO, "protocols"):
         exchange(test)
@@ -127,10 +127,10 @@ def test_a_full_url_is_understood(exchange: Exchange) -> None:
     exchange(test)
 
 
-def test_a_client_that_asks_before_it_sends_is_told_to(exchange: Exchange) -> None:
+def test_a_client_that_expects_a_continue_gets_one(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.post("/v2/logging", data=b"{}", expect100=True) as reply:
-            assert reply.status == 200
+        async with session.post("/v2/logging", data=b"{}", expect100=True) as response:
+            assert response.status == 200
 
     exchange(test)
 
@@ -157,8 +157,8 @@ def test_a_body_that_does_not_go_on_is_given_up(exchange: Exchange, monkeypatch:
     monkeypatch.setattr(aiohttp_internals, "TIMEOUTS", ClientTimeouts(unwanted_body_s=0.01))
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        answer = await converse(session, b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{")
-        assert answer.startswith(b"HTTP/1.1 408 ")
+        received = await converse(session, b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n{")
+        assert received.startswith(b"HTTP/1.1 408 ")
 
     exchange(test)
 
@@ -174,31 +174,31 @@ def test_a_body_may_not_be_cut_into_too_many_chunks(
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         spaces = b"1\r\n \r\n" * 98
         end = b"2\r\n{}\r\n0\r\n\r\nGET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        answer = await converse(session, head + spaces + b"1\r\n \r\n" + end)
-        assert answer.count(b"HTTP/1.1 ") == 2
-        answer = await converse(session, head + spaces + b"1\r\n \r\n" * 3)
-        assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b"Chunked request body exceeds maximum of 100 non-empty chunks." in answer
-        assert b"\r\nConnection: close\r\n" in answer
+        received = await converse(session, head + spaces + b"1\r\n \r\n" + end)
+        assert received.count(b"HTTP/1.1 ") == 2
+        received = await converse(session, head + spaces + b"1\r\n \r\n" * 3)
+        assert received.startswith(b"HTTP/1.1 400 ")
+        assert b"Chunked request body exceeds maximum of 100 non-empty chunks." in received
+        assert b"\r\nConnection: close\r\n" in received
 
     exchange(test)
 
 
 def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[HttpCall], Awaitable[web.StreamResponse]]) -> None:
-    """Let `handler` answer /v2."""
+    """Let `handler` respond to /v2."""
     monkeypatch.setitem(routes._LITERAL, "/v2", Endpoint(Category.HEALTH, {"GET": handler, "POST": handler}))
 
 
-def test_a_bug_is_logged_and_told_by_a_number(
+def test_an_unexpected_exception_is_logged_and_a_number_for_the_client(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handler(call: HttpCall) -> web.StreamResponse:
         raise ZeroDivisionError("the secret of the server")
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get("/v2") as reply:
-            assert reply.status == 500
-            text = (await reply.json())["error"]
+        async with session.get("/v2") as response:
+            assert response.status == 500
+            text = (await response.json())["error"]
         assert text.startswith("internal error (see ")
         assert "secret" not in text
         (record,) = caplog.records
@@ -209,23 +209,23 @@ def test_a_bug_is_logged_and_told_by_a_number(
     exchange(test)
 
 
-def test_texts_that_are_not_utf_8_can_be_told(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_are_not_utf_8_can_be_sent(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
     async def handler(call: HttpCall) -> web.StreamResponse:
         raise InvalidArgument("bad file \udcff")
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get("/v2") as reply:
-            assert await reply.json() == {"error": "bad file ?"}
+        async with session.get("/v2") as response:
+            assert await response.json() == {"error": "bad file ?"}
 
     handle_with(monkeypatch, handler)
     exchange(test)
 
 
-def test_requests_that_run_are_answered_before_the_server_stops(
+def test_requests_that_run_get_their_responses_before_the_server_stops(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, go_on = asyncio.Event(), asyncio.Event()
-    answers: list[Any] = []
+    responses: list[Any] = []
 
     async def handler(call: HttpCall) -> web.StreamResponse:
         text = await read_json_text(call)
@@ -234,15 +234,15 @@ def test_requests_that_run_are_answered_before_the_server_stops(
         return web.Response(body=text)
 
     async def ask(session: aiohttp.ClientSession) -> None:
-        async with session.post("/v2", data=b"{}") as reply:
-            answers.append((reply.status, await reply.read()))
+        async with session.post("/v2", data=b"{}") as response:
+            responses.append((response.status, await response.read()))
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         asking = asyncio.ensure_future(ask(session))
         await running.wait()
-        asyncio.get_running_loop().call_later(0.02, go_on.set)  # the server is told to stop meanwhile
+        asyncio.get_running_loop().call_later(0.02, go_on.set)  # meanwhile the server stops
         await asyncio.wait([asking])
 
     handle_with(monkeypatch, handler)
     exchange(test)
-    assert answers == [(200, b"{}")]
+    assert responses == [(200, b"{}")]

@@ -22,8 +22,8 @@ async def post(
     session: aiohttp.ClientSession, path: str, body: Any, headers: dict[str, str] | None = None
 ) -> tuple[int, str, bytes]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with session.post(f"/v2/models/{path}", data=data, headers=headers) as reply:
-        return reply.status, reply.headers["Content-Type"], await reply.read()
+    async with session.post(f"/v2/models/{path}", data=data, headers=headers) as response:
+        return response.status, response.headers["Content-Type"], await response.read()
 
 
 def test_the_only_response_is_one_flat_object(exchange: Exchange) -> None:
@@ -94,8 +94,8 @@ def test_refused_requests_have_no_stream(
     exchange: Exchange, endpoint: str, path: str, body: Any, headers: dict[str, str], status: int, text: str
 ) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        found, content_type, answer = await post(session, f"{path}/{endpoint}", body, headers)
-        assert (found, content_type, json.loads(answer)) == (status, "application/json", {"error": text})
+        found, content_type, received = await post(session, f"{path}/{endpoint}", body, headers)
+        assert (found, content_type, json.loads(received)) == (status, "application/json", {"error": text})
 
     exchange(test)
 

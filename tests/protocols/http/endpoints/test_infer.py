@@ -44,11 +44,11 @@ async def post(
 ) -> tuple[int, str, bytes]:
     # The client warns of large bytes, not of files.
     data = io.BytesIO(body) if isinstance(body, bytes) else body
-    async with session.post(path, data=data, headers=headers) as reply:
-        return reply.status, reply.headers["Content-Type"], await reply.read()
+    async with session.post(path, data=data, headers=headers) as response:
+        return response.status, response.headers["Content-Type"], await response.read()
 
 
-def told(text: str) -> bytes:
+def error_body(text: str) -> bytes:
     return b'{"error":' + json.dumps(text).encode() + b"}"
 
 
@@ -70,10 +70,10 @@ def test_binary_data_in_and_out_of_any_size(exchange: Exchange, byte_size: int) 
         data = struct.pack("<f", 1.5) * (byte_size // 4)
         header = binary_header(byte_size, parameters={"binary_data_output": True})
         sent = io.BytesIO(header + data)
-        async with session.post(ECHO, data=sent, headers={HEADER_LENGTH: str(len(header))}) as reply:
-            body = await reply.read()
-        length = int(reply.headers[HEADER_LENGTH])
-        assert reply.content_type == "application/octet-stream"
+        async with session.post(ECHO, data=sent, headers={HEADER_LENGTH: str(len(header))}) as response:
+            body = await response.read()
+        length = int(response.headers[HEADER_LENGTH])
+        assert response.content_type == "application/octet-stream"
         assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": byte_size}
         assert body[length:] == data
 
@@ -87,19 +87,19 @@ def test_a_body_in_chunks_is_joined(exchange: Exchange) -> None:
                 yield body[place : place + 7]
 
         body = request(1, 2)
-        status, _, answer = await post(session, ECHO, parts())
+        status, _, received = await post(session, ECHO, parts())
         assert status == 200
-        assert json.loads(answer)["outputs"][0]["data"] == [1, 2]
+        assert json.loads(received)["outputs"][0]["data"] == [1, 2]
 
     exchange(test)
 
 
-def test_a_raw_request_is_answered_in_binary(exchange: Exchange) -> None:
+def test_a_raw_request_has_a_binary_response(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         data = struct.pack("<3f", 1, 2, 3)
-        async with session.post("/v2/models/batched/infer", data=data, headers={HEADER_LENGTH: "0"}) as reply:
-            body = await reply.read()
-        length = int(reply.headers[HEADER_LENGTH])
+        async with session.post("/v2/models/batched/infer", data=data, headers={HEADER_LENGTH: "0"}) as response:
+            body = await response.read()
+        length = int(response.headers[HEADER_LENGTH])
         assert json.loads(body[:length])["outputs"][0]["shape"] == [1, 3]
         assert body[length:] == data
 
@@ -110,13 +110,13 @@ def test_compressed_bodies_both_ways(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         for encoding, packed in (("gzip", gzip.compress(request(4))), ("deflate", zlib.compress(request(4)))):
             headers = {"Content-Encoding": encoding, "Accept-Encoding": f"br, {encoding}"}
-            async with session.post(ECHO, data=packed, headers=headers) as reply:
-                assert reply.headers["Content-Encoding"] == encoding
-                body = zlib.decompress(await reply.read(), 47)
+            async with session.post(ECHO, data=packed, headers=headers) as response:
+                assert response.headers["Content-Encoding"] == encoding
+                body = zlib.decompress(await response.read(), 47)
                 assert json.loads(body)["outputs"][0]["data"] == [4]
-        async with session.post(ECHO, data=b"x", headers={"Content-Encoding": "br"}) as reply:
-            assert (reply.status, reply.headers["Accept-Encoding"]) == (501, "gzip, deflate")
-            assert await reply.read() == told("Unsupported compression type")
+        async with session.post(ECHO, data=b"x", headers={"Content-Encoding": "br"}) as response:
+            assert (response.status, response.headers["Accept-Encoding"]) == (501, "gzip, deflate")
+            assert await response.read() == error_body("Unsupported compression type")
 
     exchange(test)
 
@@ -126,15 +126,15 @@ def test_a_large_body_is_inflated_and_deflated(exchange: Exchange) -> None:
         header = binary_header(400_000, parameters={"binary_data_output": True})
         packed = gzip.compress(header + bytes(400_000), compresslevel=0)
         headers = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip", HEADER_LENGTH: str(len(header))}
-        async with session.post(ECHO, data=packed, headers=headers) as reply:
-            body = gzip.decompress(await reply.read())
-        assert body[int(reply.headers[HEADER_LENGTH]) :] == bytes(400_000)
+        async with session.post(ECHO, data=packed, headers=headers) as response:
+            body = gzip.decompress(await response.read())
+        assert body[int(response.headers[HEADER_LENGTH]) :] == bytes(400_000)
 
     exchange(test)
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "headers", "answer"),
+    ("path", "body", "headers", "expected"),
     [
         ("nothing", request(1), {}, (404, "text/plain", "Request for unknown model: 'nothing' is not found")),
         ("echo/versions/9", b"", {}, (404, "text/plain", "Request for unknown model: 'echo' version 9 is not found")),
@@ -239,12 +239,12 @@ def test_a_large_body_is_inflated_and_deflated(exchange: Exchange) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_told_as_triton_does(
-    exchange: Exchange, path: str, body: bytes, headers: dict[str, str], answer: tuple[int, str, str]
+def test_refusals_have_tritons_status_content_type_and_text(
+    exchange: Exchange, path: str, body: bytes, headers: dict[str, str], expected: tuple[int, str, str]
 ) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         status, content_type, found = await post(session, f"/v2/models/{path}/infer", body, headers)
-        assert (status, content_type, json.loads(found)["error"]) == answer
+        assert (status, content_type, json.loads(found)["error"]) == expected
 
     exchange(test)
 
@@ -265,8 +265,8 @@ def test_what_is_refused_is_told_as_triton_does(
 def test_errors_of_a_model_have_the_status_of_their_code(exchange: Exchange, code: str, status: int) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}
-        answer = await post(session, "/v2/models/fail/infer", json.dumps({"inputs": [tensor]}))
-        assert answer == (status, "text/plain", told(f"asked for {code}"))
+        received = await post(session, "/v2/models/fail/infer", json.dumps({"inputs": [tensor]}))
+        assert received == (status, "text/plain", error_body(f"asked for {code}"))
 
     exchange(test)
 
@@ -277,7 +277,7 @@ def test_an_output_that_json_cannot_carry_is_an_error(exchange: Exchange) -> Non
         assert await post(session, "/v2/models/half/infer", json.dumps({"inputs": [tensor]})) == (
             400,
             "text/plain",
-            told("sending FP16 data via JSON is not supported. Please use the binary data format for output"),
+            error_body("sending FP16 data via JSON is not supported. Please use the binary data format for output"),
         )
 
     exchange(test)
@@ -298,7 +298,7 @@ def test_a_client_that_goes_away_cancels_its_request(exchange: Exchange, announc
 
 
 def test_the_header_length_never_moves_the_end_of_the_request(exchange: Exchange) -> None:
-    """Whatever the header says, the next request on the connection is answered for itself."""
+    """With any value of the header, the next request on the connection has its own response."""
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         url = session._base_url
@@ -309,9 +309,9 @@ def test_the_header_length_never_moves_the_end_of_the_request(exchange: Exchange
                 f"POST {ECHO} HTTP/1.1\r\nHost: x\r\n{HEADER_LENGTH}: {length}\r\nContent-Length: 2\r\n\r\n{{}}"
                 "GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
             )
-            answers = await reader.read()
-            assert answers.count(b"HTTP/1.1 ") == 2, length
-            assert answers.rpartition(b"HTTP/1.1 ")[2].startswith(b"200 OK")
+            responses = await reader.read()
+            assert responses.count(b"HTTP/1.1 ") == 2, length
+            assert responses.rpartition(b"HTTP/1.1 ")[2].startswith(b"200 OK")
             writer.close()
 
     exchange(test)

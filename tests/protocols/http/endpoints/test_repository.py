@@ -19,8 +19,8 @@ def test_the_index_leaves_out_what_is_not_known(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         kernel.catalog.set_known({"never"})
         for path, body in (("/v2/repository/index", b""), ("/v2/repository/any/index", b"{}")):
-            async with session.post(path, data=body) as reply:
-                items = {item["name"]: item for item in await reply.json()}
+            async with session.post(path, data=body) as response:
+                items = {item["name"]: item for item in await response.json()}
             assert items["echo"] == {"name": "echo", "version": "1", "state": "READY"}
             assert items["unloaded"] == {
                 "name": "unloaded",
@@ -29,8 +29,8 @@ def test_the_index_leaves_out_what_is_not_known(exchange: Exchange) -> None:
                 "reason": "unloaded",
             }
             assert items["never"] == {"name": "never"}
-        async with session.post("/v2/repository/index", data=b'{"ready":true}') as reply:
-            assert {item["state"] for item in await reply.json()} == {"READY"}
+        async with session.post("/v2/repository/index", data=b'{"ready":true}') as response:
+            assert {item["state"] for item in await response.json()} == {"READY"}
 
     exchange(test)
 
@@ -51,9 +51,9 @@ def test_the_index_leaves_out_what_is_not_known(exchange: Exchange) -> None:
 )
 def test_models_are_loaded_and_unloaded(exchange: Exchange, path: str, body: bytes, call: Any) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.post(f"/v2/repository/{path}", data=body) as reply:
-            assert (reply.status, await reply.read()) == (200, b"")
-            assert reply.headers["Content-Type"] == "application/json"
+        async with session.post(f"/v2/repository/{path}", data=body) as response:
+            assert (response.status, await response.read()) == (200, b"")
+            assert response.headers["Content-Type"] == "application/json"
         repository: Any = kernel.repository
         assert repository.calls == [call]
 
@@ -85,16 +85,16 @@ def test_bad_bodies_are_refused_with_tritons_text(
     exchange: Exchange, path: str, body: bytes, status: int, text: str
 ) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.post(f"/v2/repository/{path}", data=body) as reply:
-            assert (reply.status, json.loads(await reply.read())) == (status, {"error": text})
+        async with session.post(f"/v2/repository/{path}", data=body) as response:
+            assert (response.status, json.loads(await response.read())) == (status, {"error": text})
 
     exchange(test)
 
 
 def test_a_file_that_is_not_base64_is_refused(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.post("/v2/repository/models/m/load", data=b'{"parameters":{"file:f":"YWJjZ"}}') as reply:
-            assert reply.status == 400
-            assert "load parameter 'file:f' is not base64" in await reply.text()
+        async with session.post("/v2/repository/models/m/load", data=b'{"parameters":{"file:f":"YWJjZ"}}') as response:
+            assert response.status == 400
+            assert "load parameter 'file:f' is not base64" in await response.text()
 
     exchange(test)

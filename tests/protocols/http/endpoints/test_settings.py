@@ -19,13 +19,13 @@ MODEL_TRACE = "/v2/models/echo/trace/setting"
 
 
 async def get(session: aiohttp.ClientSession, path: str) -> bytes:
-    async with session.get(path) as reply:
-        return await reply.read()
+    async with session.get(path) as response:
+        return await response.read()
 
 
 async def post(session: aiohttp.ClientSession, path: str, body: bytes) -> tuple[int, bytes]:
-    async with session.post(path, data=body) as reply:
-        return reply.status, await reply.read()
+    async with session.post(path, data=body) as response:
+        return response.status, await response.read()
 
 
 def shown(rate: int) -> bytes:
@@ -76,8 +76,8 @@ def test_bad_settings_are_refused_with_tritons_text(
 ) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         before = await get(session, TRACE), await get(session, "/v2/logging")
-        found, answer = await post(session, path, body)
-        assert (found, json.loads(answer)) == (status, {"error": text})
+        found, received = await post(session, path, body)
+        assert (found, json.loads(received)) == (status, {"error": text})
         assert (await get(session, TRACE), await get(session, "/v2/logging")) == before
 
     exchange(test)

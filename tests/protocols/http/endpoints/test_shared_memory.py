@@ -32,14 +32,14 @@ def memory() -> Iterator[SharedMemory]:
 
 async def post(session: aiohttp.ClientSession, path: str, body: Any = b"") -> tuple[int, bytes]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with session.post(path, data=data) as reply:
-        assert reply.content_type == "application/json"
-        return reply.status, await reply.read()
+    async with session.post(path, data=data) as response:
+        assert response.content_type == "application/json"
+        return response.status, await response.read()
 
 
 async def status(session: aiohttp.ClientSession, path: str) -> Any:
-    async with session.get(path) as reply:
-        return await reply.json()
+    async with session.get(path) as response:
+        return await response.json()
 
 
 def test_a_region_is_registered_listed_and_forgotten(exchange: Exchange, memory: SharedMemory) -> None:
@@ -126,8 +126,8 @@ def test_bad_registrations_are_refused_with_tritons_text(
     exchange: Exchange, path: str, body: Any, code: int, text: str
 ) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        found, answer = await post(session, path, body)
-        assert (found, json.loads(answer)) == (code, {"error": text})
+        found, received = await post(session, path, body)
+        assert (found, json.loads(received)) == (code, {"error": text})
 
     exchange(test)
 
@@ -136,20 +136,20 @@ def test_clients_can_be_refused_altogether(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         kernel.settings = msgspec.structs.replace(kernel.settings, allow_client_shm="false")
         for path in (f"{SYSTEM}/region/r/register", f"{CUDA}/region/r/register", f"{SYSTEM}/unregister"):
-            found, answer = await post(session, path, b"not looked at")
+            found, received = await post(session, path, b"not looked at")
             assert found == 501
-            assert b"Client shared memory is disabled." in answer
+            assert b"Client shared memory is disabled." in received
         assert await status(session, f"{SYSTEM}/status") == []
 
     exchange(test)
 
 
-def test_an_unknown_region_in_a_request_is_told(exchange: Exchange) -> None:
+def test_an_unknown_region_in_a_request_is_an_error(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         place = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
         tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "parameters": place}
-        found, answer = await post(session, "/v2/models/echo/infer", {"inputs": [tensor]})
-        assert (found, json.loads(answer)) == (404, {"error": "Unable to find shared memory region: 'r'"})
+        found, received = await post(session, "/v2/models/echo/infer", {"inputs": [tensor]})
+        assert (found, json.loads(received)) == (404, {"error": "Unable to find shared memory region: 'r'"})
 
     exchange(test)
 

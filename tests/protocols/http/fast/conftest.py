@@ -85,7 +85,7 @@ class FastPathLab:
         rules = make_request_rules(options)
         self.fast_path = FastPath(HttpInference(kernel, 1 << 20), rules, log_access=log_access)
         self.fast_path.aiohttp_server = AiohttpServer(self._aiohttp_response)
-        #: Requests of the model `stuck`, which a test answers.
+        #: Requests of the model `stuck`, to which a test responds.
         self.waiting: list[Request] = []
         model = kernel.resolve("stuck")
         submit = model.submit
@@ -98,6 +98,8 @@ class FastPathLab:
         self.transport = RecordingTransport()
         self.connection = FastConnection(self.fast_path)
         self.connection.connection_made(self.transport)
+        assert self.fast_path._timer is not None
+        self.fast_path._timer.cancel()  # the test moves the clock
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass, and the connections see it."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.kernel import Kernel
 
-#: If the body before it were given another end, this would not be answered as what it is.
+#: If the server took another end for the body before it, this request would get another response.
 FOLLOWER = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HIDDEN = b"GET /v2/models/hidden HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -59,8 +59,8 @@ CONVERSATIONS = {
     "raw": post(bytes(8), "Inference-Header-Content-Length: 0", model="batched"),
     "raw of the wrong size": post(bytes(7), "Inference-Header-Content-Length: 0", model="batched"),
     "binary": post(BINARY_HEADER + bytes(8), f"Inference-Header-Content-Length: {len(BINARY_HEADER)}"),
-    "gzip answer": post(BODY, "Accept-Encoding: gzip"),
-    "deflate binary answer": post(
+    "gzip response": post(BODY, "Accept-Encoding: gzip"),
+    "deflate binary response": post(
         BINARY_HEADER + bytes(8), f"Inference-Header-Content-Length: {len(BINARY_HEADER)}", "Accept-Encoding: deflate"
     ),
     "broken gzip": post(b"no gzip", "Content-Encoding: gzip"),

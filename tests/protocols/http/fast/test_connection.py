@@ -30,7 +30,7 @@ def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
     return head.encode() + body
 
 
-def answer(request: Request, release: Callable[[], None] | None = None) -> None:
+def respond(request: Request, release: Callable[[], None] | None = None) -> None:
     if release is None:
         output = Tensor("OUT_IN", "FP32", [1], bytes(4))
     else:
@@ -42,7 +42,7 @@ def statuses(written: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+) ", written)]
 
 
-def test_a_request_is_answered_in_the_call_that_brings_its_last_byte(with_fast_path: WithFastPath) -> None:
+def test_a_request_is_served_in_the_call_that_brings_its_last_byte(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         for place, byte in enumerate(infer(1)):
             assert lab.transport.written == b"", place
@@ -91,27 +91,27 @@ def test_an_announced_size_alone_takes_no_memory(with_fast_path: WithFastPath) -
     with_fast_path(test)
 
 
-def test_answers_are_in_the_order_of_the_requests(with_fast_path: WithFastPath) -> None:
+def test_responses_are_in_the_order_of_the_requests(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(b"".join(infer(1, model="stuck", id=f"number {place}") for place in range(3)))
-        answer(lab.waiting[2])
-        answer(lab.waiting[1])
+        respond(lab.waiting[2])
+        respond(lab.waiting[1])
         assert lab.transport.written == b""
-        answer(lab.waiting[0])
+        respond(lab.waiting[0])
         assert len(lab.transport.writes) == 1
         assert re.findall(rb"number \d", lab.transport.written) == [b"number 0", b"number 1", b"number 2"]
 
     with_fast_path(test)
 
 
-def test_no_more_than_32_requests_wait_for_their_answers(with_fast_path: WithFastPath) -> None:
+def test_no_more_than_32_requests_wait_for_their_responses(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 40)
         await asyncio.sleep(0)
         assert len(lab.waiting) == 32
         assert not lab.transport.reading
         for request in lab.waiting[:32]:
-            answer(request)
+            respond(request)
         await asyncio.sleep(0)
         assert len(lab.waiting) == 40
         assert lab.transport.reading
@@ -119,7 +119,7 @@ def test_no_more_than_32_requests_wait_for_their_answers(with_fast_path: WithFas
     with_fast_path(test)
 
 
-def test_many_small_requests_leave_others_their_turn(with_fast_path: WithFastPath) -> None:
+def test_many_small_requests_do_not_keep_other_connections_waiting(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1) * 100)
         assert len(statuses(lab.transport.written)) == 32
@@ -141,15 +141,17 @@ def test_a_client_that_goes_away_cancels_what_it_asked_for(with_fast_path: WithF
     with_fast_path(test)
 
 
-def test_responses_are_released_when_they_are_written_and_when_nobody_takes_them(with_fast_path: WithFastPath) -> None:
+def test_responses_are_released_when_they_are_written_or_the_client_has_gone(
+    with_fast_path: WithFastPath,
+) -> None:
     async def test(lab: Any) -> None:
         released: list[int] = []
         lab.connection.data_received(infer(1, model="stuck") * 2)
-        answer(lab.waiting[0], lambda: released.append(0))
+        respond(lab.waiting[0], lambda: released.append(0))
         assert released == [0]
         lab.fast_path.kernel.cancel = lambda request: None
         lab.connection.connection_lost(None)
-        answer(lab.waiting[1], lambda: released.append(1))
+        respond(lab.waiting[1], lambda: released.append(1))
         assert released == [0, 1]
 
     with_fast_path(test)
@@ -173,7 +175,7 @@ def test_more_than_one_response_is_an_error(with_fast_path: WithFastPath) -> Non
     with_fast_path(test)
 
 
-def test_an_exception_nobody_expected_is_told_by_a_number(
+def test_an_unexpected_exception_is_a_number_for_the_client(
     with_fast_path: WithFastPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*given: object) -> None:
@@ -281,7 +283,7 @@ def test_nothing_is_begun_for_a_client_that_does_not_read(with_fast_path: WithFa
     with_fast_path(test)
 
 
-# ---- aiohttp as a guest -----------------------------------------------------------------------
+# ---- aiohttp on the same transport -------------------------------------------------------------
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -290,13 +292,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def test_other_requests_have_their_turn_among_those_of_inference(with_fast_path: WithFastPath) -> None:
+def test_other_requests_are_served_in_order_among_those_of_inference(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck", id="first") + HEALTH + HEALTH + infer(2, id="last"))
         await asyncio.sleep(0)
         assert lab.transport.written == b""
         assert not lab.transport.reading
-        answer(lab.waiting[0])
+        respond(lab.waiting[0])
         await until(lambda: b"last" in lab.transport.written)
         first, *empty, last = lab.transport.written.split(b"HTTP/1.1 200 OK\r\n")[1:]
         assert b'"id":"first"' in first
@@ -329,12 +331,12 @@ def test_what_is_not_plain_makes_the_connection_aiohttps(with_fast_path: WithFas
             lab.transport.writes.clear()
         lab.connection.data_received(infer(1, model="stuck") + b"GET /v2 HTTP/1.0\r\n\r\n")
         assert lab.transport.protocol is None
-        answer(lab.waiting[0])
-        guest = lab.transport.protocol
-        assert guest is not None
+        respond(lab.waiting[0])
+        connection = lab.transport.protocol
+        assert connection is not None
         assert not lab.transport.closed
         await until(lambda: lab.transport.written.count(b"\r\n\r\n") == 2)
-        guest.connection_lost(None)
+        connection.connection_lost(None)
 
     with_fast_path(test)
 
@@ -350,12 +352,12 @@ def test_a_stop_closes_what_is_idle(with_fast_path: WithFastPath) -> None:
     with_fast_path(test)
 
 
-def test_a_stop_lets_requests_be_received_and_answered_but_begins_no_more(with_fast_path: WithFastPath) -> None:
+def test_a_stop_lets_requests_be_received_and_served_but_begins_no_more(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         sent = infer(1, model="stuck") + infer(2)
         lab.connection.data_received(sent[:-5])
         lab.connection.close_when_idle()
-        answer(lab.waiting[0])
+        respond(lab.waiting[0])
         assert not lab.transport.closed
         assert b"Connection: close" not in lab.transport.written
         lab.connection.data_received(sent[-5:] + infer(3))

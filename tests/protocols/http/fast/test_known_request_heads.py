@@ -109,7 +109,7 @@ def test_headers_that_match_are_forwarded_under_the_names_that_the_client_gave_t
         plain = heads.find(INFER)
         assert plain.infer is not None
         assert plain.infer.forwarded is None
-        assert plain.infer.prepared_key == known.infer.prepared_key, "what is forwarded is no part of the body"
+        assert plain.infer.prepared_key == known.infer.prepared_key, "what is forwarded is not part of the body"
 
     with_kernel(test)
 

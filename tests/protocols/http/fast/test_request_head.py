@@ -116,7 +116,7 @@ def test_a_head_that_leaves_any_doubt_is_not_plain(text: bytes) -> None:
 
 def test_every_part_of_a_plain_head_can_become_one() -> None:
     text = head("Content-Length: 5", start="POST /v2/models/m/infer?x=%20y HTTP/1.1")
-    # A carriage return is told from a bare one only by what follows it.
+    # Only what follows a carriage return shows whether it is a bare one.
     assert [end for end in range(1, len(text)) if not can_become_head(text[:end])] == []
 
 

@@ -138,7 +138,7 @@ def test_a_conversation_with_all_options_is_the_same_with_the_fast_path(with_ker
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("cut", [False, True])
-def test_heads_in_turns_have_the_same_responses_with_the_fast_path(
+def test_alternating_heads_have_the_same_responses_with_the_fast_path(
     with_kernel: WithKernel, option: str, cut: bool
 ) -> None:
     async def test(kernel: Kernel) -> None:

@@ -43,7 +43,7 @@ def whole(data: bytes = bytes(4), **more: str) -> bytes:
     return b"".join(infer(data, **more))
 
 
-def answer(request: Request, release: Callable[[], None] | None = None) -> None:
+def respond(request: Request, release: Callable[[], None] | None = None) -> None:
     if release is None:
         output = Tensor("OUT_IN", "FP32", [1], bytes(4))
     else:
@@ -76,7 +76,7 @@ REQUESTS = [
         ],
     ],
 )
-def test_however_requests_are_cut_their_answers_are_the_same(with_fast_path: WithFastPath, parts: list[bytes]) -> None:
+def test_requests_get_the_same_responses_however_they_are_cut(with_fast_path: WithFastPath, parts: list[bytes]) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(b"".join(parts))
         expected = lab.transport.written
@@ -90,7 +90,7 @@ def test_however_requests_are_cut_their_answers_are_the_same(with_fast_path: Wit
     with_fast_path(test)
 
 
-def test_an_answer_tells_the_time_of_its_second(with_fast_path: WithFastPath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_has_the_time_of_its_second(with_fast_path: WithFastPath, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(lab: Any) -> None:
         for second in range(3):
             monkeypatch.setattr("protocols.http.fast.response_bytes.time.time", lambda second=second: second)
@@ -104,7 +104,7 @@ def test_an_answer_tells_the_time_of_its_second(with_fast_path: WithFastPath, mo
     with_fast_path(test)
 
 
-def test_a_model_that_has_gone_is_asked_no_more(with_fast_path: WithFastPath) -> None:
+def test_an_unloaded_model_gets_no_more_requests(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         for _ in range(2):
             lab.connection.data_received(whole())
@@ -117,7 +117,7 @@ def test_a_model_that_has_gone_is_asked_no_more(with_fast_path: WithFastPath) ->
     with_fast_path(test)
 
 
-def test_a_model_that_goes_while_a_body_is_awaited_is_not_asked(with_fast_path: WithFastPath) -> None:
+def test_a_model_that_is_unloaded_while_a_body_is_awaited_gets_no_request(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         head, body = infer()
         lab.connection.data_received(head + body)
@@ -130,7 +130,7 @@ def test_a_model_that_goes_while_a_body_is_awaited_is_not_asked(with_fast_path: 
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_client_that_does_not_read_is_not_answered(with_fast_path: WithFastPath, cut: bool) -> None:
+def test_a_client_that_does_not_read_gets_no_response(with_fast_path: WithFastPath, cut: bool) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(whole())
         lab.transport.writes.clear()
@@ -155,7 +155,7 @@ def test_no_more_than_32_requests_wait_however_they_come(with_fast_path: WithFas
         assert len(lab.waiting) == 32
         assert not lab.transport.reading
         for request in lab.waiting[:32]:
-            answer(request)
+            respond(request)
         await asyncio.sleep(0)
         assert len(lab.waiting) == 40
 
@@ -187,7 +187,7 @@ def test_a_stop_begins_no_more_behind_a_request_that_runs(with_fast_path: WithFa
         lab.connection.data_received(whole(model="stuck"))
         assert len(lab.waiting) == 2
         for request in lab.waiting:
-            answer(request)
+            respond(request)
         assert lab.transport.written.count(b"\r\nConnection: close\r\n\r\n") == 1
         assert lab.transport.closed
 
@@ -214,12 +214,12 @@ def test_outputs_are_released_when_they_were_copied(with_fast_path: WithFastPath
         released: list[int] = []
         for number in range(4):
             lab.connection.data_received(whole(model="stuck", id="x"))
-            answer(lab.waiting[number], functools.partial(released.append, number))
+            respond(lab.waiting[number], functools.partial(released.append, number))
             assert released == list(range(number + 1))
         lab.connection.data_received(whole(model="stuck", id="x"))
         lab.kernel.cancel = lambda request: None
         lab.connection.connection_lost(None)
-        answer(lab.waiting[4], lambda: released.append(4))
+        respond(lab.waiting[4], lambda: released.append(4))
         assert released == [0, 1, 2, 3, 4]
         assert statuses(lab.transport.written) == [200] * 4
 
@@ -227,12 +227,12 @@ def test_outputs_are_released_when_they_were_copied(with_fast_path: WithFastPath
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_a_known_form_has_one_response_like_any_other(with_fast_path: WithFastPath, final: bool) -> None:
+def test_a_prepared_request_has_exactly_one_response_too(with_fast_path: WithFastPath, final: bool) -> None:
     async def test(lab: Any) -> None:
         for _ in range(3):
             lab.connection.data_received(whole(model="stuck"))
-        answer(lab.waiting[0])
-        answer(lab.waiting[1])
+        respond(lab.waiting[0])
+        respond(lab.waiting[1])
         lab.transport.writes.clear()
         output = Tensor("OUT_IN", "FP32", [1], bytes(4))
         lab.waiting[2].respond(Response("stuck", "1", "", outputs=[output], final=False))
@@ -244,14 +244,14 @@ def test_a_known_form_has_one_response_like_any_other(with_fast_path: WithFastPa
 
 
 @pytest.mark.slow_loop("the test walks all objects of the process")
-def test_what_was_answered_leaves_nothing_for_the_garbage_collector(with_fast_path: WithFastPath) -> None:
+def test_calls_with_a_response_leave_nothing_for_the_garbage_collector(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         gc.collect()
         gc.disable()
         try:
             for _ in range(10):
                 lab.connection.data_received(whole())
-            # The scheduler holds the last request still, and the form is of the first.
+            # The scheduler still holds the last request, and the prepared body was made of the first.
             calls = [found for found in gc.get_objects() if type(found) is FastCall]
             assert len(calls) <= 2
             assert sum(call.waiter is not None for call in calls) <= 1
@@ -318,7 +318,7 @@ def test_a_client_that_does_not_read_is_known_while_its_body_comes(with_fast_pat
         assert not lab.transport.reading
         receiver.resume_writing()
         assert lab.transport.reading
-        answer(lab.waiting[0])
+        respond(lab.waiting[0])
         assert statuses(lab.transport.written) == [200, 200, 200]
 
     with_fast_path(test)

@@ -46,9 +46,9 @@ def parsed(head: InferRequestHead, octets: bytes) -> tuple[Request, Any]:
 
 def remembering(head: InferRequestHead, octets: bytes) -> PreparedBodies:
     bodies = PreparedBodies()
-    assert bodies.find(head, octets, 1, SINK) is None
+    assert bodies.match(head, octets, 1, SINK) is None
     request, outputs = parsed(head, octets)
-    bodies.remember(head, octets, outputs, request, MODEL)
+    bodies.add(head, octets, outputs, request, MODEL)
     return bodies
 
 
@@ -64,7 +64,7 @@ def test_a_prepared_request_is_what_parsing_makes_of_it(more: dict[str, Any], sp
     head, octets = body(spaces=spaces, id="first", **more)
     bodies = remembering(head, octets)
     again_head, again = body(spaces=spaces, id="another", **more)
-    found = bodies.find(again_head, kind(again), 1, SINK)
+    found = bodies.match(again_head, kind(again), 1, SINK)
     assert found is not None
     assert facts(found[0]) == facts(parsed(again_head, again)[0])
     assert found[0].id == "another"
@@ -75,10 +75,10 @@ def test_a_prepared_request_is_what_parsing_makes_of_it(more: dict[str, Any], sp
 def test_ids_that_json_escapes_are_part_of_what_is_looked_up(id: str) -> None:
     head, octets = body(id=id)
     bodies = remembering(head, octets)
-    found = bodies.find(head, octets, 1, SINK)
+    found = bodies.match(head, octets, 1, SINK)
     if found is not None:
         assert facts(found[0]) == facts(parsed(head, octets)[0])
-    assert bodies.find(*body(id=id + "x"), 1, SINK) is None or id == ""
+    assert bodies.match(*body(id=id + "x"), 1, SINK) is None or id == ""
 
 
 def test_an_id_that_stands_twice_is_left_to_the_parser() -> None:
@@ -87,7 +87,7 @@ def test_an_id_that_stands_twice_is_left_to_the_parser() -> None:
     head = infer_head("m", "", len(text))
     for _ in range(2):
         bodies = remembering(head, text + DATA)
-        found = bodies.find(head, text.replace(b"first", b"third") + DATA, 1, SINK)
+        found = bodies.match(head, text.replace(b"first", b"third") + DATA, 1, SINK)
         assert found is None or found[0].id == "second"
         text = text.replace(b"second", b"first")
         head = infer_head("m", "", len(text))
@@ -102,35 +102,35 @@ def test_a_second_id_counts_however_it_is_written(first: str, key: bytes) -> Non
     bodies = remembering(head, text + DATA)
     other = text.replace(b'{"id": "%b"' % first.encode(), b'{"id": "b"')
     other_head = infer_head("m", "", len(other))
-    found = bodies.find(other_head, other + DATA, 1, SINK)
+    found = bodies.match(other_head, other + DATA, 1, SINK)
     assert found is None or found[0].id == parsed(other_head, other + DATA)[0].id
 
 
 def test_other_requests_are_parsed() -> None:
     head, octets = body()
     bodies = remembering(head, octets)
-    assert bodies.find(head, octets + b"x", 1, SINK) is None
-    assert bodies.find(*body(priority=1), 1, SINK) is None
-    assert bodies.find(infer_head("n", "", head.header_length), octets, 1, SINK) is None
-    assert bodies.find(infer_head("m", "1", head.header_length), octets, 1, SINK) is None
-    assert bodies.find(head, octets, 1, SINK) is not None
-    assert bodies.find(head, octets, 2, SINK) is None, "the catalog has changed"
-    assert bodies.find(head, octets, 2, SINK) is None
+    assert bodies.match(head, octets + b"x", 1, SINK) is None
+    assert bodies.match(*body(priority=1), 1, SINK) is None
+    assert bodies.match(infer_head("n", "", head.header_length), octets, 1, SINK) is None
+    assert bodies.match(infer_head("m", "1", head.header_length), octets, 1, SINK) is None
+    assert bodies.match(head, octets, 1, SINK) is not None
+    assert bodies.match(head, octets, 2, SINK) is None, "the catalog has changed"
+    assert bodies.match(head, octets, 2, SINK) is None
 
 
 def test_data_in_json_is_parsed() -> None:
     text = b'{"inputs": [{"name": "A", "datatype": "UINT8", "shape": [2], "data": [1, 2]}]}'
     head = infer_head("m", "", len(text))
-    assert remembering(head, text).find(head, text, 1, SINK) is None
+    assert remembering(head, text).match(head, text, 1, SINK) is None
 
 
 def test_heads_share_a_prepared_body_only_where_responses_are_written_alike() -> None:
     head, octets = body(parameters={"binary_data_output": True})
     bodies = remembering(head, octets)
     length = head.header_length
-    assert bodies.find(infer_head("m", "", length, GZIP), octets, 1, SINK) is None
-    assert bodies.find(infer_head("m", "", length, response_headers=b"Vary: Origin\r\n"), octets, 1, SINK) is None
-    found = bodies.find(infer_head("m", "", length), octets, 1, SINK)
+    assert bodies.match(infer_head("m", "", length, GZIP), octets, 1, SINK) is None
+    assert bodies.match(infer_head("m", "", length, response_headers=b"Vary: Origin\r\n"), octets, 1, SINK) is None
+    found = bodies.match(infer_head("m", "", length), octets, 1, SINK)
     assert found is not None
     assert found[1].template is not None
 
@@ -138,7 +138,7 @@ def test_heads_share_a_prepared_body_only_where_responses_are_written_alike() ->
 def test_compressed_responses_have_no_template() -> None:
     _, octets = body(parameters={"binary_data_output": True})
     head = infer_head("m", "", len(octets) - len(DATA), GZIP)
-    found = remembering(head, octets).find(head, octets, 1, SINK)
+    found = remembering(head, octets).match(head, octets, 1, SINK)
     assert found is not None
     assert found[1].template is None
 
@@ -155,7 +155,7 @@ def test_compressed_responses_have_no_template() -> None:
 )
 def test_responses_that_are_all_json_have_no_template(more: dict[str, Any], has_template: bool) -> None:
     head, octets = body(**more)
-    found = remembering(head, octets).find(head, octets, 1, SINK)
+    found = remembering(head, octets).match(head, octets, 1, SINK)
     assert found is not None
     assert (found[1].template is not None) == has_template
 
@@ -165,8 +165,8 @@ def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatc
     bodies = PreparedBodies()
     for priority in range(5):
         head, octets = body(parameters={"priority": priority})
-        bodies.find(head, octets, 1, SINK)
+        bodies.match(head, octets, 1, SINK)
         request, outputs = parsed(head, octets)
-        bodies.remember(head, octets, outputs, request, MODEL)
-        assert bodies.find(head, octets, 1, SINK) is not None
+        bodies.add(head, octets, outputs, request, MODEL)
+        assert bodies.match(head, octets, 1, SINK) is not None
         assert len(bodies._cache.entries) <= 2

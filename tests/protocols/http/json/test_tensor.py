@@ -44,8 +44,8 @@ def test_integers_survive_json_both_ways(data: st.DataObject, datatype: str) -> 
 @given(st.lists(st.floats(width=64)))
 def test_doubles_survive_json_both_ways(values: list[float]) -> None:
     raw = array("d", values).tobytes()
-    told = json_values("X", "FP64", raw, len(values))
-    text = msgspec.json.encode(told)
+    found = json_values("X", "FP64", raw, len(values))
+    text = msgspec.json.encode(found)
     back = array("d")
     back.frombytes(decode("FP64", text, len(values)))
     assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(values, back, strict=True))
@@ -184,8 +184,8 @@ def test_numbers_whose_sum_overflows_are_written_as_numbers() -> None:
 
 
 def test_strings_that_are_not_utf_8_are_written_as_their_bytes() -> None:
-    told = json_values("X", "BYTES", encode_strings([b"\xff\xfe", b'"a\n']), 2)
-    assert msgspec.json.encode(told) == b'["\xff\xfe","\\"a\\n"]'
+    found = json_values("X", "BYTES", encode_strings([b"\xff\xfe", b'"a\n']), 2)
+    assert msgspec.json.encode(found) == b'["\xff\xfe","\\"a\\n"]'
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])

@@ -165,7 +165,7 @@ def test_tritons_counters_have_its_names_texts_and_units() -> None:
         assert line in text, line
 
 
-def test_what_only_this_server_tells() -> None:
+def test_metrics_that_triton_lacks_have_their_lines() -> None:
     made = model()
     for _ in range(2):
         made.live.add(Request("m", [], RecordingSink()))

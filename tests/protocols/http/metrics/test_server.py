@@ -71,7 +71,7 @@ def test_figures_of_the_machine_can_be_left_out(with_kernel: WithKernel) -> None
     with_kernel(test)
 
 
-def test_families_that_models_define_follow_and_one_that_clashes_is_told_once(
+def test_families_that_models_define_follow_and_one_that_clashes_is_logged_once(
     with_kernel: WithKernel, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(kernel: Kernel) -> None:
@@ -99,7 +99,7 @@ def test_kinds_of_latencies_are_switched_by_the_configuration(with_kernel: WithK
     with_kernel(test)
 
 
-def test_a_configuration_that_is_none_is_refused_before_anything_starts(with_kernel: WithKernel) -> None:
+def test_a_bad_configuration_is_refused_before_the_start(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         with pytest.raises(BadOption, match="--metrics-config option format is <setting>=<value>. Got foo"):
             page(kernel, MetricsOptions(config=("foo",)))
@@ -117,7 +117,7 @@ def test_what_has_no_effect_is_logged(with_kernel: WithKernel, caplog: pytest.Lo
     with_kernel(test)
 
 
-def test_the_metrics_port_answers_only_get(with_kernel: WithKernel) -> None:
+def test_the_metrics_port_serves_get_only(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         sock = bound_socket()
         server = MetricsServer(kernel, sock)
@@ -125,20 +125,20 @@ def test_the_metrics_port_answers_only_get(with_kernel: WithKernel) -> None:
         await server.start()
         async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:
             for path in ("/metrics", "/metrics/", "/metrics?x=1"):
-                async with session.get(path) as reply:
-                    assert reply.headers["Content-Type"] == "text/plain; charset=utf-8"
-                    assert "nv_inference_count" in await reply.text()
-            async with session.get("/other") as reply:
-                assert (reply.status, await reply.read()) == (200, b"")
-            async with session.post("/metrics") as reply:
-                assert (reply.status, await reply.read()) == (405, b'{"error":"Method Not Allowed"}')
+                async with session.get(path) as response:
+                    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+                    assert "nv_inference_count" in await response.text()
+            async with session.get("/other") as response:
+                assert (response.status, await response.read()) == (200, b"")
+            async with session.post("/metrics") as response:
+                assert (response.status, await response.read()) == (405, b'{"error":"Method Not Allowed"}')
         await server.stop(1.0)
 
     with_kernel(test)
 
 
 @pytest.mark.parametrize("fast_path", [True, False])
-def test_connections_are_counted_once_whoever_serves_them(with_kernel: WithKernel, fast_path: bool) -> None:
+def test_connections_are_counted_once_with_and_without_the_fast_path(with_kernel: WithKernel, fast_path: bool) -> None:
     async def test(kernel: Kernel) -> None:
         sock = bound_socket()
         server = HttpServer(kernel, sock, fast_path=fast_path)

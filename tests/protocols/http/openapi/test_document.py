@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, complete, and true of what the server answers."""
+"""The OpenAPI document: valid, complete, and true of what the server sends."""
 
 from __future__ import annotations
 
@@ -206,47 +206,47 @@ CALLS: list[tuple[str, str, str, Any]] = [
 ]
 
 
-def test_answers_are_those_that_the_document_describes(serve: Serve) -> None:
+def test_responses_are_those_that_the_document_describes(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get("/v2/openapi.json") as reply:
-            document = await reply.json()
+        async with session.get("/v2/openapi.json") as response:
+            document = await response.json()
         for method, path, template, body in CALLS:
             described = document["paths"][template][method]["responses"]
-            async with session.request(method, path, json=body) as reply:
-                text = await reply.read()
-                assert str(reply.status) in described, (path, reply.status, text)
-                content = described[str(reply.status)].get("content")
+            async with session.request(method, path, json=body) as response:
+                text = await response.read()
+                assert str(response.status) in described, (path, response.status, text)
+                content = described[str(response.status)].get("content")
                 if content is None:
                     assert text == b""
                     continue
-                schema = content[reply.content_type].get("schema", {})
-                answered = json.loads(text) if reply.content_type == "application/json" else text.decode()
-                assert complaints(document, schema, answered) == [], path
+                schema = content[response.content_type].get("schema", {})
+                received = json.loads(text) if response.content_type == "application/json" else text.decode()
+                assert complaints(document, schema, received) == [], path
 
     serve(HttpOptions(), test)
 
 
-def test_examples_are_answered(serve: Serve) -> None:
+def test_examples_have_responses(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get("/v2/openapi.json") as reply:
-            document = await reply.json()
-        answered = set()
+        async with session.get("/v2/openapi.json") as response:
+            document = await response.json()
+        received = set()
         for path, method, operation in operations(document):
             name = path.split("/")[-2]
             if "{" in path or "requestBody" not in operation or name in ("fail", "stuck"):
                 continue
             content = operation["requestBody"]["content"].get("application/json", {})
             if "example" in content:
-                async with session.request(method, path, json=content["example"]) as reply:
-                    assert reply.status == 200, path
+                async with session.request(method, path, json=content["example"]) as response:
+                    assert response.status == 200, path
                     schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
-                    assert complaints(document, schema, await reply.json()) == []
-                    answered.add(name)
+                    assert complaints(document, schema, await response.json()) == []
+                    received.add(name)
             for example in content.get("schema", {}).get("examples", []):
-                async with session.request(method, path, json=example) as reply:
-                    assert reply.status == 200, path
-                    answered.add(name)
-        assert answered == {"echo", "pair", "texts", "batched", "repeat"}
+                async with session.request(method, path, json=example) as response:
+                    assert response.status == 200, path
+                    received.add(name)
+        assert received == {"echo", "pair", "texts", "batched", "repeat"}
 
     serve(HttpOptions(), test)
 
@@ -254,8 +254,8 @@ def test_examples_are_answered(serve: Serve) -> None:
 def test_a_model_that_goes_takes_its_paths_with_it(serve: Serve) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         async def own_paths() -> set[str]:
-            async with session.get("/v2/openapi.json") as reply:
-                document = await reply.json()
+            async with session.get("/v2/openapi.json") as response:
+                document = await response.json()
             return {path for path in document["paths"] if path.startswith("/v2/models/echo/")}
 
         assert await own_paths() == {f"/v2/models/echo/{end}" for end in ENDS}
