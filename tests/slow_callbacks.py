@@ -2,7 +2,7 @@
 
 What counts is the processor time of the callback's thread, less that of garbage collections: how long a callback
 computes is a property of the code, however busy the machine is. A step of a coroutine is a callback, also one of the
-test itself. `@pytest.mark.slow_loop("why")` allows it.
+test itself. `@pytest.mark.slow_loop("why")` allows it, and so does a tracer (coverage, a debugger): it slows all down.
 
 asyncio runs every callback by `Handle._run`. uvloop runs its own in C: there the callbacks that are given to a loop are
 measured, and the methods of protocols, which uvloop calls directly. That makes one more Python call of each.
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,7 @@ def watch() -> None:
 def _check(item: pytest.Item) -> None:
     found = _found[:]
     _found.clear()
-    if found and item.get_closest_marker("slow_loop") is None:
+    if found and sys.gettrace() is None and item.get_closest_marker("slow_loop") is None:
         pytest.fail("the event loop was held up:\n" + "\n".join(found), pytrace=False)
 
 

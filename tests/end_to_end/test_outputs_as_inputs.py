@@ -12,7 +12,6 @@ import pytest
 from kernel.command.flags.keywords import read_keywords
 from kernel.embedding.server_thread import ServerThread
 from kernel.serving.request import Request
-from protocols.response_sinks import StreamSink
 from shm.region import Region
 from shm.tensor import Tensor
 
@@ -98,12 +97,20 @@ def on_loop(server: ServerThread, work: Callable[[Kernel], Coroutine[Any, Any, N
     server.run(run)
 
 
+class FutureSink:
+    """Waits for the only response of a request."""
+
+    def __init__(self) -> None:
+        self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+    def send(self, response: Response) -> None:
+        self.response.set_result(response)
+
+
 async def infer(kernel: Kernel, model: str, tensor: Tensor) -> Response:
-    stream = StreamSink()
-    port = stream.port()
-    request = port.request = Request(model, [tensor], port)
-    kernel.submit(request)
-    _, response = await stream.next()
+    sink = FutureSink()
+    kernel.submit(Request(model, [tensor], sink))
+    response = await sink.response
     assert response.error is None, response.error
     return response
 

@@ -12,6 +12,7 @@ from protocols.http.inference.call import HEADER_LENGTH, HttpInference
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import http_error
+from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
@@ -50,9 +51,10 @@ def begin(inference: HttpInference, id: str = "") -> FastCall:
     return call
 
 
-def response(byte_size: int, released: list[str], id: str = "") -> Response:
-    """Return a response whose output is memory of a worker, whose release is noted in `released`."""
-    data, shape = bytes(byte_size), [byte_size // 4]
+def response(byte_size: int, id: str = "", released: list[str] | None = None) -> Response:
+    shape, data = [byte_size // 4], bytes(byte_size)
+    if released is None:
+        return Response("stuck", "1", id, outputs=[Tensor("OUT_IN", "FP32", shape, data)])
     output = leased_tensor("OUT_IN", "FP32", shape, data, lambda: released.append("released"))
     return Response("stuck", "1", id, outputs=[output], leased=True)
 
@@ -61,7 +63,7 @@ def test_a_small_response_is_one_piece_and_is_released_at_once(with_kernel: With
     async def test(kernel: Kernel) -> None:
         released: list[str] = []
         call = begin(HttpInference(kernel, 1 << 20))
-        call.send(response(4, released))
+        call.send(response(4, released=released))
         assert call.response is not None
         assert (call.response.parts, call.response.release, released) == ([], None, ["released"])
         head, _, body = call.response.head.partition(b"\r\n\r\n")
@@ -76,10 +78,14 @@ def test_a_large_response_refers_to_its_outputs_until_it_was_written(with_kernel
     async def test(kernel: Kernel) -> None:
         released: list[str] = []
         call = begin(HttpInference(kernel, 1 << 20))
-        given = response(64 << 10, released)
+        given = response(64 << 10, released=released)
+        assert given.outputs is not None
         call.send(given)
         assert call.response is not None
-        assert [len(part) for part in call.response.parts[-1:]] == [64 << 10]
+        part = call.response.parts[-1]
+        assert isinstance(part, memoryview), "a view of the worker's memory, not a copy"
+        assert bytes(part) == bytes(given.outputs[0].raw())
+        del part
         assert released == []
         assert call.response.release is not None
         call.response.release()
@@ -99,7 +105,7 @@ def test_responses_to_prepared_requests_are_filled_into_a_template(
                 monkeypatch.setattr("protocols.http.inference.call.encode_infer", None)
             released: list[str] = []
             call = begin(inference, id=str(number))
-            call.send(response(4, released, str(number)))
+            call.send(response(4, str(number), released))
             assert call.response is not None
             encoded.append(re.sub(rb"Date: [^\r]*", b"", call.response.head))
             assert encoded[-1] == encoded[0].replace(b'"id":"0"', b'"id":"%d"' % number)

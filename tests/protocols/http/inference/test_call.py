@@ -102,15 +102,6 @@ def submitted(kernel: Kernel, model: str = "stuck") -> list[Request]:
     return found
 
 
-def leased_response(
-    data: bytes, released: Callable[[], None], *, datatype: str = "FP32", final: bool = True
-) -> Response:
-    """Return a response of the model `stuck` whose output is memory of a worker."""
-    element_byte_size = 2 if datatype == "FP16" else 4
-    output = leased_tensor("OUT_IN", datatype, [len(data) // element_byte_size], data, released)
-    return Response("stuck", "1", "", outputs=[output], final=final, leased=True)
-
-
 def test_a_response_is_json_or_json_with_tensors_behind_it(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         call = begin(kernel, body(id="7"))
@@ -184,7 +175,8 @@ def test_an_output_that_json_cannot_carry_is_plain_text_and_is_released(with_ker
     async def test(kernel: Kernel) -> None:
         requests, released = submitted(kernel), []
         call = begin(kernel, body(), model="stuck")
-        requests[0].respond(leased_response(bytes(2), lambda: released.append(1), datatype="FP16"))
+        output = leased_tensor("OUT_IN", "FP16", [1], bytes(2), lambda: released.append(1))
+        requests[0].respond(Response("stuck", "1", "", outputs=[output], leased=True))
         status, content_type, document = received(call)
         assert (status, content_type) == (400, PLAIN)
         assert "sending FP16 data via JSON is not supported" in document["error"]
@@ -199,7 +191,8 @@ def test_another_number_of_responses_than_one_is_an_error(with_kernel: WithKerne
         requests, released = submitted(kernel), []
         call = begin(kernel, body(), model="stuck")
         for _ in range(count):
-            requests[0].respond(leased_response(bytes(4), lambda: released.append(1), final=False))
+            output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), lambda: released.append(1))
+            requests[0].respond(Response("stuck", "1", "", outputs=[output], final=False, leased=True))
         requests[0].respond(Response("stuck", "1", ""))
         error = {"error": f"expected a single response, got {count}"}
         assert received(call) == (500, JSON, error)
@@ -281,7 +274,8 @@ def test_a_large_response_is_compressed_in_a_thread(with_kernel: WithKernel) -> 
         requests, released = submitted(kernel), []
         call = begin(kernel, body(parameters={"binary_data_output": True}), model="stuck", encoding=GZIP)
         call.waiter = SettingWaiter()
-        requests[0].respond(leased_response(bytes(200_000), lambda: released.append(1)))
+        output = leased_tensor("OUT_IN", "FP32", [50_000], bytes(200_000), lambda: released.append(1))
+        requests[0].respond(Response("stuck", "1", "", outputs=[output], leased=True))
         assert released == [1], "the outputs were copied"
         assert call.response is None
         await done.wait()
@@ -304,7 +298,8 @@ def test_a_cancelled_call_cancels_its_request_and_releases_what_still_comes(with
         waiter = call.waiter
         assert isinstance(waiter, Waiter)
         call.cancel()
-        requests[0].respond(leased_response(bytes(4), lambda: released.append("released")))
+        output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), lambda: released.append("released"))
+        requests[0].respond(Response("stuck", "1", "", outputs=[output], leased=True))
         assert released == ["cancelled", "released"]
         assert (call.response, waiter.ready) == (None, 0)
 
