@@ -2,15 +2,35 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
+UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test coverage lint format bench oracle clients proto demo clean
+.PHONY: run test test-lowest test-pythons coverage lint format bench oracle clients proto demo clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+# The tests with the lowest versions of our dependencies that pyproject.toml allows (for which Python 3.11 has wheels),
+# and on every CPython from 3.11 on that is here. Several minutes each, so that .ci/run leaves them out: before a release,
+# and after a change of versions.
+test-lowest: $(LOWEST)/installed
+	$(LOWEST)/bin/python -m pytest $(ARGS)
+
+test-pythons:
+	.ci/test-pythons $(ARGS)
+
+# Tools are the newest; of the clients, those that run with the lowest protobuf.
+$(LOWEST)/installed: pyproject.toml
+	$(or $(shell command -v python3.11),$(PYTHON)) -m venv $(LOWEST)
+	$(LOWEST)/bin/pip install -q uv
+	$(UV) compile -q --no-deps --resolution lowest-direct pyproject.toml -o $(LOWEST)/lowest.txt
+	$(UV) install -q -c $(LOWEST)/lowest.txt -e . --group dev
+	$(UV) install -q --no-deps tritonclient==2.68.0
+	touch $@
 
 # Which lines the tests run; fails below the floor in pyproject.toml. Apart from `make test`, whose processor time it
 # nearly doubles.

@@ -20,10 +20,8 @@ class Lease:
 
     __slots__ = ()
 
-    @property
-    def region(self) -> Region:
-        """The region that the memory belongs to."""
-        raise NotImplementedError(f"{type(self).__name__} has no region")
+    #: The region that holds the memory. A `RegionNumber` has none.
+    region: Region
 
     @property
     def region_number(self) -> int:
@@ -54,25 +52,21 @@ class RegionNumber(Lease):
 class RegionLease(Lease):
     """A use of a whole region."""
 
-    __slots__ = ("_held", "_region")
+    __slots__ = ("_held", "region")
 
     def __init__(self, region: Region) -> None:
         """Only `Region` makes leases, and counts them."""
-        self._region = region
+        self.region = region  # an attribute, because every request with shared memory reads it
         self._held = True
 
-    @property
-    def region(self) -> Region:
-        return self._region
-
     def share(self) -> RegionLease:
-        assert self._held, f"the lease of region {self._region.name} was released"
-        return self._region.another_lease()
+        assert self._held, f"the lease of region {self.region.name} was released"
+        return self.region.another_lease()
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            self._region.lease_released()
+            self.region.lease_released()
 
 
 class LeasedBlock:
@@ -112,16 +106,13 @@ class LeasedBlock:
 class BlockLease(Lease):
     """A use of a block."""
 
-    __slots__ = ("_block", "_held")
+    __slots__ = ("_block", "_held", "region")
 
     def __init__(self, block: LeasedBlock) -> None:
         """Only `LeasedBlock.lease` makes these leases, and counts them."""
+        self.region = block.region
         self._block = block
         self._held = True
-
-    @property
-    def region(self) -> Region:
-        return self._block.region
 
     def share(self) -> BlockLease:
         assert self._held, f"the lease of the block at {self._block.offset} was released"

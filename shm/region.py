@@ -81,6 +81,8 @@ class Region:
         self.number = new_region_number()
         self.name = name
         self.kind = kind
+        #: Whether a client registered the region. The client may change its bytes at any time.
+        self.of_client = kind is not RegionKind.ARENA
         self.handle = handle
         self.byte_size = byte_size
         self.key = key
@@ -91,11 +93,6 @@ class Region:
         self._view: memoryview | None = None
         self._on_closed: list[Callable[[Region], None]] = []
         self._on_unused: list[Callable[[Region], None]] = []
-
-    @property
-    def of_client(self) -> bool:
-        """Whether a client registered the region. The client may change its bytes at any time."""
-        return self.kind is not RegionKind.ARENA
 
     @property
     def fd(self) -> int:

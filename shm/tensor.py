@@ -105,7 +105,9 @@ class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         """Return the bytes that the response carries; None where they were written to the client's region."""
         if self.data is not None:
             return self.data
-        return self.raw() if self.region_of_client is None else None
+        if self.span is None:
+            return None if self.client_span is not None else self.raw()
+        return None if self.span.lease.region.of_client else self.raw()
 
     def release(self) -> None:
         """Release the lease of the span, if there is one."""

@@ -113,11 +113,17 @@ class WorkerHandle:
         request.in_use = True
         arena = self._model.input_arena
         own_region = None if arena is None else arena.region
-        spans = [tensor.span for tensor in request.inputs] + [output.span for output in request.outputs]
-        for span in spans:
-            if span is not None:
-                region = span.lease.region
-                self._memory.attach(region, writable=region.of_client or region is own_region)
+        attached, attach = self._memory.attached, self._memory.attach
+        for tensor in request.inputs:
+            if tensor.span is not None:
+                region = tensor.span.lease.region
+                if region.number not in attached:
+                    attach(region, writable=region.of_client or region is own_region)
+        for output in request.outputs:
+            if output.span is not None:
+                region = output.span.lease.region
+                if region.number not in attached:
+                    attach(region, writable=region.of_client or region is own_region)
 
     def _schedule_outbox_check(self) -> None:
         """Check the outbox later: a busy worker may have unsent responses of an earlier batch in it."""

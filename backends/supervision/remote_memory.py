@@ -62,6 +62,8 @@ class RemoteMemory:
         self._responses: deque[tuple[Request, Response]] = deque()
         self._delivering: asyncio.Task[None] | None = None
         self._closed = False
+        #: No region is attached, see `attach`.
+        self.attached: frozenset[int] = frozenset()
 
     # ---- to the worker -----------------------------------------------------------------------
 

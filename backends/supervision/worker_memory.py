@@ -78,7 +78,8 @@ class WorkerMemory:
     def __init__(self, session: WorkerSession, title: str) -> None:
         self._session = session
         self._title = title
-        self._attached: set[int] = set()
+        #: Numbers of the regions that the worker knows. Read-only for others.
+        self.attached: set[int] = set()
         #: None before the worker's first large output.
         self.output_arena: OutputArena | None = None
         #: Its blocks that were freed in this event-loop iteration, by offset.
@@ -91,9 +92,9 @@ class WorkerMemory:
 
     def attach(self, region: Region, *, writable: bool) -> None:
         """Announce a region to the worker, before a message names a span of it."""
-        if region.number in self._attached:
+        if region.number in self.attached:
             return
-        self._attached.add(region.number)
+        self.attached.add(region.number)
         region.on_closed(self._detach)
         if self.output_arena is not None and region is self.output_arena.region:
             self._session.send(wire.OwnArena(region.number))
@@ -109,8 +110,8 @@ class WorkerMemory:
             os.close(fd)
 
     def _detach(self, region: Region) -> None:
-        if region.number in self._attached and not self._closed:
-            self._attached.discard(region.number)
+        if region.number in self.attached and not self._closed:
+            self.attached.discard(region.number)
             self._session.send(wire.Detach(region.number))
 
     def hold(self, number: int, request: Request) -> None:

@@ -89,6 +89,8 @@ def test_strict_readiness_wants_every_model_alive_but_not_those_unloaded_on_requ
     assert not catalog.all_ready()
     catalog.set_state("b", 1, ModelState.UNAVAILABLE, "it failed")
     assert not catalog.all_ready()
+    catalog.set_state("b", 1, ModelState.UNLOADING, "", model("b", 1))
+    assert not catalog.all_ready()
 
 
 def test_a_model_in_two_repositories_is_always_shown_and_asked_of_nobody(catalog: Catalog) -> None:
