@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import struct
 import sys
 from pathlib import Path
@@ -101,11 +102,14 @@ class Recorder:
 @contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
     recorder = Recorder()
+    before = sys.getprofile()
+    gc.disable()  # finalizers are calls, too, and belong to something else
     sys.setprofile(recorder)
     try:
         yield recorder
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)
+        gc.enable()
 
 
 class Lab:
