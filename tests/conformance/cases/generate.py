@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from typing import Any
 
-from bench.oracle.steps import ERROR, Case, Document, Step, post
+from bench.oracle.steps import ERROR, Case, Document, Step, gzipped, post
 
 
 def generate(model: str, body: Any, **headers: str) -> Step:
@@ -152,12 +151,12 @@ CASES = [
     ),
     Case(
         "headers",
-        generate("prompt", gzip.compress(b"{}", mtime=0), **{"Content-Encoding": "gzip"}),
+        generate("prompt", gzipped(b"{}"), **{"Content-Encoding": "gzip"}),
         generate("prompt", {"PROMPT": "x"}, **{"Content-Encoding": "identity"}),
         generate("prompt", {"PROMPT": "x"}, **{"Accept-Encoding": "gzip"}),
         generate("prompt", {"PROMPT": "x"}, **{"X-Case-Tenant": "green"}),
         streamed("tokens", {"PROMPT": "x", "COUNT": 1}, **{"Accept-Encoding": "gzip"}),
-        streamed("tokens", gzip.compress(b"{}", mtime=0), **{"Content-Encoding": "gzip"}),
+        streamed("tokens", gzipped(b"{}"), **{"Content-Encoding": "gzip"}),
     ),
     Case(
         "literals",

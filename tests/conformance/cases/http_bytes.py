@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import struct
 import zlib
 from typing import Any
 
-from bench.oracle.steps import EARLY_ERROR, Case, Step, bytes_tensor, chunked, infer, post, tensor
+from bench.oracle.steps import EARLY_ERROR, Case, Step, bytes_tensor, chunked, gzipped, infer, post, tensor
 
 FOUR = struct.pack("<4f", 1, 2, 3, 4)
 BOTH = [tensor("A", "FP32", [4], binary_data_size=16), tensor("B", "FP32", [4], binary_data_size=16)]
@@ -164,7 +163,7 @@ CASES = [
     ),
     Case(
         "compressed requests",
-        post(SUM, gzip.compress(BODY, mtime=0), {"Content-Encoding": "gzip"}),
+        post(SUM, gzipped(BODY), {"Content-Encoding": "gzip"}),
         post(SUM, zlib.compress(BODY), {"Content-Encoding": "deflate"}),
         post(SUM, BODY, {"Content-Encoding": "identity"}),
         post(SUM, BODY, {"Content-Encoding": ""}),
@@ -176,16 +175,16 @@ CASES = [
             body=EARLY_ERROR,
         ),
         post(SUM, b"", {"Content-Encoding": "gzip"}),
-        post(SUM, gzip.compress(BODY, mtime=0)[:-12], {"Content-Encoding": "gzip"}).differs(
+        post(SUM, gzipped(BODY)[:-12], {"Content-Encoding": "gzip"}).differs(
             "the recorded Triton takes a part for the whole",
             status="http 400",
             error="unable to decompress the request body: it is cut short",
             body=EARLY_ERROR,
         ),
-        post(SUM, gzip.compress(b"", mtime=0), {"Content-Encoding": "gzip"}),
+        post(SUM, gzipped(b""), {"Content-Encoding": "gzip"}),
         post(
             SUM,
-            gzip.compress(json.dumps({"inputs": BOTH}).encode() + FOUR + FOUR, mtime=0),
+            gzipped(json.dumps({"inputs": BOTH}).encode() + FOUR + FOUR),
             {"Content-Encoding": "gzip", "Inference-Header-Content-Length": str(len(json.dumps({"inputs": BOTH})))},
         ),
     ),
