@@ -22,7 +22,7 @@ from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock
-from kernel.loop.cpu_quota import processor_count
+from kernel.machine import memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
@@ -39,6 +39,7 @@ from protocols.http.metrics.server import MetricsServer
 from protocols.http.server import HttpServer
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
@@ -135,6 +136,7 @@ class Server:
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
+        budget = ByteBudget(options.memory_byte_size or memory_byte_size())
         settings = KernelSettings(
             trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,
@@ -142,9 +144,9 @@ class Server:
             strict_readiness=options.strict_readiness,
             allow_client_shm=options.allow_client_shm,
         )
-        self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size), clock, settings)
+        self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
         launcher = LocalLauncher(shared_memory=options.worker_shared_memory)
-        self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size)
+        self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size, budget)
         poller = LoopPoller(polling)
         self._lifecycle = Lifecycle(
             catalog,
@@ -157,6 +159,7 @@ class Server:
                 arena_byte_size=options.arena_byte_size,
                 verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
                 load_timeout_s=repository.load_timeout_s,
+                budget=budget,
             ),
             LifecycleSettings(
                 repositories=repository.paths,

@@ -22,6 +22,8 @@ from shm.tensor import Span
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from shm.budget import ByteBudget
+
 #: Tensors of at most this many bytes travel inside messages: cheaper than a block
 #: (docs/decisions/where-tensors-live.md).
 INLINE_LIMIT = 4096
@@ -62,7 +64,8 @@ class Block:
 class Arena:
     """An arena of this process, mapped. `capacity`, in bytes, is a power of two."""
 
-    def __init__(self, name: str, capacity: int) -> None:
+    def __init__(self, name: str, capacity: int, budget: ByteBudget | None = None) -> None:
+        """Blocks are taken within `budget`, if there is one, which other arenas may share."""
         self.allocator = BlockAllocator(capacity)
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -74,6 +77,9 @@ class Arena:
             os.close(fd)
             raise
         self._closed = False
+        self._budget = budget
+        #: The byte sizes of the blocks in use, as the budget counts them.
+        self._charged: dict[int, int] = {}
 
     def __enter__(self) -> Arena:
         return self
@@ -84,14 +90,21 @@ class Arena:
         self.close()
 
     def take(self, byte_size: int) -> Block | None:
-        """Return a new block of exactly `byte_size` bytes, or None where the arena is full."""
+        """Return a new block of exactly `byte_size` bytes, or None where the arena or the budget is full."""
+        if self._budget is not None and not self._budget.has_room(byte_size):
+            return None
         offset = self.allocator.take(byte_size)
         if offset is None:
             return None
+        if self._budget is not None:
+            self._budget.add(byte_size)
+            self._charged[offset] = byte_size
         return Block(self, offset, byte_size, LeasedBlock(self.region, offset, self._free).lease())
 
     def _free(self, offset: int) -> None:
         """Free the block at `offset`. Returns its pages to the system when enough freed blocks are cached."""
+        if self._budget is not None:
+            self._budget.remove(self._charged.pop(offset))
         if self._closed:
             return
         unused = self.allocator.free(offset)

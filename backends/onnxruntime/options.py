@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime as ort
 
 from kernel.errors import InvalidArgument, Unsupported
-from kernel.loop.cpu_quota import processor_count
+from kernel.machine import processor_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kernel.serving.batch import Batch
     from kernel.serving.model import Model
     from kernel.serving.request import Request
+    from shm.budget import ByteBudget
 
 #: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
 _OUTBOX_CHECK_S = 0.002
@@ -40,8 +41,16 @@ _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 class WorkerHandle:
     """One model instance in its worker."""
 
-    def __init__(self, name: str, session: WorkerSession, model: Model, poller: LoopPoller, helper: Helper) -> None:
-        """`helper` is used only if the worker shares no memory with the kernel."""
+    def __init__(
+        self,
+        name: str,
+        session: WorkerSession,
+        model: Model,
+        poller: LoopPoller,
+        helper: Helper,
+        budget: ByteBudget | None = None,
+    ) -> None:
+        """`helper` is used only if the worker shares no memory with the kernel, `budget` only if it does."""
         self.name = name
         self.record = BatchRecord(session.concurrency)
         self._poller = poller
@@ -55,7 +64,7 @@ class WorkerHandle:
         self._memory: WorkerMemory | RemoteMemory
         self._send_execute: Callable[[wire.Execute], None]
         if session.local:
-            self._memory, self._send_execute = WorkerMemory(session, name), session.send
+            self._memory, self._send_execute = WorkerMemory(session, name, budget), session.send
         else:
             self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
             self._send_execute = self._memory.send_execute

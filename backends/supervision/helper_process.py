@@ -20,6 +20,7 @@ from shm.tensor import Span
 
 if TYPE_CHECKING:
     from backends.supervision.launcher import Launcher
+    from shm.budget import ByteBudget
     from shm.tensor import Buffer
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,14 @@ _STOP_GRACE_S = 5.0
 class Helper:
     """Reads and writes spans of client regions, one task at a time."""
 
-    def __init__(self, launcher: Launcher, arena_byte_size: int) -> None:
-        """`arena_byte_size` limits the bytes that are read, and those that are written, at a time."""
+    def __init__(self, launcher: Launcher, arena_byte_size: int, budget: ByteBudget | None = None) -> None:
+        """`arena_byte_size` limits the bytes that are read, and those that are written, at a time.
+
+        They count in `budget`.
+        """
         self._launcher = launcher
         self._arena_byte_size = arena_byte_size
+        self._budget = budget
         self._starting = asyncio.Lock()
         self._session: WorkerSession | None = None
         self._memory: WorkerMemory | None = None
@@ -56,7 +61,7 @@ class Helper:
             return
         session, memory = await self._ready()
         if self._write_arena is None:
-            self._write_arena = Arena("naiad helper", self._arena_byte_size)
+            self._write_arena = Arena("naiad helper", self._arena_byte_size, self._budget)
         block = self._write_arena.take(len(data))
         if block is None:
             raise ArenaFull(len(data))
@@ -88,7 +93,7 @@ class Helper:
                 await session.start(self._launcher, helper=True)
                 session.on_message = self._on_message
                 session.on_lost = self._lost_unexpectedly
-                self._session, self._memory = session, WorkerMemory(session, "helper")
+                self._session, self._memory = session, WorkerMemory(session, "helper", self._budget)
         assert self._session is not None
         assert self._memory is not None
         return self._session, self._memory

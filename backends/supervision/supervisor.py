@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
     from kernel.serving.model import Model
+    from shm.budget import ByteBudget
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +48,16 @@ class InstanceSupervisor:
         arena_byte_size: int,
         verbose: int,
         load_timeout_s: float = 0,
+        budget: ByteBudget | None = None,
     ) -> None:
-        """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit."""
+        """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit.
+
+        `arena_byte_size` is the limit of the worker's outputs. They count in `budget`, the server's, if it has one.
+        """
         self._launcher = launcher
         self._poller = poller
         self._helper = helper
+        self._budget = budget
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
@@ -152,7 +158,9 @@ class InstanceSupervisor:
         assert self._session is not None
         assert self._model is not None
         assert self._plan is not None
-        handle = self._handle = WorkerHandle(self._plan.name, self._session, self._model, self._poller, self._helper)
+        handle = self._handle = WorkerHandle(
+            self._plan.name, self._session, self._model, self._poller, self._helper, self._budget
+        )
         self._session.on_lost = self._lost
         self._session.send(wire.Joined())
         if self._serving:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
     from kernel.serving.response import Response
+    from shm.budget import ByteBudget
     from shm.lease import Lease
     from shm.tensor import Buffer, Tensor
 
@@ -33,7 +34,9 @@ class OutputArena:
     released. If the worker is gone, its blocks stay readable as long as they are leased.
     """
 
-    def __init__(self, fd: int, byte_size: int, title: str, memory: WorkerMemory) -> None:
+    def __init__(
+        self, fd: int, byte_size: int, title: str, memory: WorkerMemory, budget: ByteBudget | None = None
+    ) -> None:
         """The arena owns `fd` from now on. Raises `NotAnArena`, a ValueError, for what no worker of ours sends."""
         try:
             check_arena(fd, byte_size)
@@ -42,7 +45,10 @@ class OutputArena:
             raise
         self.region = Region(f"outputs of {title}", RegionKind.ARENA, FileHandle(fd), byte_size)
         self._memory = memory
+        self._budget = budget
         self._blocks: dict[int, LeasedBlock] = {}
+        #: The byte sizes of the leased blocks, as the budget counts them.
+        self._charged: dict[int, int] = {}
 
     def lease(self, offset: int, byte_size: int) -> Lease:
         """Return a lease of the block at `offset`, which has a tensor of `byte_size` bytes. Raises ValueError."""
@@ -51,6 +57,9 @@ class OutputArena:
         block = self._blocks.get(offset)
         if block is None:
             block = self._blocks[offset] = LeasedBlock(self.region, offset, self._freed)
+            if self._budget is not None:
+                self._budget.add(byte_size)
+                self._charged[offset] = byte_size
         return block.lease()
 
     @property
@@ -59,6 +68,8 @@ class OutputArena:
 
     def _freed(self, offset: int) -> None:
         del self._blocks[offset]
+        if self._budget is not None:
+            self._budget.remove(self._charged.pop(offset))
         self._memory.free_blocks([offset])
 
     def close(self) -> None:
@@ -75,9 +86,11 @@ class WorkerMemory:
     #: Whether responses must be sent by `deliver`, because their outputs may not be in their places yet.
     defers = False
 
-    def __init__(self, session: WorkerSession, title: str) -> None:
+    def __init__(self, session: WorkerSession, title: str, budget: ByteBudget | None = None) -> None:
+        """The worker's outputs count in `budget` as long as they are leased."""
         self._session = session
         self._title = title
+        self._budget = budget
         #: Numbers of the regions that the worker knows. Read-only for others.
         self.attached: set[int] = set()
         #: None before the worker's first large output.
@@ -141,7 +154,7 @@ class WorkerMemory:
         if self.output_arena is not None:
             os.close(fd)
             raise ValueError("a second output arena")
-        self.output_arena = OutputArena(fd, byte_size, self._title, self)
+        self.output_arena = OutputArena(fd, byte_size, self._title, self, self._budget)
 
     def own_span(self, span: Span) -> Span:
         """Return a place in the worker's arena, which the worker named, with a lease. Raises ValueError."""

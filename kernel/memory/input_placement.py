@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.serving.model import Model
     from kernel.serving.request import Request
+    from shm.budget import ByteBudget
     from shm.tensor import Tensor
 
 
 class InputPlacer:
     """Gives each input its place. Each model has its own arena, so that no worker sees the inputs of another model."""
 
-    def __init__(self, regions: RegionRegistry, arena_byte_size: int) -> None:
+    def __init__(self, regions: RegionRegistry, arena_byte_size: int, budget: ByteBudget | None = None) -> None:
+        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one."""
         self._regions = regions
         self._arena_byte_size = arena_byte_size
+        self._budget = budget
 
     def lease(self, request: Request) -> None:
         """Lease the client regions that `request` names. Raises `ServingError`.
@@ -43,11 +46,15 @@ class InputPlacer:
         """Return a buffer in the model's arena to receive a message of `byte_size` bytes; None if there is no space.
 
         `first_tensor` is the offset of the first tensor in the message. The announced size costs address space of the
-        arena, not memory. Buffers take at most half of the arena; the rest is left for tensors that are copied.
+        arena, not memory. Buffers take at most half of the arena and of the budget; the rest is left for tensors that
+        are copied.
         """
         arena = self._arena(model)
         start = -first_tensor % ALIGNMENT
         if arena.allocator.used_bytes + start + byte_size > self._arena_byte_size // 2:
+            return None
+        budget = self._budget
+        if budget is not None and budget.used_byte_size + start + byte_size > budget.limit_byte_size // 2:
             return None
         block = arena.take(start + byte_size)
         return None if block is None else ReceiveBuffer(block, start, byte_size)
@@ -74,7 +81,7 @@ class InputPlacer:
 
     def _arena(self, model: Model) -> Arena:
         if model.input_arena is None:
-            model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size)
+            model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size, self._budget)
         return model.input_arena
 
     def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:

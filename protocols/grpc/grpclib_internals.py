@@ -4,7 +4,7 @@ An update of grpclib may break what is here: `tests/protocols/grpc/test_grpclib_
 
 - `grpclib.server.request_handler`, which looks a call's handler up, runs it under its deadline and sends its status.
   `CallStream` is what it and `grpclib.server.Stream` want of the stream that they are given; `HandlerCall` is one.
-  It needs a codec (`ProtoCodec`) and somebody to send its events to (`_DispatchServerEvents`).
+  It needs a codec (`ProtoCodec`) and a receiver of its events (`_DispatchServerEvents`).
 - `Wrapper.cancel`, which ends a handler with an error as the status. `request_handler` gives each call one.
 - `Stream._stream`, the stream that a handler was given, as we gave it.
 - `Peer`, made of a transport.

@@ -28,7 +28,7 @@ ALLOWED = {
 
 _KERNEL_BASE = {"kernel", "kernel/errors"}
 #: What a worker process may load of the kernel: nothing that serves.
-_FOR_WORKERS = {"kernel/errors", "kernel/loop", "kernel/observe", "kernel/serving"}
+_FOR_WORKERS = {"kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving"}
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather",
     "backends/metric_registry", "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
@@ -48,6 +48,7 @@ _PROTOCOLS_SHARED = {
 #: type must know it. A room that is not listed may import what its package may.
 ROOMS = {
     "kernel/errors": set[str](),
+    "kernel/machine": set[str](),
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
     "kernel/settings": _KERNEL_BASE,

@@ -88,6 +88,7 @@ PURE = (
     "schedulers/queue.py",
     "schedulers/shapes.py",
     "shm/blocks.py",
+    "shm/budget.py",
     "shm/datatypes.py",
     "shm/lease.py",
     "shm/strings.py",

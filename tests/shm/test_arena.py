@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shm.arena import SEALS, Arena, NotAnArena, check_arena, read_only_fd
+from shm.budget import ByteBudget
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
@@ -148,6 +149,42 @@ def test_a_block_in_use_keeps_an_arena_readable_that_was_closed() -> None:
     assert bytes(arena.region.view(block.offset, 4096)) == b"x" * 4096
     block.release()
     assert arena.region.closed
+
+
+def test_arenas_that_share_a_budget_are_full_together() -> None:
+    budget = ByteBudget(10_000)
+    with Arena("first", CAPACITY, budget) as first, Arena("second", CAPACITY, budget) as second:
+        block = first.take(6000)
+        assert block is not None
+        assert budget.used_byte_size == 6000, "what was asked for, not the size of the block"
+        assert second.take(4001) is None
+        assert second.allocator.block_count == 0
+        shared = block.span.shared()
+        block.release()
+        assert second.take(4001) is None, "the block is in use"
+        shared.lease.release()
+        other = second.take(4001)
+        assert other is not None
+        other.release()
+    assert budget.used_byte_size == 0
+
+
+def test_a_full_arena_takes_nothing_of_the_budget() -> None:
+    budget = ByteBudget(1 << 20)
+    with Arena("test", CAPACITY, budget) as arena:
+        assert arena.take(CAPACITY + 1) is None
+    assert budget.used_byte_size == 0
+
+
+def test_a_block_of_a_closed_arena_counts_until_it_is_released() -> None:
+    budget = ByteBudget(1 << 20)
+    arena = Arena("test", CAPACITY, budget)
+    block = arena.take(5000)
+    assert block is not None
+    arena.close()
+    assert budget.used_byte_size == 5000
+    block.release()
+    assert budget.used_byte_size == 0
 
 
 # ---- arenas of other processes --------------------------------------------------------------

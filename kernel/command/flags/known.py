@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernel.command.flags.flag import Flag, FlagGroup
 from kernel.command.flags.values import (
     BACKEND_SETTING,
+    BUDGET,
     CAPACITY,
     FILE,
     FOLDER,
@@ -235,6 +236,9 @@ _SERVER = FlagGroup(
              "polling."),
         Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", ours=True,
              help="The most memory for the tensors of one model's requests, rounded down to a power of two."),
+        Flag(name="memory-byte-size", kind=BUDGET, option="memory_byte_size", ours=True,
+             help="The most memory for the tensors of all requests together; 0 for the memory of the machine, or of "
+             "the container if it has less. Requests beyond it fail with UNAVAILABLE."),
         Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
              help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
              "to workers on other hosts; this is slower."),

@@ -155,6 +155,13 @@ def _parse_capacity(text: str) -> int:
     return 1 << (number.bit_length() - 1)
 
 
+def _parse_budget(text: str) -> int:
+    number = parse_integer(text)
+    if number and number < _LEAST_CAPACITY:
+        raise BadValue(f"'{text}' is too low: it must be 0 or at least {_LEAST_CAPACITY}")
+    return number
+
+
 def _parse_resource(text: str) -> str:
     parts = text.split(":")
     if len(parts) not in (2, 3):
@@ -181,6 +188,8 @@ NUMBER = Kind("NUMBER", _parse_number)
 BYTES = integer(raised_to=0, highest=_INT64 - 1, metavar="BYTES")
 #: The size of an arena in bytes, rounded down to a power of two.
 CAPACITY = Kind("BYTES", _parse_capacity)
+#: A limit of memory in bytes; 0 for the memory of the machine.
+BUDGET = Kind("BYTES", _parse_budget)
 #: Like tritonserver, the parser also accepts true and false.
 VERBOSITY = Kind("LEVEL", _parse_verbosity)
 RESOURCE = Kind("NAME:COUNT[:DEVICE]", _parse_resource)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _CLOSED = StreamState.CLOSED
 _HALF_CLOSED_REMOTE = StreamState.HALF_CLOSED_REMOTE
 
-#: Where so much waits to be written, even small responses wait in their streams.
+#: While more bytes than this wait to be written, small responses wait in their streams, too.
 _FULL_QUEUE_BYTE_SIZE = 2**20
 
 #: The start of a response: HEADERS, the frame header of DATA, the prefix of the message.

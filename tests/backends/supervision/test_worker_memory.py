@@ -15,6 +15,7 @@ from backends.transport import wire
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from shm.arena import Arena
+from shm.budget import ByteBudget
 from shm.lease import RegionNumber
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import RequestedOutput, Span, Tensor
@@ -51,7 +52,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.session = RecordingSession()
-        self.memory = WorkerMemory(cast("WorkerSession", self.session), "m_0")
+        self.budget = ByteBudget(1)
+        self.memory = WorkerMemory(cast("WorkerSession", self.session), "m_0", self.budget)
         self.workers_arena = Arena("outputs", CAPACITY)
         self.kernels_arena = Arena("inputs", CAPACITY)
         fd = os.memfd_create("client")
@@ -97,6 +99,7 @@ def bench() -> Iterator[Bench]:
     yield made
     made.close()
     assert made.clients_region.closed, "every lease of a test is released"
+    assert made.budget.used_byte_size == 0
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -207,6 +210,7 @@ def test_a_block_is_free_when_the_last_lease_of_any_of_its_tensors_is_released(b
         spans = [taken(bench, request(), name, named(0, offset, 5000)) for name in "AB"]
         consumer = spans[0].shared()
         assert arena.leased_block_count == 1
+        assert bench.budget.used_byte_size == 5000, "once, and more than the limit"
         for span in spans:
             assert bytes(span.lease.region.view(span.offset, span.byte_size)) == b"x" * 5000
             span.lease.release()
@@ -249,6 +253,7 @@ def test_the_blocks_of_a_worker_that_is_gone_stay_readable_and_no_message_says_t
         consumer = second.shared()
         second.lease.release()
         assert bytes(consumer.lease.region.view(consumer.offset, 5000)) == b"y" * 5000
+        assert bench.budget.used_byte_size == 5000
         assert not arena.region.closed
         consumer.lease.release()
         assert arena.region.closed

@@ -18,6 +18,7 @@ from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.arena import INLINE_LIMIT
+from shm.budget import ByteBudget
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 from tests.leased_tensor import leased_tensor
@@ -36,7 +37,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.regions = RegionRegistry()
-        self.placer = InputPlacer(self.regions, CAPACITY)
+        self.budget = ByteBudget(4 * CAPACITY)
+        self.placer = InputPlacer(self.regions, CAPACITY, self.budget)
         self.model = self.new_model()
         path = Path("/dev/shm", f"naiad_test_{uuid.uuid4().hex}")
         path.write_bytes(bytes(64))
@@ -62,6 +64,7 @@ class Bench:
         if self.model.input_arena is not None:
             self.model.input_arena.close()
             assert self.model.input_arena.region.closed, "every lease of a test is released"
+        assert self.budget.used_byte_size == 0
 
 
 @pytest.fixture
@@ -231,3 +234,31 @@ def test_buffers_take_half_of_the_arena_at_most(bench: Bench) -> None:
     half.release()
     assert bench.placer.receive_buffer(bench.model, CAPACITY // 2 + 1, 0) is None
     assert bench.placer.receive_buffer(bench.model, CAPACITY // 2 - 10, 1) is None, "aligned it is larger"
+
+
+def test_models_that_have_room_share_the_servers_budget(bench: Bench) -> None:
+    bench.budget.limit_byte_size = CAPACITY
+    other = bench.new_model()
+    first, second = (request(tensor(bytes(CAPACITY // 2 + 1))) for _ in range(2))
+    bench.placer.place_large(first, bench.model, None)
+    with pytest.raises(ArenaFull):
+        bench.placer.place_large(second, other, None)
+    first.release_leases()
+    bench.placer.place_large(second, other, None)
+    second.release_leases()
+    assert other.input_arena is not None
+    other.input_arena.close()
+
+
+def test_buffers_take_half_of_the_servers_budget_at_most(bench: Bench) -> None:
+    bench.budget.limit_byte_size = CAPACITY // 2
+    half = bench.placer.receive_buffer(bench.model, CAPACITY // 4, 0)
+    assert half is not None
+    other = bench.new_model()
+    assert bench.placer.receive_buffer(other, 1, 0) is None
+    copied = request(tensor(bytes(CAPACITY // 4)))
+    bench.placer.place_large(copied, other, None)
+    copied.release_leases()
+    half.release()
+    assert other.input_arena is not None
+    other.input_arena.close()

@@ -279,6 +279,9 @@ _SERVER_EFFECTS = {
     "worker-shared-memory": Effect(
         "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].shared_memory, False
     ),
+    "memory-byte-size": Effect(
+        "--memory-byte-size=5000000", lambda r: r.supervisors[0].options["budget"].limit_byte_size, 5000000
+    ),
     "arena-byte-size": Effect(
         "--arena-byte-size=33554432", lambda r: r.supervisors[0].options["arena_byte_size"], 2**25
     ),

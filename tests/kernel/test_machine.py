@@ -1,4 +1,4 @@
-"""The number of processors that this process may use."""
+"""What of the machine this process may use."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.loop import cpu_quota
+from kernel import machine
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+#: The bytes of memory of the machine of these tests.
+MEMORY = 8 << 30
 
 
 @pytest.fixture
@@ -17,38 +21,51 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of control groups on a machine with eight processors; this process is in group a/b."""
     (tmp_path / "fs/a/b").mkdir(parents=True)
     (tmp_path / "own").write_text("12:cpu:/elsewhere\n0::/a/b\n")
-    monkeypatch.setattr(cpu_quota, "_GROUPS", tmp_path / "fs")
-    monkeypatch.setattr(cpu_quota, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": MEMORY // 4096}.__getitem__)
     return tmp_path / "fs"
 
 
 def test_without_a_quota_the_affinity_counts(groups: Path) -> None:
-    assert cpu_quota.processor_count() == 8
+    assert machine.processor_count() == 8
     (groups / "a/b/cpu.max").write_text("max 100000\n")
-    assert cpu_quota.processor_count() == 8
+    assert machine.processor_count() == 8
 
 
 def test_the_smallest_quota_of_all_groups_above_counts(groups: Path) -> None:
     (groups / "a/b/cpu.max").write_text("600000 100000\n")
-    assert cpu_quota.processor_count() == 6
+    assert machine.processor_count() == 6
     (groups / "a/cpu.max").write_text("250000 100000\n")
-    assert cpu_quota.processor_count() == 2
+    assert machine.processor_count() == 2
     (groups / "cpu.max").write_text("900000 100000\n")
-    assert cpu_quota.processor_count() == 2
+    assert machine.processor_count() == 2
 
 
 def test_there_is_always_one_processor(groups: Path) -> None:
     (groups / "a/b/cpu.max").write_text("20000 100000\n")
-    assert cpu_quota.processor_count() == 1
+    assert machine.processor_count() == 1
 
 
 @pytest.mark.parametrize("text", ["", "max", "no numbers", "1 0"])
 def test_an_unreadable_quota_is_no_quota(groups: Path, text: str) -> None:
     (groups / "a/b/cpu.max").write_text(text)
-    assert cpu_quota.processor_count() == 8
+    assert machine.processor_count() == 8
 
 
 def test_a_machine_without_control_groups_has_no_quota(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_quota, "_OWN_GROUPS", groups / "none")
-    assert cpu_quota.processor_count() == 8
+    monkeypatch.setattr(machine, "_OWN_GROUPS", groups / "none")
+    assert machine.processor_count() == 8
+
+
+def test_without_a_limit_the_machines_memory_counts(groups: Path) -> None:
+    (groups / "a/b/memory.max").write_text("max\n")
+    assert machine.memory_byte_size() == MEMORY
+
+
+def test_the_smallest_memory_limit_of_all_groups_above_counts(groups: Path) -> None:
+    (groups / "a/b/memory.max").write_text(f"{2 * MEMORY}\n")
+    assert machine.memory_byte_size() == MEMORY
+    (groups / "a/memory.max").write_text(f"{MEMORY // 4}\n")
+    assert machine.memory_byte_size() == MEMORY // 4

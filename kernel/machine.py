@@ -1,0 +1,49 @@
+"""What this process may use of its machine: processors and memory, within the limits of its control groups."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+
+
+def processor_count() -> int:
+    """Return the number of whole processors, at least 1: the CPU affinity, or less if there is a quota."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, int(min([allowed, *map(_quota, _files("cpu.max"))])))
+
+
+def memory_byte_size() -> int:
+    """Return the bytes of memory: the machine's, or less if there is a limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min([machine, *map(_memory_limit, _files("memory.max"))]))
+
+
+def _files(name: str) -> list[Path]:
+    """Return the files `name` of this process' control group (version 2) and of all visible groups above it."""
+    try:
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    group = _GROUPS / own
+    return [folder / name for folder in (group, *group.parents) if folder.is_relative_to(_GROUPS)]
+
+
+def _quota(file: Path) -> float:
+    """Return the processors that `file` allows: "QUOTA PERIOD" in microseconds, or "max PERIOD" for no limit."""
+    try:
+        quota, period = file.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return float("inf")
+
+
+def _memory_limit(file: Path) -> float:
+    """Return the bytes that `file` allows, or "max" for no limit."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return float("inf")
