@@ -1,8 +1,8 @@
 """One budget of bytes for the shared memory of a server: admission is refused at the limit. Pure.
 
-A block of an arena counts from when it is taken until its last lease is released, whoever holds that lease. Tensors of
-requests are admitted within the limit. Outputs of workers are counted and never refused: the work for them is done, so
-that refusing them would only waste it.
+A block of an arena counts from when it is taken until its last lease is released, no matter who holds that lease.
+Tensors of requests are admitted within the limit. Outputs of workers are counted and never refused: the work for them
+is done, so that refusing them would only waste it.
 """
 
 from __future__ import annotations
