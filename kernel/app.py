@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from backends.registry import known_backends
-from backends.supervision.helper_process import Helper
+from backends.supervision.helper_pool import HelperPool
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.supervisor import InstanceSupervisor
 from kernel.command.terminal import Terminal
@@ -59,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
+
+#: The module with the functions that helpers run.
+_HELPER_TASKS = "protocols.helper_tasks"
 
 
 class StartFailed(Exception):
@@ -146,7 +149,10 @@ class Server:
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
         launcher = LocalLauncher(shared_memory=options.worker_shared_memory)
-        self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size, budget)
+        self._helpers = helpers = HelperPool(
+            LocalLauncher(task_module=_HELPER_TASKS), options.arena_byte_size, budget, count=_helper_count()
+        )
+        self._kernel.helpers = helpers
         poller = LoopPoller(polling)
         self._lifecycle = Lifecycle(
             catalog,
@@ -155,7 +161,7 @@ class Server:
             lambda: InstanceSupervisor(
                 launcher,
                 poller,
-                helper,
+                helpers,
                 arena_byte_size=options.arena_byte_size,
                 verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
                 load_timeout_s=repository.load_timeout_s,
@@ -193,7 +199,7 @@ class Server:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
-                    await self._helper.close()
+                    await self._helpers.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:
@@ -263,6 +269,11 @@ class Server:
                 return 1
         logger.info("Stopped: every accepted request was answered")
         return 0
+
+
+def _helper_count() -> int:
+    """Return how many helpers there may be: at least two, since one is kept free for small tasks."""
+    return max(2, min(4, processor_count() // 2))
 
 
 def _creating_server(error: ServingError) -> str:

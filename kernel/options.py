@@ -47,6 +47,8 @@ class HttpOptions(msgspec.Struct, frozen=True):
 
     #: The largest request body in bytes: JSON, raw, or after decompression.
     max_input_size: int = 64 << 20
+    #: How many times the bytes of a compressed body its content may have, if it is larger than 1 MiB; 0 for no limit.
+    max_decompression_ratio: int = 200
     #: A regular expression. Headers whose names contain a match become parameters of inference requests; "" for none.
     header_forward_pattern: str = ""
     #: Values of --http-restricted-api, not parsed: "category,category:key=value".

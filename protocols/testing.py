@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import RequestCancelled as CancelledError
+from kernel.errors import ServingError
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.statistics import ExecutionTimes
@@ -23,12 +24,15 @@ from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock
+from protocols.helper_tasks import TASKS
+from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
+    from kernel.serving.helper_tasks import HelperTask, TaskResult
     from kernel.serving.inbox import Inbox
     from kernel.serving.request import Request
     from protocols.frontend import FrontDoor
@@ -103,6 +107,47 @@ class RecordingRepository:
         self.calls.append((verb, name, more))
 
 
+class DirectHelpers:
+    """Runs the functions of tasks in this process, at once. A `kernel.serving.helper_tasks.Helpers`."""
+
+    def __init__(self) -> None:
+        #: The names of the tasks that were started.
+        self.started: list[str] = []
+
+    def start(self, task: HelperTask) -> None:
+        self.started.append(task.name)
+        steps = TASKS[task.name](task.arguments, [memoryview(source.raw()) for source in task.sources])
+        try:
+            message = next(steps)
+            span = task.needs_memory(message)
+            steps.send(span.lease.region.view(span.offset, span.byte_size))
+        except StopIteration as stop:
+            result: TaskResult = stop.value
+            octets = b"".join(result.output)
+            task.done(result.message, Tensor("", "UINT8", [len(octets)], octets) if result.output else None)
+        except ServingError as error:
+            task.failed(error)
+
+    def cancel(self, task: HelperTask) -> None:
+        """Do nothing: the task has ended."""
+
+
+class LateHelpers(DirectHelpers):
+    """Runs tasks when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[HelperTask] = []
+
+    def start(self, task: HelperTask) -> None:
+        self._waiting.append(task)
+
+    def run_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            super().start(task)
+
+
 class FrontDoorLab:
     """A kernel with models that are functions. Its clock stands still."""
 
@@ -116,6 +161,8 @@ class FrontDoorLab:
         )
         self.repository = RecordingRepository(self.catalog)
         self.kernel.repository = self.repository
+        self.helpers = DirectHelpers()
+        self.kernel.helpers = self.helpers
 
     def add_model(self, spec: ModelSpec, respond: Callable[[Request], None], *, version: int = 1) -> InProcessInstance:
         """Add a version that is ready; returns the instance that executes its requests."""

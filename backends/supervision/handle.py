@@ -22,7 +22,7 @@ from kernel.serving.response import Response
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends.supervision.helper_process import Helper
+    from backends.supervision.remote_memory import RegionAccess
     from backends.supervision.session import WorkerSession
     from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
@@ -47,7 +47,7 @@ class WorkerHandle:
         session: WorkerSession,
         model: Model,
         poller: LoopPoller,
-        helper: Helper,
+        helper: RegionAccess,
         budget: ByteBudget | None = None,
     ) -> None:
         """`helper` is used only if the worker shares no memory with the kernel, `budget` only if it does."""

@@ -1,4 +1,4 @@
-"""The helper: a worker without a model that reads and writes regions of clients for the kernel.
+"""A helper: a worker without a model. It runs tasks of front doors, and accesses regions of clients for the kernel.
 
 The kernel never accesses client memory. Workers of this machine access it themselves; the helper does it for workers
 that share no memory with the kernel. It is started when it is first needed, and restarted after a loss.
@@ -7,35 +7,52 @@ that share no memory with the kernel. It is started when it is first needed, and
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from backends.supervision.session import WorkerSession
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import ArenaFull, InvalidArgument, ServingError, Unavailable
+from kernel.errors import ArenaFull, ErrorCode, InvalidArgument, ServingError, Unavailable, error_of
 from shm.arena import Arena
 from shm.tensor import Span
 
 if TYPE_CHECKING:
     from backends.supervision.launcher import Launcher
+    from kernel.serving.helper_tasks import HelperTask
     from shm.budget import ByteBudget
-    from shm.tensor import Buffer
+    from shm.region import Region
+    from shm.tensor import Buffer, Tensor
 
 logger = logging.getLogger(__name__)
 
-_STOP_GRACE_S = 5.0
+#: Seconds that a task of a front door may take. The largest legal message takes about ten on a processor of its own.
+TASK_TIMEOUT_S = 120.0
+
+_STOP_GRACE_S = 1.0
 
 
 class Helper:
-    """Reads and writes spans of client regions, one task at a time."""
+    """Runs one task of a front door at a time, and reads and writes spans of client regions."""
 
-    def __init__(self, launcher: Launcher, arena_byte_size: int, budget: ByteBudget | None = None) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        arena_byte_size: int,
+        budget: ByteBudget | None = None,
+        *,
+        title: str = "helper",
+        task_timeout_s: float = TASK_TIMEOUT_S,
+    ) -> None:
         """`arena_byte_size` limits the bytes that are read, and those that are written, at a time.
 
-        They count in `budget`.
+        They count in `budget`. The helper is killed if a task of a front door takes longer than `task_timeout_s`.
         """
+        self._title = title
+        self._task_timeout_s = task_timeout_s
         self._launcher = launcher
         self._arena_byte_size = arena_byte_size
         self._budget = budget
@@ -46,6 +63,32 @@ class Helper:
         self._write_arena: Arena | None = None
         self._tasks: dict[int, asyncio.Future[Span | None]] = {}
         self._numbers = itertools.count(1)
+        #: The task of a front door that runs, its number, and its result.
+        self._task: HelperTask | None = None
+        self._task_number = 0
+        self._task_result: asyncio.Future[tuple[bytes, Tensor | None]] | None = None
+
+    async def run(self, task: HelperTask) -> tuple[bytes, Tensor | None]:
+        """Run a task of a front door: return its result and output, whose lease is the caller's.
+
+        Raises `ServingError`. No other such task may run.
+        """
+        session, memory = await self._ready()
+        for source in task.sources:
+            if source.span is not None:
+                memory.attach(source.span.lease.region, writable=_is_writable(source.span.lease.region))
+        self._task, self._task_number = task, next(self._numbers)
+        self._task_result = asyncio.get_running_loop().create_future()
+        session.send(wire.RunTask(self._task_number, task.name, task.arguments, task.sources))
+        try:
+            async with asyncio.timeout(self._task_timeout_s):
+                return await self._task_result
+        except TimeoutError:
+            logger.error("%s took more than %.0f s for a task and is killed", self._title, self._task_timeout_s)
+            session.kill()
+            raise Unavailable(f"a message was not decoded or encoded within {self._task_timeout_s:.0f} s") from None
+        finally:
+            self._task = self._task_result = None
 
     async def read(self, span: Span) -> Span:
         """Return a copy of the bytes of `span`, in an arena. The caller releases its lease. Raises `ServingError`."""
@@ -89,11 +132,11 @@ class Helper:
         """Return the running helper; start it if it does not run. Raises `ServingError`."""
         async with self._starting:
             if self._session is None:
-                session = WorkerSession("helper")
+                session = WorkerSession(self._title)
                 await session.start(self._launcher, helper=True)
                 session.on_message = self._on_message
                 session.on_lost = self._lost_unexpectedly
-                self._session, self._memory = session, WorkerMemory(session, "helper", self._budget)
+                self._session, self._memory = session, WorkerMemory(session, self._title, self._budget)
         assert self._session is not None
         assert self._memory is not None
         return self._session, self._memory
@@ -114,10 +157,48 @@ class Helper:
                 self._task_done(task, None if tensor is None else tensor.span, text)
             case wire.SpanWritten(task=task, error_text=text):
                 self._task_done(task, None, text)
+            case wire.TaskNeedsMemory(task=task, message=text):
+                self._give_memory(task, text)
+            case wire.TaskDone(task=task, result=result, output=output):
+                self._end_task(task, self._leased(output), result)
+            case wire.TaskFailed(task=task, error_code=code, error_text=text, error_before_queueing=early):
+                self._fail_task(task, code, text, early)
             case wire.ArenaCreated(byte_size=byte_size):
                 self._memory.take_output_arena(byte_size)
             case _:
                 raise ValueError(f"unexpected message {type(message).__name__}")
+
+    def _give_memory(self, number: int, text: bytes) -> None:
+        """Let the task that runs choose memory for its result, or fail."""
+        assert self._memory is not None
+        assert self._session is not None
+        if self._task is None or self._task_result is None or number != self._task_number:
+            raise ValueError(f"task {number} needs memory, and does not run")
+        span: Span | None = None
+        try:
+            span = self._task.needs_memory(text)
+            self._memory.attach(span.lease.region, writable=True)
+        except ServingError as error:
+            self._task_result.set_exception(error)
+        self._session.send(wire.TaskMemory(number, span))
+
+    def _leased(self, output: Tensor | None) -> Tensor | None:
+        assert self._memory is not None
+        if output is not None and output.span is not None:
+            output.span = self._memory.own_span(output.span)
+        return output
+
+    def _end_task(self, number: int, output: Tensor | None, result: bytes) -> None:
+        if self._task_result is None or self._task_result.done() or number != self._task_number:
+            raise ValueError(f"task {number} has a result, and does not run")
+        self._task_result.set_result((result, output))
+
+    def _fail_task(self, number: int, code: str, text: str, before_queueing: bool) -> None:
+        if self._task_result is None or self._task_result.done() or number != self._task_number:
+            raise ValueError(f"task {number} has failed, and does not run")
+        error = error_of(ErrorCode(code), text)
+        error.before_queueing = before_queueing
+        self._task_result.set_exception(error)
 
     def _task_done(self, task: int, span: Span | None, error_text: str) -> None:
         assert self._memory is not None
@@ -132,7 +213,7 @@ class Helper:
             future.set_result(leased)
 
     def _lost_unexpectedly(self, cause: str) -> None:
-        logger.error("the helper process was lost: %s", cause)
+        logger.error("%s was lost: %s", self._title, cause)
         self._session = None
         self._lost(cause)
 
@@ -140,7 +221,14 @@ class Helper:
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
-        for future in self._tasks.values():
-            if not future.done():
-                error: ServingError = Unavailable(f"the helper process was lost ({cause})")
-                future.set_exception(error)
+        for future in (*self._tasks.values(), self._task_result):
+            if future is not None and not future.done():
+                future.set_exception(Unavailable(f"the helper process was lost ({cause})"))
+
+
+def _is_writable(region: Region) -> bool:
+    """Whether this process may write to the region, and so let the helper do so: it is an arena of this process.
+
+    A region is attached once, and the memory for the result of a task may be in the region of its source.
+    """
+    return fcntl.fcntl(region.fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR

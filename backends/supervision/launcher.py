@@ -53,9 +53,13 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Starts workers on this machine, each as a new interpreter."""
 
-    def __init__(self, *, shared_memory: bool = True) -> None:
-        """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts."""
+    def __init__(self, *, shared_memory: bool = True, task_module: str = "") -> None:
+        """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts.
+
+        `task_module` is the module whose functions helpers run as tasks.
+        """
         self.shared_memory = shared_memory
+        self._task_module = task_module
 
     async def launch(self, title: str, *, helper: bool = False) -> Launched:
         """See `Launcher`."""
@@ -72,7 +76,7 @@ class LocalLauncher:
                     f"--model={title}",
                     f"--fd={theirs.fileno()}",
                     f"--kernel={os.getpid()}",
-                    *(["--helper"] if helper else []),
+                    *([f"--helper={self._task_module}"] if helper else []),
                     *([] if self.shared_memory or helper else ["--remote"]),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,7 +22,6 @@ from shm.tensor import Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backends.supervision.helper_process import Helper
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
     from kernel.serving.response import Response
@@ -35,13 +34,23 @@ logger = logging.getLogger(__name__)
 MAX_UNSENT_BYTE_SIZE = 1 << 20
 
 
+class RegionAccess(Protocol):
+    """Reads and writes regions of clients, in a helper."""
+
+    async def read(self, span: Span) -> Span:
+        """Return a copy of the bytes of `span`, see `Helper.read`."""
+
+    async def write(self, data: Buffer, target: Span) -> None:
+        """Write `data` to the beginning of `target`, see `Helper.write`."""
+
+
 class RemoteMemory:
     """Copies tensors to and from one worker. Every `ValueError` is for what no worker of ours sends."""
 
     #: Responses go through `deliver`.
     defers = True
 
-    def __init__(self, session: WorkerSession, helper: Helper, byte_size_limit: int,
+    def __init__(self, session: WorkerSession, helper: RegionAccess, byte_size_limit: int,
                  not_sent: Callable[[int, int, ServingError], None]) -> None:  # fmt: skip
         """`not_sent` is called with a batch number, a request number and the error if a region cannot be read.
 

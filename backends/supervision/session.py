@@ -158,6 +158,9 @@ class WorkerSession:
                     | wire.Chunk()
                     | wire.SpanRead()
                     | wire.SpanWritten()
+                    | wire.TaskNeedsMemory()
+                    | wire.TaskDone()
+                    | wire.TaskFailed()
                 ):
                     self.on_message(message)
                 case wire.OutboxCreated():

@@ -21,8 +21,8 @@ from kernel.errors import InternalError, ServingError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from backends.supervision.helper_process import Helper
     from backends.supervision.launcher import Launcher
+    from backends.supervision.remote_memory import RegionAccess
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
     from kernel.serving.model import Model
@@ -43,7 +43,7 @@ class InstanceSupervisor:
         self,
         launcher: Launcher,
         poller: LoopPoller,
-        helper: Helper,
+        helper: RegionAccess,
         *,
         arena_byte_size: int,
         verbose: int,

@@ -5,11 +5,11 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
 
     kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop
                       Attach*, OwnArena*, Detach, Transfer, Chunk
-                      ReadSpan, WriteSpan                                          (helpers)
+                      ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
                       Recall, EndSequence, CallResponded, ModelControlled          (see "What comes next")
     worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
-                      SpanRead, SpanWritten                                        (helpers)
+                      SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
                       Started, Recalled, Rescheduled, MemoryUsed
                       Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
@@ -43,7 +43,7 @@ import msgspec
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 5
+PROTOCOL = 6
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -320,6 +320,23 @@ class WriteSpan(Message):
     target: Span
 
 
+class RunTask(Message):
+    """Run a function of the helper. `TaskNeedsMemory`, at most once, and `TaskDone` or `TaskFailed` follow."""
+
+    task: int
+    name: str
+    arguments: bytes
+    #: Bytes inline, or in arenas that were attached.
+    sources: list[Tensor]
+
+
+class TaskMemory(Message):
+    """The memory for the result of a task: a span of an arena that was attached for writing. None ends the task."""
+
+    task: int
+    span: Span | None = None
+
+
 # ---- worker to kernel: a model and its instance ---------------------------------------------
 
 
@@ -517,6 +534,31 @@ class SpanWritten(Message):
     error_text: str = ""
 
 
+class TaskNeedsMemory(Message):
+    """A task needs memory for its result; `message` is for the front door that started it."""
+
+    task: int
+    message: bytes
+
+
+class TaskDone(Message):
+    """A task has ended with `result`, and with `output`, inline or in the helper's own arena, if it has written one."""
+
+    task: int
+    result: bytes
+    output: Tensor | None = None
+
+
+class TaskFailed(Message):
+    """A task has failed with an error."""
+
+    task: int
+    error_code: str
+    error_text: str
+    #: As in `ResponseMessage`.
+    error_before_queueing: bool = False
+
+
 ToWorker = (
     Complete
     | Load
@@ -537,6 +579,8 @@ ToWorker = (
     | ModelControlled
     | ReadSpan
     | WriteSpan
+    | RunTask
+    | TaskMemory
 )
 ToKernel = (
     Hello
@@ -564,6 +608,9 @@ ToKernel = (
     | ControlModel
     | SpanRead
     | SpanWritten
+    | TaskNeedsMemory
+    | TaskDone
+    | TaskFailed
 )
 
 encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)

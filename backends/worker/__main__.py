@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 
+from backends.helper.tasks import limit_memory
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
 
@@ -26,16 +27,17 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="the worker's end of the Unix socket to the kernel")
     parser.add_argument("--kernel", type=int, required=True, help="process id of the kernel")
     parser.add_argument("--remote", action="store_true", help="share no memory with the kernel")
-    parser.add_argument("--helper", action="store_true", help="run no model, with low priority")
+    parser.add_argument("--helper", metavar="MODULE", help="run tasks of this module, and no model")
     arguments = parser.parse_args()
     _die_with(arguments.kernel)
     # On Ctrl-C only the kernel acts: it drains and then stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     channel = BlockingChannel(socket.socket(fileno=arguments.fd))
-    if arguments.helper:
+    if arguments.helper is not None:
         os.nice(_HELPER_NICENESS)
-    Worker(channel, local=not arguments.remote).run()
+        limit_memory()
+    Worker(channel, local=not arguments.remote, task_module=arguments.helper or "").run()
     channel.close()
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.base import ModelArguments, Timings
+from backends.helper.region_io import RegionIo
+from backends.helper.tasks import TaskRunner
 from backends.registry import backend_class
 from backends.transport import wire
 from backends.transport.outbox import SHARES_MEMORY
@@ -25,7 +27,6 @@ from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
-from backends.worker.region_io import RegionIo
 from backends.worker.responder import BatchResponder
 from kernel.errors import ErrorCode, InternalError, ServingError
 from shm.arena import read_only_fd
@@ -48,10 +49,15 @@ MAX_UNSENT_NS = 300_000
 class Worker:
     """One model instance behind one channel. Implements `backends.base.Host`."""
 
-    def __init__(self, channel: BlockingChannel, *, local: bool = True) -> None:
-        """Without `local` no memory is shared with the kernel: tensors are sent in messages and chunks."""
+    def __init__(self, channel: BlockingChannel, *, local: bool = True, task_module: str = "") -> None:
+        """Without `local` no memory is shared with the kernel: tensors are sent in messages and chunks.
+
+        `task_module` is the module with the functions of tasks; only for a helper.
+        """
         self._channel = channel
         self._local = local
+        #: Whether this is a helper, which has no model.
+        self._helps = bool(task_module)
         self._send_lock = threading.Lock()
         #: When the oldest unsent batch was executed; 0 if none is unsent.
         self._unsent_since_ns = 0
@@ -66,6 +72,7 @@ class Worker:
         self._reporter = MetricReporter(self._send)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
+        tasks = TaskRunner(self._regions, self._outputs.memory, self._send, task_module)
         self._backend: Backend | None = None
         self._verbose = 0
         self._handlers: dict[type, Callable[..., None]] = {
@@ -79,6 +86,8 @@ class Worker:
             wire.Detach: self._detach,
             wire.ReadSpan: self._region_io.read,
             wire.WriteSpan: self._region_io.write,
+            wire.RunTask: tasks.run,
+            wire.TaskMemory: tasks.memory,
             wire.Execute: self._execute,
         }
 
@@ -210,7 +219,12 @@ class Worker:
     def _attach(self, message: wire.Attach) -> None:
         fd = self._channel.take_fd()
         region = AttachedRegion(
-            fd, message.byte_size, message.offset, writable=message.writable, volatile=message.volatile
+            fd,
+            message.byte_size,
+            message.offset,
+            writable=message.writable,
+            volatile=message.volatile,
+            private_writes=not self._helps,
         )
         self._regions.attach(message.number, region)
 

@@ -54,11 +54,15 @@ class WorkerRegion(Protocol):
 class AttachedRegion:
     """A region with a descriptor. Owns the descriptor and the mapping."""
 
-    def __init__(self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool) -> None:
+    def __init__(
+        self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool, private_writes: bool = True
+    ) -> None:
+        """Without `private_writes` nothing writes to a region that is not writable: its views are read-only."""
         self.volatile = volatile
         self.private = False
         self.steady = self.shared = writable and not volatile
         self._writable = writable
+        self._private_writes = private_writes
         self._fd = fd
         self._byte_size = byte_size
         self._offset = offset
@@ -79,7 +83,8 @@ class AttachedRegion:
         end = self._offset + self._byte_size
         sharing = mmap.MAP_SHARED if self._writable else mmap.MAP_PRIVATE | _MAP_NORESERVE
         try:
-            self._mapping = mmap.mmap(self._fd, end, flags=sharing, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if self._writable or self._private_writes else 0)
+            self._mapping = mmap.mmap(self._fd, end, flags=sharing, prot=protection)
         except ValueError:  # the file is shorter than `end`
             raise InvalidArgument(_TRUNCATED) from None
         return memoryview(self._mapping)[self._offset : end]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from kernel.errors import ArenaFull
@@ -10,9 +11,12 @@ from shm.arena import INLINE_LIMIT, Arena
 from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.memory.client_regions import RegionRegistry
     from kernel.serving.model import Model
     from kernel.serving.request import Request
+    from shm.arena import Block
     from shm.budget import ByteBudget
     from shm.tensor import Tensor
 
@@ -59,6 +63,23 @@ class InputPlacer:
         block = arena.take(start + byte_size)
         return None if block is None else ReceiveBuffer(block, start, byte_size)
 
+    def take(self, model: Model, byte_size: int) -> Block:
+        """Return a new block of the model's arena; the caller releases it. Raises `ArenaFull`."""
+        block = self._arena(model).take(byte_size)
+        if block is None:
+            raise ArenaFull(byte_size)
+        return block
+
+    def reserve(self, byte_size: int) -> Callable[[], None] | None:
+        """See `Kernel.reserve`. Without a budget there is always room."""
+        budget = self._budget
+        if budget is None:
+            return _nothing
+        if not budget.has_room(byte_size):
+            return None
+        budget.add(byte_size)
+        return functools.partial(budget.remove, byte_size)
+
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
         """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
 
@@ -87,12 +108,14 @@ class InputPlacer:
     def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:
         assert tensor.data is not None
         byte_size = len(tensor.data)
-        block = self._arena(model).take(byte_size)
-        if block is None:
-            raise ArenaFull(byte_size)
+        block = self.take(model, byte_size)
         block.view()[:] = tensor.data
         tensor.span = block.span
         tensor.data = None  # so that the received message can be freed
+
+
+def _nothing() -> None:
+    """End a reservation without a budget."""
 
 
 def _use_in_place(tensor: Tensor, buffer: ReceiveBuffer) -> bool:

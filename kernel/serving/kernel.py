@@ -13,6 +13,7 @@ import msgspec
 from kernel import __version__
 from kernel.errors import ClientSharedMemoryDisabled, DecoupledOverUnary, ServerStopping, Unavailable
 from kernel.serving.catalog import parse_version
+from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from kernel.memory.input_placement import InputPlacer
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.catalog import Catalog, IndexItem
+    from kernel.serving.helper_tasks import Helpers
     from kernel.serving.model import Model
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
     from kernel.settings import LogSettings, TraceSettings
+    from shm.arena import Block
 
 #: What GET /v2 and ServerMetadata list, in Triton's order (core's server.cc).
 EXTENSIONS = (
@@ -89,11 +92,16 @@ class Kernel:
         self.log: LogSettings = settings.log
         #: Set by the composition root, before any front door starts.
         self.repository: RepositoryControl
+        #: Also set by the composition root.
+        self.helpers: Helpers = NoHelpers()
         self.stopping = False
         #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
         self.connections: dict[str, Callable[[], int]] = {}
         self._inputs = inputs
         self._clock = clock
+        #: How many admitted requests are not submitted yet, because they are being decoded.
+        self._preparing = 0
+        self._all_prepared = asyncio.Event()
 
     # ---- health ------------------------------------------------------------------------------
 
@@ -139,6 +147,8 @@ class Kernel:
         prepared: PreparedRequest | None = None,
         received_in: ReceiveBuffer | None = None,
         on_checked: Callable[[Request, Model], None] | None = None,
+        *,
+        admitted: bool = False,
     ) -> Model:
         """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
 
@@ -148,6 +158,8 @@ class Kernel:
             received_in: the buffer with the request's large tensors. The caller releases it.
             on_checked: called with a request that is not prepared and its model, after the check and before the
                 tensors are placed. Its exceptions are raised here.
+            admitted: whether the request was admitted by `begin_preparing`, so that it is accepted while the server
+                drains.
 
         Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
         gets no response, and no lease is kept.
@@ -158,7 +170,7 @@ class Kernel:
             model = self.catalog.resolve(request.model_name, request.model_version)
         else:
             model = self.resolve_unary(request.model_name, request.model_version, request.entry_point)
-        if self.stopping:
+        if self.stopping and not admitted:
             raise ServerStopping(request.id)
         request.received_ns = self._clock.now_ns()
         if prepared is None or not prepared.small:
@@ -174,6 +186,37 @@ class Kernel:
                 raise
         model.submit(request)
         return model
+
+    def begin_preparing(self, request: Request) -> None:
+        """Admit `request`, which cannot be submitted before it was decoded. Raises `ServerStopping`.
+
+        `end_preparing` follows, once it was submitted or refused.
+        """
+        if self.stopping:
+            raise ServerStopping(request.id)
+        self._preparing += 1
+
+    def end_preparing(self) -> None:
+        """A request that was admitted by `begin_preparing` was submitted or refused."""
+        self._preparing -= 1
+        assert self._preparing >= 0, "more requests were prepared than admitted"
+        if not self._preparing:
+            self._all_prepared.set()
+
+    def check_shapes(self, request: Request, model: Model) -> None:
+        """Check a request whose tensors have a place, but perhaps no bytes yet. Raises `ServingError`."""
+        validate(request, model.spec)
+
+    def memory_for(self, model: Model, byte_size: int) -> Block:
+        """Return a block that workers of `model` can read; the caller releases it. Raises `ArenaFull`."""
+        return self._inputs.take(model, byte_size)
+
+    def reserve(self, byte_size: int) -> Callable[[], None] | None:
+        """Count `byte_size` bytes of a message that is received into ordinary memory in the server's budget.
+
+        Returns the function that ends this, to be called once, or None if the budget has no room.
+        """
+        return self._inputs.reserve(byte_size)
 
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
         """Return a buffer in which to receive a request for `model`; see `InputPlacer.receive_buffer`."""
@@ -199,11 +242,14 @@ class Kernel:
     @property
     def in_flight(self) -> int:
         """The number of requests that were accepted and have no final response yet."""
-        return sum(model.in_flight for model in self.catalog.ready_models())
+        return self._preparing + sum(model.in_flight for model in self.catalog.ready_models())
 
     async def drain(self) -> None:
         """Refuse new requests and wait until every accepted one has its final response."""
         self.stopping = True
+        while self._preparing:
+            self._all_prepared.clear()
+            await self._all_prepared.wait()
         await asyncio.gather(*(model.drain() for model in self.catalog.ready_models()))
 
     def abandon(self) -> None:

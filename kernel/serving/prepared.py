@@ -10,23 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.serving.request import NO_SINK
 from shm.arena import INLINE_LIMIT
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
-    from kernel.serving.response import Response, Sink
-
-
-class _NoSink:
-    """The sink of a prepared request, which is never submitted. It holds no reference to the first request's sink."""
-
-    def send(self, response: Response) -> None:
-        raise AssertionError("a prepared request was submitted itself, not a copy of it")
-
-
-_NO_SINK = _NoSink()
+    from kernel.serving.response import Sink
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
@@ -61,7 +52,7 @@ def prepare(request: Request, model: Model) -> PreparedRequest:
         output.client_span is not None for output in outputs
     )
     common = request.copy()
-    common.sink, common.inputs, common.outputs = _NO_SINK, inputs, outputs
+    common.sink, common.inputs, common.outputs = NO_SINK, inputs, outputs
     common.parameters = dict(request.parameters)
     small = not uses_client_regions and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
     return PreparedRequest(common, model, uses_client_regions, small)

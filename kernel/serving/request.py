@@ -38,6 +38,16 @@ class RequestOwner(Protocol):
         """The client of `request` has gone. The request still gets its final response."""
 
 
+class _NoSink:
+    """The sink of a request that is not submitted itself: it is prepared, or was decoded for another process."""
+
+    def send(self, response: Response) -> None:
+        raise AssertionError("a request that was never submitted got a response")
+
+
+NO_SINK = _NoSink()
+
+
 class Request(msgspec.Struct, eq=False):
     """One inference request. The front door sets the first block of attributes, the kernel the second."""
 

@@ -38,6 +38,15 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
     announced. Raises also `InvalidArgument` for broken chunks, `TooManyChunks`, `BodyTooSlow`, and
     `ConnectionError` where the client has gone.
     """
+    parts: list[bytes] = []
+    await read_body_into(http, limit, refuse, parts.append)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def read_body_into(
+    http: web.BaseRequest, limit: int, refuse: Callable[[int], ServingError], add: Callable[[bytes], None]
+) -> None:
+    """Call `add` with each part of the body as it comes. Raises the same as `read_body`, and what `add` raises."""
     announced = http.content_length
     if announced is not None and announced > limit:
         raise refuse(announced)
@@ -47,18 +56,20 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
             body = content.read_nowait(-1)
             if len(body) > limit:
                 raise refuse(len(body))
-            return body
+            add(body)
+            return
         if http.headers.get("Expect", "").lower() == "100-continue":
             await send_continue(http)
-        return await _read_parts(http, limit, refuse)
+        await _read_parts(http, limit, refuse, add)
     except web.RequestPayloadError as error:
         raise InvalidArgument(f"the request body is malformed: {error}") from None
 
 
-async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int], ServingError]) -> bytes:
+async def _read_parts(
+    http: web.BaseRequest, limit: int, refuse: Callable[[int], ServingError], add: Callable[[bytes], None]
+) -> None:
     loop = asyncio.get_running_loop()
     start = loop.time()
-    parts: list[bytes] = []
     byte_size = chunks = 0
     try:
         async with asyncio.timeout(TIMEOUTS.body_s) as timer:
@@ -69,14 +80,13 @@ async def _read_parts(http: web.BaseRequest, limit: int, refuse: Callable[[int],
                 chunks += ends_chunk
                 if chunks > MAX_CHUNKS:
                     raise TooManyChunks
-                parts.append(part)
                 byte_size += len(part)
                 if byte_size > limit:
                     raise refuse(byte_size)
+                add(part)
                 timer.reschedule(min(loop.time() + TIMEOUTS.body_s, TIMEOUTS.body_end_s(start, byte_size)))
     except TimeoutError:
         raise BodyTooSlow from None
-    return b"".join(parts)
 
 
 async def _read_part(http: web.BaseRequest) -> tuple[bytes, bool]:

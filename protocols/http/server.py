@@ -50,7 +50,7 @@ class HttpServer:
         """
         self._kernel = kernel
         self._rules = rules = make_request_rules(options)
-        inference = HttpInference(kernel, options.max_input_size)
+        inference = HttpInference(kernel, options.max_input_size, options.max_decompression_ratio)
         self._settings = CallSettings(inference, rules, OpenApi(kernel, rules.restrictions))
         self._listener = HttpListener(
             sock,

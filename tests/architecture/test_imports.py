@@ -30,7 +30,7 @@ _KERNEL_BASE = {"kernel", "kernel/errors"}
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {"kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving"}
 _WORKER_SIDE = {
-    "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather",
+    "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
     "backends/metric_registry", "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
     "backends/transport", "backends/worker",
 }  # fmt: skip
@@ -41,7 +41,8 @@ _FOR_PROTOCOLS = {
 _PROTOCOLS_SHARED = {
     "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
     "protocols/status", "protocols/tls", "protocols/body_sizes", "protocols/internal_errors", "protocols/listening",
-    "protocols/prepared_cache", "protocols/traced_models", "protocols/written_releases",
+    "protocols/helpers", "protocols/prepared_cache",
+    "protocols/request_limits", "protocols/traced_models", "protocols/written_releases",
 }  # fmt: skip
 
 #: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a

@@ -10,6 +10,7 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 FREE_TASKS = {
     "backends/supervision/remote_memory.py RemoteMemory.send_execute": "runs while batches wait; `close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
+    "backends/supervision/helper_pool.py HelperPool._run_waiting": "one for each helper that works; `close` awaits it",
     "kernel/repository/lifecycle.py Lifecycle._start_task": "outlives a cancelled caller; `close` ends and awaits it",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",
@@ -25,6 +26,7 @@ CATCH_ALL = {
     "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
+    "backends/helper/tasks.py TaskRunner._step": "a task that fails must not end its helper",
     "bench/server.py ServerProcess.stop": "too slow, or interrupted: the process is killed all the same",
     "kernel/embedding/requests.py EmbeddedCall._submit": "runs on the server's thread: its caller must be answered",
     "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",
@@ -39,6 +41,7 @@ CATCH_ALL = {
     "protocols/grpc/rpcs/stream.py StreamCall._send_headers": "the top of a task: a failure ends the call",
     "protocols/grpc/rpcs/stream.py StreamCall._read": "the connection handler of a stream",
     "protocols/grpc/rpcs/stream.py StreamCall._write": "called by the kernel, which a front door must not hurt",
+    "protocols/http/inference/call.py HttpInferCall.prepared": "called by a task's end, which it must not hurt",
     "protocols/http/inference/call.py HttpInferCall.send": "called by the kernel, which it must not hurt",
     "protocols/http/inference/call.py HttpInferCall.start": "the connection handler of inference over HTTP",
     "protocols/http/server.py HttpServer._respond_by_route": "the connection handler of HTTP: a bug is logged, a 500",

@@ -90,6 +90,10 @@ _HTTP = FlagGroup(
         Flag(name="http-max-input-size", kind=integer(1, 2**63 - 1, metavar="BYTES"), option="http.max_input_size",
              help="The largest request body (JSON, raw, or after decompression). Binary tensors after JSON are not "
              "limited."),
+        Flag(name="http-max-decompression-ratio", kind=integer(0, 2**31 - 1, metavar="TIMES"),
+             option="http.max_decompression_ratio", ours=True,
+             help="How many times the bytes of a compressed request body its content may have, if that is more than "
+             "1 MiB; 0 for no limit."),
         Flag(name="http-header-forward-pattern", kind=_PATTERN, option="http.header_forward_pattern",
              help="Headers whose names contain a match become parameters of inference requests."),
         Flag(name="http-restricted-api", kind=_RESTRICTION, option="http.restricted_api", repeat=True,

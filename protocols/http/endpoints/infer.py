@@ -6,57 +6,78 @@ Receives the body, and leaves the rest to `HttpInferCall`, as the fast path does
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from kernel.errors import InvalidArgument
+from kernel.serving.request import Request
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
-from protocols.http.body import json_too_large, read_body
+from protocols.helpers.request_task import LOOP_BYTE_SIZE
+from protocols.http.body import json_too_large, read_body_into
+from protocols.http.body_collector import BodyCollector
 from protocols.http.call import REQUEST_ID
-from protocols.http.inference.call import ENTRY_POINT, HEADER_LENGTH, THREAD_BYTE_SIZE, HttpInferCall
+from protocols.http.client_timeouts import TIMEOUTS
+from protocols.http.inference.call import ENTRY_POINT, HttpInferCall
 from protocols.http.inference.compression import (
     IDENTITY,
     SUPPORTED,
     UnsupportedCompression,
     check_encoding,
     choose_encoding,
-    decompress,
+    decompress_small,
     inflated_too_large,
 )
 from protocols.http.inference.head import InferRequestHead
+from protocols.http.inference.response_task import HEADER_LENGTH
+from protocols.http.inference.tasks import header_length
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
+    from kernel.errors import ServingError
     from protocols.http.call import HttpCall
     from protocols.http.inference.response import HttpResponse
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+#: Larger responses are sent in pieces of this size.
+_PIECE_BYTE_SIZE = 256 << 10
+
 _NUMBER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
-async def infer(call: HttpCall) -> web.Response:
+async def infer(call: HttpCall) -> web.StreamResponse:
     """Execute a request that has exactly one response. Raises `ServingError` until the body is there."""
     http = call.http
     name, version = call.names["model"], call.names["version"]
     model = call.kernel.resolve_unary(name, version, ENTRY_POINT)
     announced = _announced_header_length(call)
-    body = await _receive(call, announced)
-    offers = http.headers.getall("Accept-Encoding", ())
-    head = InferRequestHead(
-        model=model,
-        model_name=name,
-        model_version=version,
-        target=http.raw_path,
-        body_byte_size=len(body),
-        header_length=_header_length(announced, len(body)),
-        encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
-        forwarded=call.rules.forwarded(http.raw_headers),
-    )
-    waiter = _FutureWaiter()
-    infer_call = AiohttpInferCall(call.inference, head, waiter)
-    infer_call.start(body)
+    encoding = _content_encoding(call)
+    collector = BodyCollector(functools.partial(call.kernel.memory_for, model), http.content_length)
+    try:
+        await _receive(call, announced, encoding, collector)
+        body = _small_body(collector, encoding)
+        offers = http.headers.getall("Accept-Encoding", ())
+        head = InferRequestHead(
+            model=model,
+            model_name=name,
+            model_version=version,
+            target=http.raw_path,
+            body_byte_size=collector.byte_size,
+            header_length=0 if body is None else header_length(announced, len(body)),
+            encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
+            forwarded=call.rules.forwarded(http.raw_headers),
+        )
+        waiter = _FutureWaiter()
+        infer_call = AiohttpInferCall(call.inference, head, waiter)
+        if body is not None:
+            infer_call.start(body)
+        else:
+            request = Request(name, [], infer_call, model_version=version, entry_point=ENTRY_POINT)
+            infer_call.decode_in_helper(request, collector.sources(), announced, encoding)
+    finally:
+        collector.release()
     http[REQUEST_ID] = infer_call.request_id
     # The kernel keeps what it needs: a large body is in its arena as soon as it has accepted the request.
     del body
@@ -65,26 +86,50 @@ async def infer(call: HttpCall) -> web.Response:
     except asyncio.CancelledError:
         infer_call.cancel()
         raise
+    http[REQUEST_ID] = infer_call.request_id
     assert infer_call.response is not None, "the call has no response"
-    return infer_call.response
+    return await _send(call, infer_call.response)
 
 
 class AiohttpInferCall(HttpInferCall):
     """A call whose response aiohttp sends."""
 
-    response: web.Response | None = None
+    response: HttpResponse | None = None
 
     def finish(self, response: HttpResponse) -> None:
-        body = response.body[0] if len(response.body) == 1 else b"".join(response.body)
+        self.response = response
+        if self.waiter is None and response.source is not None:  # the client has gone
+            response.source.release()
+        self._left()
+
+
+async def _send(call: HttpCall, response: HttpResponse) -> web.StreamResponse:
+    """Return the response for aiohttp. One that is large is sent here, in pieces: aiohttp would copy it as a whole."""
+    headers = {**SERVER_HEADER, **response.headers}
+    byte_size = sum(map(len, response.body))
+    try:
+        if byte_size <= _PIECE_BYTE_SIZE:
+            return web.Response(
+                status=response.status,
+                body=b"".join(response.body),
+                content_type=response.content_type,
+                headers=headers,
+            )
+        headers |= {"Content-Type": response.content_type, **call.response_headers}
+        stream = web.StreamResponse(status=response.status, headers=headers)
+        stream.content_length = byte_size
+        await stream.prepare(call.http)
+        for part in response.body:
+            view = memoryview(part)
+            for start in range(0, len(view), _PIECE_BYTE_SIZE):
+                async with asyncio.timeout(TIMEOUTS.send_s):
+                    await stream.write(bytes(view[start : start + _PIECE_BYTE_SIZE]))
+        return stream
+    except TimeoutError:
+        raise ConnectionResetError("the client does not read its response") from None
+    finally:
         if response.source is not None:
             response.source.release()
-        self.response = web.Response(
-            status=response.status,
-            body=body,
-            content_type=response.content_type,
-            headers={**SERVER_HEADER, **response.headers},
-        )
-        self._left()
 
 
 class _FutureWaiter:
@@ -96,6 +141,9 @@ class _FutureWaiter:
     def response_ready(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
+
+    def request_prepared(self) -> None:
+        """Nothing waits for the submission: aiohttp begins the next request after the response."""
 
 
 # ---- the body ------------------------------------------------------------------------------
@@ -122,41 +170,42 @@ def _announced_header_length(call: HttpCall) -> int | None:
     return number
 
 
-def _header_length(announced: int | None, body_byte_size: int) -> int:
-    """Return how much of the body is JSON; 0 stands for a raw request, which an empty body is too."""
-    if announced is None:
-        return body_byte_size
-    if not 0 <= announced <= body_byte_size:
-        raise InvalidArgument(f"inference header size should be in range (0, {body_byte_size}), got: {announced}")
-    return announced
-
-
-async def _receive(call: HttpCall, announced: int | None) -> bytes:
-    """Return the body, inflated. Raises `ServingError` for one that is too large or broken."""
-    limit = call.max_input_size
+def _content_encoding(call: HttpCall) -> str:
+    """Return the coding of the body. Raises `UnsupportedCompression`."""
     try:
-        encoding = check_encoding(call.http.headers.get("Content-Encoding"))
+        return check_encoding(call.http.headers.get("Content-Encoding"))
     except UnsupportedCompression:
         call.error_headers["Accept-Encoding"] = SUPPORTED
         raise
-    if encoding != IDENTITY:
-        body = await read_body(call.http, limit, lambda byte_size: inflated_too_large(limit))
-        return await _inflate(body, limit)
-    if announced is None:
-        return await read_body(call.http, limit, lambda byte_size: json_too_large(call, byte_size))
-    if announced == 0:
-        return await read_body(call.http, limit, lambda byte_size: _raw_too_large(byte_size, limit))
-    if announced > limit:
-        # A length that the body cannot have gets its own error, also above the limit.
-        _header_length(announced, announced if call.http.content_length is None else call.http.content_length)
-        raise json_too_large(call, announced)
-    return await read_body(call.http, MAX_BODY_BYTE_SIZE, _body_too_large)
 
 
-async def _inflate(body: bytes, limit: int) -> bytes:
-    if len(body) < THREAD_BYTE_SIZE:
-        return decompress(body, limit)
-    return await asyncio.to_thread(decompress, body, limit)
+async def _receive(call: HttpCall, announced: int | None, encoding: str, collector: BodyCollector) -> None:
+    """Receive the body, as it was sent. Raises `ServingError` for one that is too large or broken."""
+    limit = call.max_input_size
+    most = limit
+
+    def refuse(byte_size: int) -> ServingError:
+        if encoding != IDENTITY:
+            return inflated_too_large(limit)
+        if announced is None:
+            return json_too_large(call, byte_size)
+        return _raw_too_large(byte_size, limit) if announced == 0 else _body_too_large(byte_size)
+
+    if encoding == IDENTITY and announced:
+        if announced > limit:
+            # A length that the body cannot have gets its own error, also above the limit.
+            header_length(announced, announced if call.http.content_length is None else call.http.content_length)
+            raise json_too_large(call, announced)
+        most = MAX_BODY_BYTE_SIZE
+    await read_body_into(call.http, most, refuse, collector.add)
+
+
+def _small_body(collector: BodyCollector, encoding: str) -> bytes | None:
+    """Return a body that takes little time to inflate and decode; None for one that a helper decodes."""
+    if not collector.is_small:
+        return None
+    body = collector.body()
+    return body if encoding == IDENTITY else decompress_small(body, LOOP_BYTE_SIZE)
 
 
 def _body_too_large(byte_size: int) -> InvalidArgument:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.errors import ArenaFull
+from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.memory.receive_buffer import ReceiveBuffer
     from protocols.http.fast.call import FastCall
     from protocols.http.fast.connection import FastConnection
@@ -25,6 +30,10 @@ class IncomingBody(msgspec.Struct, eq=False):
     byte_size: int
     #: Memory of the model, with room for all of the body.
     receive_buffer: ReceiveBuffer | None = None
+    #: Returns what was reserved for a body without such memory; None where nothing was.
+    end_reservation: Callable[[], None] | None = None
+    #: There is no memory: the body is read and forgotten.
+    no_memory: bool = False
     #: How many bytes have come; the buffer may be larger until the last has.
     received: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
@@ -44,26 +53,47 @@ class IncomingBody(msgspec.Struct, eq=False):
         end = self.received + len(part)
         if self.receive_buffer is not None:
             self.receive_buffer.view[self.received : end] = part
-        else:
-            self._grow(end)
-            self._buffer[self.received : end] = part
+        elif not self.no_memory:
+            try:
+                self._grow(end)
+                self._buffer[self.received : end] = part
+            except MemoryError:
+                self.no_memory, self._buffer = True, bytearray()
         self.received = end
 
     def start_call(self) -> None:
         """All of the body has come: start the call, and give the receive buffer back to the kernel."""
-        self.call.start(self.body, self.receive_buffer)
+        if self.no_memory:
+            self.call.refuse(ArenaFull(self.byte_size))
+        else:
+            self.call.start(self.body, self.receive_buffer)
         self.release()
 
     def release(self) -> None:
-        """Give the receive buffer back, if there is one."""
+        """Give the receive buffer, or what was reserved, back."""
         if self.receive_buffer is not None:
             self.receive_buffer.release()
+        end_reservation, self.end_reservation = self.end_reservation, None
+        if end_reservation is not None:
+            end_reservation()
 
     def _grow(self, end: int) -> None:
         if end > len(self._buffer):
             grown = bytearray(min(self.byte_size, max(end * _GROWTH, _LEAST_BYTE_SIZE)))
             grown[: self.received] = memoryview(self._buffer)[: self.received]
             self._buffer = grown
+
+
+def incoming_body(call: FastCall) -> IncomingBody:
+    """Return the body of `call` before its first byte, with the memory for it, which counts in the server's budget."""
+    head, kernel = call.head, call.inference.kernel
+    incoming = IncomingBody(call, head.body_byte_size)
+    if head.body_byte_size >= RECEIVE_BUFFER_BYTE_SIZE:
+        incoming.receive_buffer = kernel.receive_buffer(head.model, head.body_byte_size, head.header_length)
+        if incoming.receive_buffer is None:
+            incoming.end_reservation = kernel.reserve(head.body_byte_size)
+            incoming.no_memory = incoming.end_reservation is None
+    return incoming
 
 
 class BodyReceiver(asyncio.BufferedProtocol):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.serving.response import Response
 from protocols.body_sizes import COPIED_RESPONSE_BYTE_SIZE
 from protocols.http.fast.response_bytes import ResponseBytes, response_head
 from protocols.http.inference.call import HttpInferCall
 
 if TYPE_CHECKING:
-    from kernel.serving.response import Response
     from protocols.http.inference.response import HttpResponse
 
 
@@ -43,7 +43,7 @@ class FastCall(HttpInferCall):
         else:
             self.response = ResponseBytes(b"".join((head, *response.body)), [], None, response.status)
             if source is not None:
-                if self._template is not None:
+                if self._template is not None and type(source) is Response:
                     self._template.remember(source, response.body, head, self.inference.now_s)
                 source.release()
         self._left()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.http.client_timeouts import UnreadResponse
 from protocols.http.fast.access_log import ConnectionAccessLog
-from protocols.http.fast.body_receiver import BodyReceiver, IncomingBody
+from protocols.http.fast.body_receiver import BodyReceiver, IncomingBody, incoming_body
 from protocols.http.fast.call import FastCall
 from protocols.http.fast.request_head import END, HttpRequestHead, can_become_head
 from protocols.http.fast.response_bytes import response_bytes
@@ -118,6 +118,7 @@ class FastConnection(asyncio.Protocol):
             and (infer := known.infer) is not None
             and not (self._received or self._missing or self._write_paused or self._draining)
             and len(self._calls) < MAX_OUTSTANDING
+            and not (self._calls and self._calls[-1].preparing)
             and data.startswith(known.text)
             and known.generation == fast_path.kernel.catalog.generation
         ):
@@ -239,6 +240,8 @@ class FastConnection(asyncio.Protocol):
             return True
         if self._draining or self._aiohttp.busy or self._write_paused or len(self._calls) >= MAX_OUTSTANDING:
             return False
+        if self._calls and self._calls[-1].preparing:
+            return False  # requests of a connection are submitted in their order
         end = self._received.find(END) + len(END)
         if end < len(END):
             return self._wait_for_head()
@@ -295,15 +298,12 @@ class FastConnection(asyncio.Protocol):
             self._calls.append(call)
             call.start(body)
             return
-        receive_buffer = None
-        if byte_size >= RECEIVE_BUFFER_BYTE_SIZE:
-            receive_buffer = self._fast_path.kernel.receive_buffer(infer.model, byte_size, infer.header_length)
-        self._incoming = IncomingBody(call, byte_size, receive_buffer)
-        self._incoming.add(body)
+        self._incoming = incoming = incoming_body(call)
+        incoming.add(body)
         self._missing = byte_size - len(body)
         self._begin_s = self._fast_path.now_s
-        if receive_buffer is not None:
-            self._transport.set_protocol(BodyReceiver(self, self._incoming))
+        if incoming.receive_buffer is not None:
+            self._transport.set_protocol(BodyReceiver(self, incoming))
 
     def body_received(self, incoming: IncomingBody, byte_size: int) -> None:
         """The next bytes of `incoming` have been received where they belong."""
@@ -367,6 +367,9 @@ class FastConnection(asyncio.Protocol):
             self._close()
         elif self._received:
             self._take_messages()
+
+    def request_prepared(self) -> None:
+        self._take_messages()
 
     # ---- messages that aiohttp serves --------------------------------------------------------
 

@@ -13,8 +13,8 @@ import msgspec
 
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.http.endpoints.infer import infer
-from protocols.http.inference.call import HEADER_LENGTH
 from protocols.http.inference.compression import IDENTITY, choose_encoding
+from protocols.http.inference.response_task import HEADER_LENGTH
 from protocols.http.routes import find_endpoint, request_path
 
 END = b"\r\n\r\n"

@@ -6,19 +6,22 @@ path and the endpoint for aiohttp only receive the body and send the response.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import InternalError, ServingError
+from kernel.errors import ArenaFull, InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
-from protocols.http.inference.codec import OutputFormat, decode_infer, encode_infer
+from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
+from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.http.inference.compression import IDENTITY, compress
+from protocols.http.inference.encoding import encode_infer
 from protocols.http.inference.prepared import PreparedBodies
 from protocols.http.inference.raw_input import decode_raw
 from protocols.http.inference.response import HttpResponse, http_error
+from protocols.http.inference.response_task import BINARY, HEADER_LENGTH, ResponseTask, takes_long
+from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_output_format
 from protocols.http.responses import JSON
 from protocols.internal_errors import report_internal_error
 from protocols.response_sinks import OnlyResponse
@@ -32,26 +35,24 @@ if TYPE_CHECKING:
     from protocols.http.inference.head import InferRequestHead
     from protocols.http.inference.prepared import RequestBody
     from protocols.http.inference.response_template import ResponseTemplate
+    from shm.tensor import Tensor
 
 #: What Triton calls this call in errors.
 ENTRY_POINT = "HTTP end point"
 
-#: How many bytes of a body are JSON, of requests and of responses; behind them lie tensors.
-HEADER_LENGTH = "Inference-Header-Content-Length"
-
-#: Bodies from this size on are inflated and deflated in a thread, so that other requests do not wait.
-THREAD_BYTE_SIZE = 64 << 10
-
-_BINARY = "application/octet-stream"
+#: Headers of a response to a request that found no memory.
+RETRY_LATER = {"Retry-After": "1"}
 
 
 class HttpInference:
     """What all inference requests of one HTTP server share."""
 
-    def __init__(self, kernel: Kernel, max_input_size: int) -> None:
-        """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have."""
+    def __init__(self, kernel: Kernel, max_input_size: int, max_decompression_ratio: int = 0) -> None:
+        """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have, `max_decompression_ratio`
+        how many times the bytes of a compressed body; 0 for no limit."""
         self.kernel = kernel
         self.max_input_size = max_input_size
+        self.max_decompression_ratio = max_decompression_ratio
         self.prepared_bodies = PreparedBodies()
         #: The clock of the fast path in seconds: while it stands still, responses may carry the same `Date`.
         self.now_s = 0.0
@@ -62,6 +63,9 @@ class ResponseWaiter(Protocol):
 
     def response_ready(self) -> None:
         """The call has its response. Called once, possibly before `start` has returned."""
+
+    def request_prepared(self) -> None:
+        """The request of the call, which a helper has decoded, was submitted: the next one may be."""
 
 
 class HttpInferCall(msgspec.Struct, eq=False):
@@ -80,6 +84,10 @@ class HttpInferCall(msgspec.Struct, eq=False):
     _template: ResponseTemplate | None = None
     #: Only where the response and the final flag come apart.
     _only: OnlyResponse | None = None
+    #: Whether the request is being decoded by a helper: then it is not submitted yet.
+    preparing: bool = False
+    #: What a helper does for the call: decode its request, or encode its response.
+    _task: RequestTask | ResponseTask | None = None
 
     def start(self, body: RequestBody, received_in: ReceiveBuffer | None = None) -> None:
         """Submit the request in `body`, or respond with what is wrong with it.
@@ -108,6 +116,10 @@ class HttpInferCall(msgspec.Struct, eq=False):
         """Submit the request in `body`, for which nothing is prepared. Raises `ServingError`."""
         head, inference = self.head, self.inference
         request = Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
+        if head.header_length > LOOP_BYTE_SIZE:
+            sources = sources_of(inference.kernel, head.model, body, received_in)
+            self.decode_in_helper(request, sources, head.header_length)
+            return
         outputs = decode_body(body, head.header_length, request, head.model, inference.max_input_size)
         self._outputs, self._request, self.request_id = outputs, request, request.id
         keep = functools.partial(inference.prepared_bodies.add, head, body, outputs)
@@ -123,9 +135,43 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
         inference.kernel.submit(request, None, received_in, keep_without_forwarded)
 
+    def decode_in_helper(
+        self, request: Request, sources: list[Tensor], announced: int | None, content_encoding: str = IDENTITY
+    ) -> None:
+        """Submit `request` when a helper has decoded its body, of which `sources` are the parts, as it was sent.
+
+        The leases of `sources` are the call's from now on. Raises `ServingError`.
+        """
+        head, inference = self.head, self.inference
+        arguments = DecodeArguments(
+            head.model.spec,
+            head.model_name,
+            announced,
+            content_encoding,
+            inference.max_input_size,
+            inference.max_decompression_ratio,
+        )
+        task = RequestTask(
+            inference.kernel, head.model, request, self, DECODE_INFER, msgspec.msgpack.encode(arguments), sources
+        )
+        self._request, self._task, self.preparing = request, task, True
+        try:
+            task.start()
+        except ServingError:
+            self._task, self.preparing = None, False
+            raise
+
+    def refuse(self, error: ServingError) -> None:
+        """Respond with `error` in place of submitting a request."""
+        self.finish(_error(error, plain=False))
+
     def cancel(self) -> None:
         """The response is not wanted any more: its client has gone."""
         self.waiter = self._template = None
+        if self._task is not None:
+            self._task.cancel()
+            if self.preparing:
+                return
         if self._request is not None:
             self.inference.kernel.cancel(self._request)
 
@@ -136,9 +182,34 @@ class HttpInferCall(msgspec.Struct, eq=False):
     def _left(self) -> None:
         """The response is there: let the waiter send it, and drop references that are not needed any more."""
         # The request refers to its sink, which is this call.
-        self._request, waiter, self.waiter = None, self.waiter, None
+        self._request, self._task, waiter, self.waiter = None, None, self.waiter, None
         if waiter is not None:
             waiter.response_ready()
+
+    # ---- protocols.helpers.request_task.Preparing ----------------------------------------------------
+
+    def prepared(self, response_options: bytes) -> None:
+        """See `Preparing`."""
+        request = self._request
+        assert request is not None, "the request was cancelled"
+        self._task, self.preparing = None, False
+        self._outputs, self.request_id = read_output_format(response_options), request.id
+        if self.head.forwarded is not None:
+            request.parameters = self.head.forwarded.added_to(request.parameters)
+        try:
+            self.inference.kernel.submit(request, admitted=True)
+        except ServingError as error:
+            self.finish(_error(error, plain=False))
+        except Exception as error:
+            self.finish(self._internal_error(error))
+        if self.waiter is not None:
+            self.waiter.request_prepared()
+
+    def refused(self, error: ServingError) -> None:
+        """See `Preparing`."""
+        self._task, self.preparing = None, False
+        # Triton sends what is wrong with compressed bytes as plain text, and what is wrong with a request as JSON.
+        self.finish(_error(error, plain=type(error) is InvalidArgument and error.before_queueing))
 
     # ---- kernel.serving.response.Sink --------------------------------------------------------
 
@@ -168,8 +239,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
                 http_response = _error(error, plain=True)
             except Exception as error:
                 http_response = self._internal_error(error)
-        if http_response is None:  # it comes later
-            response.release()
+        if http_response is None:  # it comes later, and releases the response
             return
         if http_response.source is None:
             response.release()
@@ -178,21 +248,20 @@ class HttpInferCall(msgspec.Struct, eq=False):
     def _encode(self, response: Response) -> HttpResponse | None:
         """Return what is sent for a response with outputs; None where that comes later. Raises `ServingError`."""
         assert self._outputs is not None, "the request was not decoded"
+        encoding = self.head.encoding
+        if takes_long(response, self._outputs, encoding):
+            self._request = None  # it has its response, and is not to be cancelled
+            self._task = task = ResponseTask(self.inference.kernel, response, self._outputs, encoding, self.finish)
+            task.start()
+            return None
         encoded = encode_infer(response, self._outputs)
         content_type, headers = JSON, {}
         if encoded.has_binary:
-            content_type, headers = _BINARY, {HEADER_LENGTH: str(len(encoded.header))}
-        encoding = self.head.encoding
+            content_type, headers = BINARY, {HEADER_LENGTH: str(len(encoded.header))}
         if encoding == IDENTITY:
             return HttpResponse(200, content_type, [encoded.header, *encoded.binary], headers, response)
         headers["Content-Encoding"] = encoding
-        body = encoded.join()
-        if len(body) < THREAD_BYTE_SIZE:
-            return HttpResponse(200, content_type, [compress(body, encoding)], headers)
-        self._request = None  # it has its response, and is not to be cancelled
-        packing = asyncio.get_running_loop().run_in_executor(None, compress, body, encoding)
-        packing.add_done_callback(lambda done: self.finish(HttpResponse(200, content_type, [done.result()], headers)))
-        return None
+        return HttpResponse(200, content_type, [compress(encoded.join(), encoding)], headers)
 
     def _internal_error(self, error: Exception) -> HttpResponse:
         """Return the response for an exception that nobody expected."""
@@ -214,4 +283,7 @@ def decode_body(
 
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
-    return http_error(HTTP_STATUS[error.code], error.message, plain=plain)
+    response = http_error(HTTP_STATUS[error.code], error.message, plain=plain)
+    if isinstance(error, ArenaFull):
+        response.headers = RETRY_LATER
+    return response

@@ -1,4 +1,4 @@
-"""Bodies of /infer ⇄ `Request` and `Response`. Pure: bytes in, Structs out, and back.
+"""Bodies of /infer to `Request`. Pure: bytes in, Structs out.
 
 A request is a JSON header, behind which the tensors lie that are sent as binary data. One typed decode of
 the header leaves tensors in JSON as raw text, to be decoded by datatype. Order of the checks and texts are
@@ -7,8 +7,8 @@ Triton's (http_server.cc, ParseJsonTritonIO).
 
 from __future__ import annotations
 
-import functools
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -27,15 +27,13 @@ from protocols.http.json.document import (
     parse_leniently,
 )
 from protocols.http.json.syntax import JsonSyntaxError
-from protocols.http.json.tensor import check_readable, decode_data, json_values
-from shm.datatypes import DATATYPES, MAX_SIZE, element_count
+from protocols.http.json.tensor import check_readable, decode_data
+from protocols.request_limits import check_count, checked_list
+from shm.datatypes import DATATYPES, MAX_SIZE
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernel.serving.request import ParameterValue, Request
-    from kernel.serving.response import Response
     from shm.tensor import Buffer
 
 _Read = TypeVar("_Read")
@@ -86,14 +84,26 @@ class OutputFormat:
 # ---- requests -------------------------------------------------------------------------------
 
 
-def decode_infer(header: bytes, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
+#: Returns the raw bytes of an input in JSON, of which it gets name, datatype, text, number of elements, and the most
+#: bytes that it may have. Raises `ServingError`.
+JsonDataReader = Callable[[str, str, memoryview, int, int], "Buffer"]
+
+
+def decode_infer(
+    header: bytes,
+    binary: memoryview,
+    request: Request,
+    max_input_size: int,
+    read_data: JsonDataReader | None = None,
+) -> OutputFormat:
     """Fill `request` from its JSON `header` and the `binary` data behind it.
 
-    Inputs keep parts of `binary` as their data. `max_input_size` limits each input in JSON. Raises
-    `ServingError`; then the request must not be used.
+    Inputs keep parts of `binary` as their data. `max_input_size` limits each input in JSON, which `read_data` decodes
+    if it is given. Raises `ServingError`; then the request must not be used.
     """
+    read_data = read_data or decode_json_data
     try:
-        return _fill(_decode_header(header), binary, request, max_input_size)
+        return _fill(_decode_header(header), binary, request, max_input_size, read_data)
     except JsonSyntaxError:
         # The error is in the text of a tensor: parse again, for its position in the header.
         parse_leniently(header)
@@ -128,23 +138,26 @@ def _plain_input(document: Any) -> _Input:
     )
 
 
-def _fill(header: JsonHeader, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
+def _fill(
+    header: JsonHeader, binary: memoryview, request: Request, max_input_size: int, read_data: JsonDataReader
+) -> OutputFormat:
     if header.id is not ABSENT:
         request.id = _read("id", header.id, as_string)
     output_format = OutputFormat()
     if header.parameters is not ABSENT:
         if not isinstance(header.parameters, dict):
             raise InternalError("failed to get request params.: attempt to get members for non-object")
+        check_count("parameters", len(header.parameters))
         for key, value in header.parameters.items():
             _set_parameter(request, output_format, key, value)
     position = 0
-    for given in _read("inputs", header.inputs, as_array):
-        tensor, position = _decode_input(given, binary, position, request.model_name, max_input_size)
+    for given in checked_list("inputs", _read("inputs", header.inputs, as_array)):
+        tensor, position = _decode_input(given, binary, position, request.model_name, max_input_size, read_data)
         request.inputs.append(tensor)
     if position != len(binary):
         raise InvalidArgument(f"unexpected additional input data for model '{request.model_name}'")
     if header.outputs is not ABSENT:
-        for document in _read("outputs", header.outputs, as_array):
+        for document in checked_list("outputs", _read("outputs", header.outputs, as_array)):
             output, is_binary = _decode_output(document)
             request.outputs.append(output)
             output_format.named[output.name] = is_binary
@@ -194,7 +207,7 @@ def custom_parameter(key: str, value: Any) -> ParameterValue:
 
 
 def _decode_input(
-    given: _Input, binary: memoryview, position: int, model: str, max_input_size: int
+    given: _Input, binary: memoryview, position: int, model: str, max_input_size: int, read_data: JsonDataReader
 ) -> tuple[Tensor, int]:
     """Return an input, and where in `binary` the next one's bytes begin."""
     parameters = given.parameters if isinstance(given.parameters, dict) else {}
@@ -215,7 +228,7 @@ def _decode_input(
     elif "shared_memory_region" in parameters:
         tensor.client_span = _shared_memory(parameters)
     else:
-        tensor.data = decode_json_data(name, datatype, memoryview(given.data), count, max_input_size)
+        tensor.data = read_data(name, datatype, memoryview(given.data), count, max_input_size)
     return tensor, position
 
 
@@ -232,7 +245,7 @@ def _check_single_source(has_data: bool, parameters: dict[str, Any]) -> None:
 
 
 def _as_shape(value: Any) -> list[int]:
-    return [as_unsigned(dim) for dim in as_array(value)]
+    return [as_unsigned(dim) for dim in checked_list("dimensions of a shape", as_array(value))]
 
 
 def check_shape(name: str, datatype: str, shape: list[int]) -> int:
@@ -276,7 +289,11 @@ def decode_json_data(name: str, datatype: str, text: Buffer, count: int, max_inp
         byte_size = len(decoded)
         if byte_size <= max_input_size:
             return decoded
-    raise InvalidArgument(
+    raise json_input_too_large(name, byte_size, max_input_size)
+
+
+def json_input_too_large(name: str, byte_size: int, max_input_size: int) -> InvalidArgument:
+    return InvalidArgument(
         f"JSON input '{name}' has a byte_size ({byte_size} bytes) that exceeds the maximum allowed value of "
         f"{max_input_size} bytes. Use --http-max-input-size to increase the limit."
     )
@@ -307,81 +324,3 @@ def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
     if in_region:
         output.client_span = _shared_memory(parameters)
     return output, binary
-
-
-# ---- responses ------------------------------------------------------------------------------
-
-
-class _Output(msgspec.Struct):
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, int] | msgspec.UnsetType = ABSENT
-    data: list[Any] | msgspec.Raw | msgspec.UnsetType = ABSENT
-
-
-class _InferResponse(msgspec.Struct, kw_only=True):
-    id: str | msgspec.UnsetType = ABSENT
-    model_name: str
-    model_version: str
-    parameters: dict[str, ParameterValue] | msgspec.UnsetType = ABSENT
-    outputs: list[_Output | msgspec.Raw]
-
-
-_encoder = msgspec.json.Encoder()
-
-
-class EncodedResponse(msgspec.Struct, frozen=True):
-    """A response body: the JSON `header` and the buffers behind it, which belong to the response still."""
-
-    header: bytes
-    binary: list[Buffer]
-
-    @property
-    def has_binary(self) -> bool:
-        """Whether anything stands behind the header."""
-        for buffer in self.binary:  # noqa: SIM110  # `any` would make a generator for every response
-            if len(buffer):
-                return True
-        return False
-
-    def join(self) -> bytes:
-        """Return the body in one piece, independent of the response."""
-        return b"".join((self.header, *self.binary)) if self.binary else self.header
-
-
-def encode_infer(response: Response, output_format: OutputFormat) -> EncodedResponse:
-    """Encode a response with outputs; the caller releases it afterwards.
-
-    Raises `ServingError` for what JSON cannot carry.
-    """
-    binary: list[Buffer] = []
-    outputs = [_encode_output(output, output_format, binary) for output in response.outputs or ()]
-    header = _encoder.encode(
-        _InferResponse(
-            id=response.id or ABSENT,
-            model_name=response.model_name,
-            model_version=response.model_version,
-            parameters=response.parameters or ABSENT,
-            outputs=outputs,
-        )
-    )
-    return EncodedResponse(header, binary)
-
-
-def _encode_output(output: Tensor, output_format: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
-    """Return the JSON of `output`; its bytes go to `binary` where they are not part of the JSON."""
-    data = output.response_bytes()
-    if data is None:  # it is in the client's region
-        return _Output(output.name, output.datatype, output.shape)
-    if output_format.is_binary(output.name):
-        binary.append(data)
-        return _binary_output(output.name, output.datatype, len(data), *output.shape)
-    values = json_values(output.name, output.datatype, data, element_count(output.shape))
-    return _Output(output.name, output.datatype, output.shape, data=values)
-
-
-@functools.lru_cache(maxsize=1024)
-def _binary_output(name: str, datatype: str, byte_size: int, *shape: int) -> msgspec.Raw:
-    """Return the JSON of a binary output, which responses repeat."""
-    return msgspec.Raw(_encoder.encode(_Output(name, datatype, list(shape), {"binary_data_size": byte_size})))

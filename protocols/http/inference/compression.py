@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import functools
 import zlib
+from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shm.tensor import Buffer
 
 IDENTITY, GZIP, DEFLATE = "identity", "gzip", "deflate"
 
 #: What the server understands, for `Accept-Encoding` of a refusal.
 SUPPORTED = "gzip, deflate"
+
+#: Content up to this size may be any number of times larger than its compressed body.
+UNLIMITED_RATIO_BYTE_SIZE = 1 << 20
 
 #: zlib's window bits. For reading one value stands for both formats; for writing each has its own.
 _READ_EITHER = 47
@@ -33,24 +42,44 @@ def check_encoding(content_encoding: str | None) -> str:
     return content_encoding
 
 
-def decompress(body: bytes, byte_size_limit: int) -> bytes:
+def decompress(body: Buffer, byte_size_limit: int, ratio_limit: int = 0) -> bytes:
     """Return the content of a gzip or deflate `body`; bytes behind its end are ignored.
 
     Raises `InvalidArgument` for a body that is empty, broken, cut short, or larger than the limit once it
-    is inflated; no more than the limit is ever inflated.
+    is inflated; no more than the limit is ever inflated. With a `ratio_limit` above 0 content of more than
+    `UNLIMITED_RATIO_BYTE_SIZE` may have as many times the bytes of the body.
     """
-    if not body:
+    if not len(body):
         raise InvalidArgument("nothing to be decompressed")
+    most = byte_size_limit
+    if ratio_limit:
+        most = min(most, max(UNLIMITED_RATIO_BYTE_SIZE, len(body) * ratio_limit))
     inflater = zlib.decompressobj(_READ_EITHER)
     try:
-        content = inflater.decompress(body, byte_size_limit + 1)
+        content = inflater.decompress(body, most + 1)
     except zlib.error as error:
         raise InvalidArgument(f"unable to decompress the request body: {error}") from None
     if len(content) > byte_size_limit:
         raise inflated_too_large(byte_size_limit)
+    if len(content) > most:
+        raise InvalidArgument(
+            f"the compressed request body of {len(body)} bytes becomes more than {most} bytes, {ratio_limit} times as "
+            "many. Use --http-max-decompression-ratio to increase the limit."
+        )
     if not inflater.eof:
         raise InvalidArgument("unable to decompress the request body: it is cut short")
     return content
+
+
+def decompress_small(body: bytes, byte_size_limit: int) -> bytes | None:
+    """Do the same for a small `body`; None if its content has more bytes than the limit."""
+    try:
+        inflater = zlib.decompressobj(_READ_EITHER)
+        if len(inflater.decompress(body, byte_size_limit + 1)) > byte_size_limit:
+            return None
+    except zlib.error:
+        pass  # `decompress` says what is wrong
+    return decompress(body, byte_size_limit)
 
 
 def inflated_too_large(byte_size_limit: int) -> InvalidArgument:
@@ -64,6 +93,12 @@ def compress(body: bytes, encoding: str) -> bytes:
     """Return `body` in the coding `encoding`, which is gzip or deflate."""
     deflater = zlib.compressobj(wbits=_WRITE[encoding])
     return deflater.compress(body) + deflater.flush()
+
+
+def compress_parts(parts: Iterable[Buffer], encoding: str) -> list[Buffer]:
+    """Return a body that consists of `parts` in the coding `encoding`, in parts."""
+    deflater = zlib.compressobj(wbits=_WRITE[encoding])
+    return [*map(deflater.compress, parts), deflater.flush()]
 
 
 @functools.lru_cache(maxsize=256)

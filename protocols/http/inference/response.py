@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from protocols.http.responses import error_body, error_content_type
 
 if TYPE_CHECKING:
-    from kernel.serving.response import Response
     from shm.tensor import Buffer
+
+
+class ResponseSource(Protocol):
+    """What owns the memory of a body: a response of the kernel, or a tensor that a helper has written."""
+
+    def release(self) -> None:
+        """Release the memory. A second call does nothing."""
 
 
 class HttpResponse(msgspec.Struct):
@@ -21,9 +27,9 @@ class HttpResponse(msgspec.Struct):
     body: list[Buffer]
     #: Headers of this response alone, which stand before its content type.
     headers: dict[str, str] = {}
-    #: The response whose outputs `body` refers to. It is to be released when they were copied or sent. None where
-    #: `body` refers to no outputs.
-    source: Response | None = None
+    #: The owner of the memory that `body` refers to. It is to be released when the body was copied or sent. None where
+    #: `body` refers to no shared memory.
+    source: ResponseSource | None = None
 
 
 def http_error(status: int, text: str, *, plain: bool) -> HttpResponse:

@@ -26,9 +26,12 @@ MAX_DEPTH = 100
 #: What msgspec raises for a text that it cannot decode.
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-#: Larger texts are not searched for the exact place of an error: that takes seconds, and no other request
-#: is served meanwhile.
-_CHECKED_BYTE_SIZE = 1 << 20
+#: Larger texts are not searched for the exact place of an error: that takes 0.5 us a byte, and no other request is
+#: served meanwhile.
+_CHECKED_BYTE_SIZE = 8 << 10
+
+#: In a text that `made_valid` has returned, strings that begin with this stand for special numbers.
+SPECIAL_MARK = "\0number "
 
 _decoder = msgspec.json.Decoder()
 
@@ -66,6 +69,23 @@ def parse_leniently(text: bytes) -> Any:
         raise JsonSyntaxError("Invalid encoding in string.", error.start) from None
     except ValueError as error:
         raise JsonSyntaxError("Invalid value.", getattr(error, "pos", 0)) from None
+
+
+def made_valid(text: bytes) -> bytes:
+    """Return a `text` that msgspec refused with each number that JSON does not have as a string after `SPECIAL_MARK`.
+
+    Such a text can be read piece by piece. Raises `JsonSyntaxError` where it is not UTF-8.
+    """
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise JsonSyntaxError("Invalid encoding in string.", error.start) from None
+    return _STRING_OR_SPECIAL.sub(_marked_special, decoded).encode()
+
+
+def _marked_special(match: re.Match[str]) -> str:
+    special = _python_special(match)
+    return special if special[0] == '"' else f'"\\u0000number {special}"'
 
 
 def _python_special(match: re.Match[str]) -> str:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
-from protocols.http.json.document import MAX_DEPTH, UINT64_MAX, UNDECODABLE, TooDeep, parse_leniently
+from protocols.http.json.document import (
+    MAX_DEPTH,
+    SPECIAL_MARK,
+    UINT64_MAX,
+    UNDECODABLE,
+    TooDeep,
+    parse_leniently,
+)
 from shm.datatypes import DATATYPES
 from shm.strings import BadFraming, decode_strings, encode_strings
 
@@ -38,6 +45,9 @@ _ELEMENT_TYPES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("INT8", "INT16", "INT32", "INT64"), (int, "non-signed-integer as signed-integer")),
     **dict.fromkeys(("FP32", "FP64"), (float, "non-number as double")),
 }
+
+#: Numbers that JSON does not have, as they stand in a text that was made valid.
+_SPECIAL_NUMBERS = {SPECIAL_MARK + name: float(name) for name in ("NaN", "-NaN", "Infinity", "-Infinity")}
 
 _SHAPE_MISMATCH = "Shape does not match true shape of 'data' field"
 
@@ -65,6 +75,33 @@ def decode_data(name: str, datatype: str, text: Buffer, element_count: int) -> b
     if datatype != "BYTES" and len(values) != element_count:
         raise BadData(_SHAPE_MISMATCH)
     return _pack(datatype, values)
+
+
+def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
+    """Return the raw bytes of a flat JSON array, a piece of a large one, and how many elements they are.
+
+    The large one is valid JSON. Its special numbers are strings (`SPECIAL_MARK`). Raises `BadData`.
+    """
+    expected, complaint = _ELEMENT_TYPES[datatype]
+    try:
+        values: list[Any] = _decoder(expected, 1).decode(text)
+    except UNDECODABLE:
+        try:
+            values = json.loads(text)
+        except ValueError:  # the piece ends within an object
+            values = [None]
+        if expected is float:
+            values = [_SPECIAL_NUMBERS.get(value, value) if type(value) is str else value for value in values]
+        accepted = {int, float} if expected is float else {expected}
+        if not accepted.issuperset(map(type, values)):
+            prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
+            raise BadData(f"attempt to access JSON {complaint}", prefix) from None
+    return _pack(datatype, values), len(values)
+
+
+def shape_mismatch() -> BadData:
+    """Return the error of a text with more or fewer elements than the shape says."""
+    return BadData(_SHAPE_MISMATCH)
 
 
 def check_readable(name: str, datatype: str) -> None:

@@ -76,7 +76,7 @@ class Lab:
         self.not_sent: list[tuple[int, int, str]] = []
         self.memory = RemoteMemory(
             self.session,  # type: ignore[arg-type]
-            self.helper,  # type: ignore[arg-type]
+            self.helper,
             1 << 20,
             lambda batch, request, error: self.not_sent.append((batch, request, error.message)),
         )

@@ -27,6 +27,7 @@ from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
 from protocols.http.server import HttpServer
+from protocols.testing import DirectHelpers
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def build_kernel() -> Kernel:
     settings = KernelSettings(trace=TraceSettings(), log=LogSettings())
     kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 26), clock, settings)
     kernel.repository = FakeRepository(catalog)
+    kernel.helpers = DirectHelpers()
     return kernel
 
 

@@ -114,7 +114,7 @@ class Running:
         self, path: str, body: object = None, headers: Mapping[str, str] | None = None, *, door: str = "http"
     ) -> Response:
         """Send an HTTP request and return the response. Blocks, so it must run in a thread."""
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self.ports[door]}{path}"
         request = urllib.request.Request(url, data, headers=dict(headers or {}))
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import random
 import socket
 import ssl
 from pathlib import Path
@@ -188,6 +190,13 @@ _LISTENER_EFFECTS = {
 
 _HTTP_EFFECTS = {
     "http-max-input-size": Effect("--http-max-input-size=10", lambda r: r.infer().status, 400),
+    "http-max-decompression-ratio": Effect(
+        "--http-max-decompression-ratio=2",
+        lambda r: "--http-max-decompression-ratio" in r.call(
+            "/v2/models/m/infer", gzip.compress(random.Random(0).randbytes(20_000) * 60), {"Content-Encoding": "gzip"}
+        ).text,
+        True,
+    ),
     "http-header-forward-pattern": Effect(
         "--http-header-forward-pattern=My-.*", lambda r: (r.infer({"My-Key": "v"}).status, r.parameters),
         (200, [{"My-Key": "v"}]),

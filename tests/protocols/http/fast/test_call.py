@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from kernel.serving.response import Response
 from protocols.http.fast.call import FastCall
-from protocols.http.inference.call import HEADER_LENGTH, HttpInference
+from protocols.http.inference.call import HttpInference
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import http_error
+from protocols.http.inference.response_task import HEADER_LENGTH
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -31,6 +32,9 @@ class Waiter:
 
     def response_ready(self) -> None:
         self.ready += 1
+
+    def request_prepared(self) -> None:
+        """Nothing waits for it."""
 
 
 def request_text(byte_size: int, id: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import struct
@@ -14,10 +13,12 @@ from kernel.errors import InternalError, InvalidArgument, QueueFull, Unavailable
 from kernel.serving.response import Response
 from protocols.forwarding import ForwardedHeaders
 from protocols.http.inference import call as call_module
-from protocols.http.inference.call import HEADER_LENGTH, HttpInferCall, HttpInference
+from protocols.http.inference.call import HttpInferCall, HttpInference
 from protocols.http.inference.compression import GZIP, IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import HttpResponse
+from protocols.http.inference.response_task import HEADER_LENGTH
+from protocols.testing import LateHelpers
 from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Waiter:
 
     def response_ready(self) -> None:
         self.ready += 1
+
+    def request_prepared(self) -> None:
+        """Nothing waits for it."""
 
 
 def body(data: bytes = struct.pack("<2f", 1, 2), **more: Any) -> tuple[int, bytes]:
@@ -263,26 +267,37 @@ def test_a_small_response_is_compressed_at_once(with_kernel: WithKernel) -> None
     with_kernel(test)
 
 
-def test_a_large_response_is_compressed_in_a_thread(with_kernel: WithKernel) -> None:
+def test_a_large_response_is_compressed_by_a_helper(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
-        done = asyncio.Event()
-
-        class SettingWaiter(Waiter):
-            def response_ready(self) -> None:
-                done.set()
-
+        helpers = LateHelpers()
+        kernel.helpers = helpers
         requests, released = submitted(kernel), []
         call = begin(kernel, body(parameters={"binary_data_output": True}), model="stuck", encoding=GZIP)
-        call.waiter = SettingWaiter()
         output = leased_tensor("OUT_IN", "FP32", [50_000], bytes(200_000), lambda: released.append(1))
         requests[0].respond(Response("stuck", "1", "", outputs=[output], leased=True))
-        assert released == [1], "the outputs were copied"
-        assert call.response is None
-        await done.wait()
+        assert (released, call.response) == ([], None), "the helper reads the outputs"
+        helpers.run_all()
+        assert (released, helpers.started) == ([1], ["http.encode_infer"])
         assert call.response is not None
         content = gzip.decompress(b"".join(call.response.body))
         assert content[int(call.response.headers[HEADER_LENGTH]) :] == bytes(200_000)
         assert list(call.response.headers) == [HEADER_LENGTH, "Content-Encoding"]
+
+    with_kernel(test)
+
+
+def test_a_response_that_a_helper_encodes_is_released_if_its_client_goes(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        helpers = LateHelpers()
+        kernel.helpers = helpers
+        requests, released = submitted(kernel), []
+        call = begin(kernel, body(), model="stuck")
+        output = leased_tensor("OUT_IN", "FP32", [50_000], bytes(200_000), lambda: released.append(1))
+        requests[0].respond(Response("stuck", "1", "", outputs=[output], leased=True))
+        call.cancel()
+        assert released == [], "the helper may read the outputs"
+        helpers.run_all()
+        assert (released, call.response) == ([1], None)
 
     with_kernel(test)
 

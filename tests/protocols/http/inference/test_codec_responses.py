@@ -10,7 +10,8 @@ from typing import Any
 import tritonclient.http as client
 
 from kernel.serving.response import Response
-from protocols.http.inference.codec import OutputFormat, encode_infer
+from protocols.http.inference.codec import OutputFormat
+from protocols.http.inference.encoding import encode_infer
 from shm.tensor import ClientSpan, Tensor
 
 

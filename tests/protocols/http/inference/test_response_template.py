@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.serving.response import Response
-from protocols.http.inference.codec import OutputFormat, encode_infer
+from protocols.http.inference.codec import OutputFormat
+from protocols.http.inference.encoding import encode_infer
 from protocols.http.inference.response_template import ResponseTemplate
 from shm.tensor import ClientSpan, Tensor
 

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
+from backends.helper.region_io import RegionIo
 from backends.transport import wire
 from backends.worker.memory import AttachedRegion, AttachedRegions
 from backends.worker.output_memory import ArenaOutputs
-from backends.worker.region_io import RegionIo
 from shm.lease import RegionNumber
 from shm.tensor import Span
 

@@ -1,0 +1,142 @@
+"""Runs tasks of front doors in a helper: decoding and encoding of large messages.
+
+A task function is a generator (`kernel.serving.helper_tasks`). While it waits for memory, the helper handles other
+messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import logging
+import resource
+from typing import TYPE_CHECKING
+
+from backends.transport import wire
+from kernel.errors import ErrorCode, ServingError
+from shm.arena import INLINE_LIMIT
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from backends.worker.memory import AttachedRegions
+    from backends.worker.output_memory import OutputMemory
+    from kernel.serving.helper_tasks import TaskFunction, TaskResult, TaskSteps
+    from shm.tensor import Buffer, Span
+
+logger = logging.getLogger(__name__)
+
+#: Private memory that a helper may have, in bytes. A message that becomes more objects than this is refused: the limit
+#: of a message is 64 MiB, and what is legal needs a few times that.
+_MEMORY_LIMIT = 1 << 30
+
+#: From this size of sources on, freed memory is given back to the system after a task.
+_TRIMMED_BYTE_SIZE = 4 << 20
+
+
+def limit_memory() -> None:
+    """Let allocations fail above the memory limit of helpers. Shared memory does not count (setrlimit(2))."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(_MEMORY_LIMIT, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+class TaskRunner:
+    """Runs one task at a time."""
+
+    def __init__(
+        self, regions: AttachedRegions, memory: OutputMemory, send: Callable[[wire.ToKernel], None], module: str
+    ) -> None:
+        """`module` has the functions by name, as `TASKS`; it is imported for the first task."""
+        self._regions = regions
+        self._memory = memory
+        self._send = send
+        self._module = module
+        self._functions: Mapping[str, TaskFunction] | None = None
+        #: The task that waits for memory.
+        self._number = 0
+        self._steps: TaskSteps | None = None
+        self._trims = False
+
+    def run(self, message: wire.RunTask) -> None:
+        """Start a task."""
+        assert self._steps is None, "a task is running"
+        if self._functions is None:
+            self._functions = importlib.import_module(self._module).TASKS
+        self._number = message.task
+        self._trims = sum(source.byte_size for source in message.sources) >= _TRIMMED_BYTE_SIZE
+        self._steps = self._functions[message.name](message.arguments, list(map(self._bytes, message.sources)))
+        self._step(None)
+
+    def memory(self, message: wire.TaskMemory) -> None:
+        """Go on with the task that waits for memory, or drop it if there is none."""
+        assert message.task == self._number, f"memory for task {message.task}, while {self._number} runs"
+        if message.span is None:
+            self._end()
+        else:
+            self._step(self._view(message.span))
+
+    def _step(self, memory: memoryview | None) -> None:
+        steps, number = self._steps, self._number
+        assert steps is not None, "no task is running"
+        response: wire.ToKernel
+        try:
+            wanted = next(steps) if memory is None else steps.send(memory)
+        except StopIteration as stop:
+            self._end()
+            response = self._done(number, stop.value)
+        except ServingError as error:
+            self._end()
+            response = wire.TaskFailed(number, error.code.value, error.message, error.before_queueing)
+        except MemoryError:
+            self._end()
+            text = "the message needs too much memory to be decoded or encoded"
+            response = wire.TaskFailed(number, ErrorCode.UNAVAILABLE.value, text)
+        except Exception as error:
+            self._end()
+            logger.exception("a task of the helper failed")
+            response = wire.TaskFailed(number, ErrorCode.INTERNAL.value, f"{type(error).__name__}: {error}")
+        else:
+            response = wire.TaskNeedsMemory(number, wanted)
+        self._send(response)
+
+    def _done(self, number: int, result: TaskResult) -> wire.ToKernel:
+        output = None
+        if result.output:
+            try:
+                output = self._written(result.output)
+            except ServingError as error:
+                return wire.TaskFailed(number, error.code.value, error.message)
+        return wire.TaskDone(number, result.message, output)
+
+    def _written(self, parts: Sequence[Buffer]) -> Tensor:
+        """Return the bytes of `parts` as a tensor, inline or in the helper's arena."""
+        byte_size = sum(map(len, parts))
+        if byte_size <= INLINE_LIMIT:
+            return Tensor("", "UINT8", [byte_size], b"".join(parts))
+        span, view = self._memory.take(byte_size)
+        position = 0
+        for part in parts:
+            view[position : position + len(part)] = part
+            position += len(part)
+        return Tensor("", "UINT8", [byte_size], None, span)
+
+    def _end(self) -> None:
+        """Forget the task and what it has allocated."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        if self._trims:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def _bytes(self, tensor: Tensor) -> memoryview:
+        if tensor.data is not None:
+            return memoryview(tensor.data)
+        assert tensor.span is not None, "a source without bytes"
+        return self._view(tensor.span).toreadonly()
+
+    def _view(self, span: Span) -> memoryview:
+        return self._regions.get(span.lease.region_number).view(span.offset, span.byte_size)

@@ -1,0 +1,84 @@
+"""Work that a helper process does for a front door, because it takes too long for the event loop.
+
+A front door makes a task and starts it. The helper may ask for memory once, with a message about what it has found out
+so far. Then the task ends with a result or an error. All methods of tasks are called in the kernel's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from kernel.errors import ServingError
+    from shm.tensor import Buffer, Span, Tensor
+
+
+class HelperTask(Protocol):
+    """One task: the helper calls the function `name` with `arguments` and the bytes of `sources`.
+
+    The task owns the leases of its sources, and those of all memory that it gives or gets. It releases them when it has
+    ended, and not before: until then the helper may use the memory.
+    """
+
+    name: str
+    #: What the function needs to know, encoded by the front door.
+    arguments: bytes
+    #: Inline or in spans of arenas.
+    sources: list[Tensor]
+
+    def needs_memory(self, message: bytes) -> Span:
+        """Return a writable span of an arena of this process for the result.
+
+        `message` says what the function has found out so far. Raises `ServingError`: the task fails with it.
+        """
+
+    def done(self, result: bytes, output: Tensor | None) -> None:
+        """The function has returned `result`, and `output` if it wrote bytes into memory of the helper. Never raises.
+
+        The task owns the lease of `output` from now on.
+        """
+
+    def failed(self, error: ServingError) -> None:
+        """The function has raised `error`, the task was cancelled, or the helper was lost. Never raises."""
+
+
+class Helpers(Protocol):
+    """Runs tasks. Implemented by `backends.supervision.helper_pool`."""
+
+    def start(self, task: HelperTask) -> None:
+        """Run `task` as soon as a helper is free. `done` or `failed` ends it, later or before this returns."""
+
+    def cancel(self, task: HelperTask) -> None:
+        """The result is not wanted any more. A task that waits for a helper fails at once, a running one ends as if it
+        was not cancelled."""
+
+
+class TaskResult(msgspec.Struct):
+    """What a task function returns: a message for the front door, and bytes that go into shared memory."""
+
+    message: bytes = b""
+    output: Sequence[Buffer] = ()
+
+
+#: A task function is a generator function of the arguments and the bytes of the sources. It may yield once, a message,
+#: and gets writable memory. It returns the result, or raises `ServingError`.
+TaskSteps = Generator[bytes, memoryview, TaskResult]
+
+
+class TaskFunction(Protocol):
+    """A function that a helper runs."""
+
+    def __call__(self, arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps: ...
+
+
+class NoHelpers:
+    """Stands for the helpers until the server has set them. A started task is a bug."""
+
+    def start(self, task: HelperTask) -> None:
+        raise AssertionError(f"task {task.name} was started without helpers")
+
+    def cancel(self, task: HelperTask) -> None:
+        raise AssertionError(f"task {task.name} was never started")

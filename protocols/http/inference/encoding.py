@@ -1,0 +1,93 @@
+"""`Response` to the body of an inference response: a JSON header, behind which binary outputs lie. Pure."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kernel.serving.request import ParameterValue  # noqa: TC001 - msgspec reads it
+from protocols.http.json.document import ABSENT
+from protocols.http.json.tensor import json_values
+from shm.datatypes import element_count
+
+if TYPE_CHECKING:
+    from kernel.serving.response import Response
+    from protocols.http.inference.codec import OutputFormat
+    from shm.tensor import Buffer, Tensor
+
+
+class _Output(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] | msgspec.UnsetType = ABSENT
+    data: list[Any] | msgspec.Raw | msgspec.UnsetType = ABSENT
+
+
+class _InferResponse(msgspec.Struct, kw_only=True):
+    id: str | msgspec.UnsetType = ABSENT
+    model_name: str
+    model_version: str
+    parameters: dict[str, ParameterValue] | msgspec.UnsetType = ABSENT
+    outputs: list[_Output | msgspec.Raw]
+
+
+_encoder = msgspec.json.Encoder()
+
+
+class EncodedResponse(msgspec.Struct, frozen=True):
+    """A response body: the JSON `header` and the buffers behind it, which belong to the response still."""
+
+    header: bytes
+    binary: list[Buffer]
+
+    @property
+    def has_binary(self) -> bool:
+        """Whether anything stands behind the header."""
+        for buffer in self.binary:  # noqa: SIM110  # `any` would make a generator for every response
+            if len(buffer):
+                return True
+        return False
+
+    def join(self) -> bytes:
+        """Return the body in one piece, independent of the response."""
+        return b"".join((self.header, *self.binary)) if self.binary else self.header
+
+
+def encode_infer(response: Response, output_format: OutputFormat) -> EncodedResponse:
+    """Encode a response with outputs; the caller releases it afterwards.
+
+    Raises `ServingError` for what JSON cannot carry.
+    """
+    binary: list[Buffer] = []
+    outputs = [_encode_output(output, output_format, binary) for output in response.outputs or ()]
+    header = _encoder.encode(
+        _InferResponse(
+            id=response.id or ABSENT,
+            model_name=response.model_name,
+            model_version=response.model_version,
+            parameters=response.parameters or ABSENT,
+            outputs=outputs,
+        )
+    )
+    return EncodedResponse(header, binary)
+
+
+def _encode_output(output: Tensor, output_format: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
+    """Return the JSON of `output`; its bytes go to `binary` where they are not part of the JSON."""
+    data = output.response_bytes()
+    if data is None:  # it is in the client's region
+        return _Output(output.name, output.datatype, output.shape)
+    if output_format.is_binary(output.name):
+        binary.append(data)
+        return _binary_output(output.name, output.datatype, len(data), *output.shape)
+    values = json_values(output.name, output.datatype, data, element_count(output.shape))
+    return _Output(output.name, output.datatype, output.shape, data=values)
+
+
+@functools.lru_cache(maxsize=1024)
+def _binary_output(name: str, datatype: str, byte_size: int, *shape: int) -> msgspec.Raw:
+    """Return the JSON of a binary output, which responses repeat."""
+    return msgspec.Raw(_encoder.encode(_Output(name, datatype, list(shape), {"binary_data_size": byte_size})))

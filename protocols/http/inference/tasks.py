@@ -1,0 +1,205 @@
+"""Large inference bodies over HTTP, decoded and encoded in a helper: the functions that run there, and their arguments.
+
+Pure. `protocols/helpers/request_task.py` and `protocols/http/inference/response_task.py` start them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.config.spec import ModelSpec  # noqa: TC001 - msgspec reads it
+from kernel.errors import InvalidArgument, ServingError
+from kernel.serving.helper_tasks import TaskResult
+from kernel.serving.request import NO_SINK, Request
+from kernel.serving.response import Response
+from protocols.helpers.decoded_request import TensorBytes, decode_steps
+from protocols.helpers.request_task import joined
+from protocols.http.inference.codec import (
+    OutputFormat,
+    decode_infer,
+    json_input_too_large,
+)
+from protocols.http.inference.compression import IDENTITY, compress_parts, decompress
+from protocols.http.inference.encoding import encode_infer
+from protocols.http.inference.raw_input import decode_raw
+from protocols.http.json.large import packed_size, write_data
+from protocols.http.json.tensor import check_readable
+from shm.datatypes import DATATYPES
+from shm.tensor import ClientSpan, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel.serving.helper_tasks import TaskSteps
+    from kernel.serving.request import ParameterValue
+    from shm.tensor import Buffer
+
+#: The names of the functions.
+DECODE_INFER, ENCODE_INFER = "http.decode_infer", "http.encode_infer"
+
+
+# ---- requests -------------------------------------------------------------------------------
+
+
+class DecodeArguments(msgspec.Struct, array_like=True):
+    """What is known of a body before it is decoded."""
+
+    spec: ModelSpec
+    #: The model's name as the client gave it, for errors.
+    model_name: str
+    #: `Inference-Header-Content-Length`; None where the client sent none. 0 stands for a raw request.
+    announced: int | None
+    content_encoding: str
+    max_input_size: int
+    max_inflation: int
+
+
+_arguments_decoder = msgspec.msgpack.Decoder(DecodeArguments)
+
+
+def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:
+    """Decode an inference request, which may be compressed."""
+    known = _arguments_decoder.decode(arguments)
+    body = joined(sources)
+    if known.content_encoding != IDENTITY:
+        try:
+            body = memoryview(decompress(body, known.max_input_size, known.max_inflation))
+        except ServingError as error:
+            error.before_queueing = True  # the call tells it from others by this
+            raise
+    length = header_length(known.announced, len(body))
+    request = Request(known.model_name, [], NO_SINK)
+    deferred: dict[int, TensorBytes] = {}
+    if length:
+
+        def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
+            deferred[len(request.inputs)] = _json_bytes(name, datatype, text, count, max_input_size)
+            return b""
+
+        options = decode_infer(bytes(body[:length]), body[length:], request, known.max_input_size, defer)
+    else:
+        request.inputs.append(decode_raw(body, known.spec))
+        options = OutputFormat(binary=True)
+    contents = [deferred.get(index) or _given_bytes(tensor) for index, tensor in enumerate(request.inputs)]
+    return (yield from decode_steps(request, contents, encode_output_format(options)))
+
+
+def _json_bytes(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> TensorBytes:
+    """Return the bytes of an input in JSON. Raises `ServingError` where there are too many."""
+    if count == 0:
+        return TensorBytes(0, lambda memory: 0)
+    check_readable(name, datatype)
+    byte_size = packed_size(DATATYPES[datatype].byte_size, count, text)
+    if datatype != "BYTES" and byte_size > max_input_size:
+        raise json_input_too_large(name, byte_size, max_input_size)
+
+    def write(memory: memoryview) -> int:
+        written = write_data(datatype, text, count, memory)
+        if written > max_input_size:
+            raise json_input_too_large(name, written, max_input_size)
+        return written
+
+    return TensorBytes(byte_size, write)
+
+
+def _given_bytes(tensor: Tensor) -> TensorBytes | None:
+    """Return the bytes of an input in binary form, None for one in a client's region."""
+    data = tensor.data
+    if data is None:
+        return None
+
+    def write(memory: memoryview) -> int:
+        memory[:] = data
+        return len(data)
+
+    return TensorBytes(len(data), write)
+
+
+def header_length(announced: int | None, body_byte_size: int) -> int:
+    """Return how much of the body is JSON; 0 stands for a raw request, which an empty body is too."""
+    if announced is None:
+        return body_byte_size
+    if not 0 <= announced <= body_byte_size:
+        raise InvalidArgument(f"inference header size should be in range (0, {body_byte_size}), got: {announced}")
+    return announced
+
+
+# ---- responses ------------------------------------------------------------------------------
+
+
+class EncodeArguments(msgspec.Struct, array_like=True):
+    """A response without the bytes of its outputs, which are the sources of the task."""
+
+    model_name: str
+    model_version: str
+    id: str
+    #: (name, datatype, shape) of each.
+    outputs: list[tuple[str, str, list[int]]]
+    #: Whether the bytes of each output are in the response, and so among the sources.
+    given: list[bool]
+    parameters: dict[str, str | int | bool | float] | None
+    output_format: bytes
+    encoding: str
+
+
+_encode_arguments_decoder = msgspec.msgpack.Decoder(EncodeArguments)
+_length_decoder = msgspec.msgpack.Decoder(tuple[int, bool])
+_format_decoder = msgspec.msgpack.Decoder(tuple[bool, dict[str, bool]])
+
+#: The place of an output that the model wrote to the client's region: it is not part of the body.
+_IN_REGION = ClientSpan("", 0)
+
+
+def encode_output_format(output_format: OutputFormat) -> bytes:
+    return msgspec.msgpack.encode((output_format.binary, output_format.named))
+
+
+def read_output_format(message: bytes) -> OutputFormat:
+    binary, named = _format_decoder.decode(message)
+    found = OutputFormat(binary=binary)
+    found.named = named
+    return found
+
+
+def encode_arguments(response: Response, output_format: OutputFormat, encoding: str) -> tuple[bytes, list[Tensor]]:
+    """Return the arguments of `encode_infer_task` and its sources, whose leases are those of the response."""
+    outputs = response.outputs or []
+    given = [output.response_bytes() is not None for output in outputs]
+    arguments = EncodeArguments(
+        response.model_name,
+        response.model_version,
+        response.id,
+        [(output.name, output.datatype, output.shape) for output in outputs],
+        given,
+        response.parameters,
+        encode_output_format(output_format),
+        encoding,
+    )
+    return msgspec.msgpack.encode(arguments), list(itertools.compress(outputs, given))
+
+
+def read_lengths(message: bytes) -> tuple[int, bool]:
+    """Return how many bytes of an encoded body are JSON, and whether binary data follows."""
+    return _length_decoder.decode(message)
+
+
+def encode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:
+    """Encode the response to an inference request; the output is the body, compressed if that was asked for."""
+    known = _encode_arguments_decoder.decode(arguments)
+    data = iter(sources)
+    outputs = [
+        Tensor(name, datatype, shape, next(data)) if given else Tensor(name, datatype, shape, client_span=_IN_REGION)
+        for (name, datatype, shape), given in zip(known.outputs, known.given, strict=True)
+    ]
+    parameters: dict[str, ParameterValue] | None = None if known.parameters is None else dict(known.parameters)
+    response = Response(known.model_name, known.model_version, known.id, outputs, parameters)
+    encoded = encode_infer(response, read_output_format(known.output_format))
+    message = msgspec.msgpack.encode((len(encoded.header), encoded.has_binary))
+    parts: list[Buffer] = [encoded.header, *encoded.binary]
+    if known.encoding != IDENTITY:
+        parts = compress_parts(parts, known.encoding)
+    return TaskResult(message, parts)
+    yield b""  # never: it makes a generator, as every task function is

@@ -1,0 +1,88 @@
+"""Large tensor data in JSON to raw tensor bytes, piece by piece. Pure.
+
+A text of 60 MiB that is decoded as a whole becomes objects of a gigabyte or more. Here only the objects of one piece
+exist at a time. The text must be valid JSON: msgspec has read it once to find its end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from protocols.http.json.tensor import BadData, decode_piece, shape_mismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shm.tensor import Buffer
+
+#: About how many bytes of text become objects at a time, and how many strings.
+_PIECE_BYTE_SIZE = 256 << 10
+
+#: Strings of an array, each with the brackets and commas before it.
+_STRINGS = re.compile(rb'(?:[\s\[\],]*+"(?:[^"\\]++|\\.)*+"){1,4096}+', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_END = re.compile(rb"[\s\[\]]*+")
+
+#: Nested arrays are flattened: brackets become spaces.
+_FLAT = bytes.maketrans(b"[]", b"  ")
+
+
+def packed_size(datatype_byte_size: int, count: int, text: Buffer) -> int:
+    """Return the most raw bytes that the elements in `text` can take; the byte size of BYTES is 0.
+
+    A string of n bytes in JSON, with its quotes and a comma n + 3, becomes at most n + 4 raw bytes.
+    """
+    return count * datatype_byte_size if datatype_byte_size else len(text) * 4 // 3 + 4
+
+
+def write_data(datatype: str, text: memoryview, element_count: int, memory: memoryview) -> int:
+    """Write the raw bytes of the JSON array `text` to `memory`, and return how many they are.
+
+    `memory` has room for `element_count` elements; for BYTES, whose number is not checked here, as `packed_size` says.
+    Raises `ServingError` for elements that are wrong, too many or too few.
+    """
+    position = count = 0
+    for piece in _string_pieces(text) if datatype == "BYTES" else _number_pieces(text):
+        packed, piece_count = decode_piece(datatype, piece)
+        count += piece_count
+        if datatype != "BYTES" and count > element_count:
+            raise shape_mismatch()
+        memory[position : position + len(packed)] = packed
+        position += len(packed)
+    if datatype != "BYTES" and count != element_count:
+        raise shape_mismatch()
+    return position
+
+
+def _number_pieces(text: memoryview) -> Iterator[bytes]:
+    """Yield the elements of nested arrays of scalars as flat arrays."""
+    _check_array(text)
+    position, size = 0, len(text)
+    while position < size:
+        end = min(position + _PIECE_BYTE_SIZE, size)
+        piece = bytes(text[position:end])
+        if end < size:
+            cut = piece.rfind(b",")
+            if cut < 0:  # no element is as long, so this is space, or a wrong element
+                piece, end = bytes(text[position:]), size
+            else:
+                piece, end = piece[:cut], position + cut + 1
+        yield b"[%b]" % piece.translate(_FLAT)
+        position = end
+
+
+def _string_pieces(text: memoryview) -> Iterator[bytes]:
+    """Yield the elements of nested arrays of strings as flat arrays."""
+    _check_array(text)
+    position = 0
+    while (found := _STRINGS.match(text, position)) is not None:
+        yield b"[%b]" % b",".join(_STRING.findall(found.group()))
+        position = found.end()
+    if _END.fullmatch(text, position) is None:
+        raise BadData("attempt to access JSON non-string as string", "Unable to parse JSON bytes array")
+
+
+def _check_array(text: memoryview) -> None:
+    if not len(text) or text[0] != 0x5B:
+        raise BadData("attempt to access JSON non-array as array")
