@@ -233,9 +233,10 @@ class Worker:
         arena = self._output_arena.arena
         assert arena is not None, "OwnArena before the arena was created"
         fd = os.dup(arena.region.fd)
-        self._regions.attach(
-            message.number, AttachedRegion(fd, arena.region.byte_size, 0, writable=False, volatile=False)
+        region = AttachedRegion(
+            fd, arena.region.byte_size, 0, writable=False, volatile=False, private_writes=not self._helps
         )
+        self._regions.attach(message.number, region)
 
     def _transfer(self, message: wire.Transfer) -> None:
         self._regions.attach(message.number, CopiedRegion(message.byte_size))
