@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from shm.arena import Arena
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
-    from shm.arena import Block
+    from shm.arena import Arena, Block
     from shm.tensor import Span
 
 

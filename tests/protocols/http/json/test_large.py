@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ def outcome(decode: object, *arguments: object) -> object:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "_PIECE_BYTE_SIZE", 16)
-    monkeypatch.setattr(large, "_STRINGS", large.re.compile(large._STRINGS.pattern.replace(b"4096", b"3"), 16))
+    monkeypatch.setattr(large, "_STRINGS", re.compile(large._STRINGS.pattern.replace(b"4096", b"3"), re.DOTALL))
 
 
 def same_type(datatype: str) -> st.SearchStrategy[list[object]]:
@@ -50,7 +51,7 @@ def same_type(datatype: str) -> st.SearchStrategy[list[object]]:
     if kind is None:
         low, high = (0, 255) if datatype.startswith("U") else (-128, 127)
         kind = st.integers(low, high)
-    return st.lists(kind, max_size=40)  # type: ignore[arg-type]
+    return st.lists(kind, max_size=40)
 
 
 @pytest.mark.parametrize("datatype", DATATYPES_OF_JSON)
