@@ -38,6 +38,12 @@ async def listen(
     )
 
 
+def machine_names() -> frozenset[str]:
+    """Return the names of this machine in lower case: as it was configured, and without its domain."""
+    name = socket.gethostname().lower()
+    return frozenset({name, name.partition(".")[0]})
+
+
 def listening_address(sock: socket.socket) -> str:
     """Return where `sock` listens: `0.0.0.0:8001`, `[::]:8001`, or the path of a Unix socket."""
     name = sock.getsockname()

@@ -14,7 +14,7 @@ from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import ErrorCode, WorkerLost, error_of
+from kernel.errors import ErrorCode, WorkerLost, worker_error
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
@@ -246,7 +246,7 @@ class WorkerHandle:
         if message is None:
             return Response(request.model_name, version, request.id, final=final)
         if message.error_code:
-            error = error_of(ErrorCode(message.error_code), message.error_text)
+            error = worker_error(ErrorCode(message.error_code), message.error_text)
             error.before_queueing = message.error_before_queueing
             return Response(request.model_name, version, request.id, error=error, final=final)
         leased = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
+from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_trailers
@@ -89,13 +90,15 @@ class GrpcListener:
 
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         request_head = stream.request_head
-        if self._admission is not None and (text := self._admission.refusal(request_head)) is not None:
-            connection.sending.send_trailers(stream, status_trailers(Status.UNAVAILABLE.value, text))
-            return None
+        if self._admission is not None:
+            peer = connection.transport.get_extra_info("peername")
+            if (text := self._admission.refusal(request_head, peer)) is not None:
+                connection.sending.send_trailers(stream, status_trailers(Status.UNAVAILABLE.value, text))
+                return None
         if request_head.is_grpc:
             if request_head.encoding not in ACCEPTED_ENCODINGS:
                 more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
-                text = f"unknown grpc-encoding {request_head.encoding!r}"
+                text = f"unknown grpc-encoding {limited(request_head.encoding, MAX_TEXT_BYTE_SIZE)!r}"
                 connection.sending.send_trailers(stream, status_trailers(Status.UNIMPLEMENTED.value, text, more))
                 return None
             if not request_head.timeout_valid:

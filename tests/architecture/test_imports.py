@@ -26,9 +26,11 @@ ALLOWED = {
     "protocols": {"protocols", "kernel", "shm"},
 }
 
-_KERNEL_BASE = {"kernel", "kernel/errors"}
+_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/texts"}
 #: What a worker process may load of the kernel: nothing that serves.
-_FOR_WORKERS = {"kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving"}
+_FOR_WORKERS = {
+    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving", "kernel/texts",
+}  # fmt: skip
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather",
     "backends/metric_registry", "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
@@ -36,18 +38,20 @@ _WORKER_SIDE = {
 }  # fmt: skip
 _FOR_PROTOCOLS = {
     "kernel", "kernel/config", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/options",
-    "kernel/serving", "kernel/settings",
+    "kernel/serving", "kernel/settings", "kernel/texts",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
     "protocols/status", "protocols/tls", "protocols/body_sizes", "protocols/internal_errors", "protocols/listening",
-    "protocols/prepared_cache", "protocols/traced_models", "protocols/written_releases",
+    "protocols/prepared_cache", "protocols/traced_models", "protocols/written_releases", "protocols/exposure",
+    "protocols/keys",
 }  # fmt: skip
 
 #: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a
 #: type must know it. A room that is not listed may import what its package may.
 ROOMS = {
-    "kernel/errors": set[str](),
+    "kernel/texts": set[str](),
+    "kernel/errors": {"kernel/texts"},
     "kernel/machine": set[str](),
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.internal_errors import report_internal_error
+from protocols.internal_errors import unexpected_error
 
 if TYPE_CHECKING:
     import pytest
@@ -12,7 +12,7 @@ def test_the_client_gets_a_number_and_the_log_everything(caplog: pytest.LogCaptu
     try:
         raise ZeroDivisionError("the secret of the server")
     except ZeroDivisionError as error:
-        text = report_internal_error("POST /v2", error)
+        text = unexpected_error("POST /v2", error).text
     assert "secret" not in text
     (record,) = caplog.records
     assert record.getMessage() == f"internal error {text.split()[3]} in POST /v2"
@@ -22,5 +22,5 @@ def test_the_client_gets_a_number_and_the_log_everything(caplog: pytest.LogCaptu
 
 
 def test_every_error_has_a_number_of_its_own() -> None:
-    texts = {report_internal_error("a test", ValueError()) for _ in range(10)}
+    texts = {unexpected_error("a test", ValueError()).text for _ in range(10)}
     assert len(texts) == 10

@@ -92,7 +92,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
                     raise response.error
                 encoded = 200, encode_generate(response)
             except ServingError as error:
-                encoded = HTTP_STATUS[error.code], error_body(error.message)
+                encoded = HTTP_STATUS[error.code], error_body(error.text)
             finally:
                 response.release()
             yield encoded

@@ -20,7 +20,7 @@ from protocols.http.inference.prepared import PreparedBodies
 from protocols.http.inference.raw_input import decode_raw
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.responses import JSON
-from protocols.internal_errors import report_internal_error
+from protocols.internal_errors import unexpected_error
 from protocols.response_sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
 
@@ -196,7 +196,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     def _internal_error(self, error: Exception) -> HttpResponse:
         """Return the response for an exception that nobody expected."""
-        return http_error(500, report_internal_error(f"POST {self.head.target}", error), plain=False)
+        return _error(unexpected_error(f"POST {self.head.target}", error), plain=False)
 
 
 def decode_body(
@@ -214,4 +214,4 @@ def decode_body(
 
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
-    return http_error(HTTP_STATUS[error.code], error.message, plain=plain)
+    return http_error(HTTP_STATUS[error.code], error.text, plain=plain)

@@ -15,6 +15,7 @@ from kernel.serving.catalog import ModelState
 from protocols.http import routes
 from protocols.http.openapi.document import openapi_document
 from protocols.http.routes import find_endpoint
+from protocols.keys import KeyReader
 from protocols.restricted import HTTP, Restrictions, parse_restrictions
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def complaints(document: dict[str, Any], schema: dict[str, Any], instance: Any) 
 
 @pytest.mark.parametrize("restricted", [(), ("health,inference:X-Key=a",)])
 def test_the_document_is_valid(restricted: tuple[str, ...]) -> None:
-    document = openapi_document("1.0", SPECS, parse_restrictions(restricted, HTTP))
+    document = openapi_document("1.0", SPECS, parse_restrictions(restricted, HTTP, KeyReader()))
     errors = OpenAPIV31SpecValidator(json.loads(json.dumps(document))).iter_errors()
     assert [str(error) for error in errors] == []
 
@@ -142,7 +143,7 @@ def test_an_input_that_json_cannot_carry_is_sent_as_binary_data_only() -> None:
 
 
 def test_restricted_operations_ask_for_their_header() -> None:
-    document = openapi_document("1.0", SPECS, parse_restrictions(("inference:X-Key=a",), HTTP))
+    document = openapi_document("1.0", SPECS, parse_restrictions(("inference:X-Key=a",), HTTP, KeyReader()))
     assert document["components"]["securitySchemes"] == {
         "inference": {"type": "apiKey", "in": "header", "name": "X-Key"}
     }
