@@ -49,11 +49,13 @@ class MessageReader:
     """Finds the messages of one call. After a fault it accepts no more bytes."""
 
     __slots__ = (
-        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "choose_buffer", "fault", "messages",
+        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "_max_byte_size", "choose_buffer",
+        "fault", "messages",
     )  # fmt: skip
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
+        self._max_byte_size = MAX_BODY_BYTE_SIZE
         #: Bytes of a prefix, or of a small message, that are not complete.
         self._gathered = bytearray()
         #: Length of the message that is being received, -1 between messages.
@@ -71,6 +73,16 @@ class MessageReader:
     def between_messages(self) -> bool:
         """Whether the next byte begins a message."""
         return self._length < 0 and not self._gathered and self.fault is None
+
+    def limit(self, max_byte_size: int) -> None:
+        """Refuse messages of more bytes, also those that have arrived or begun, and more bytes after inflating."""
+        self._max_byte_size = max_byte_size
+        largest = max([self._length, *map(len, self.messages)])
+        if largest > max_byte_size and self.fault is None:
+            self.messages.clear()
+            self._gathered.clear()
+            self._large, self._length = None, -1
+            self._refuse_size(largest, max_byte_size)
 
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the call."""
@@ -129,7 +141,7 @@ class MessageReader:
         return taken
 
     def _begin(self, flag: int, length: int) -> None:
-        limit = MAX_INFLATED_BYTE_SIZE if flag else MAX_BODY_BYTE_SIZE
+        limit = min(MAX_INFLATED_BYTE_SIZE, self._max_byte_size) if flag else self._max_byte_size
         if flag > 1:
             self.fault = MessageFault(Status.INTERNAL, f"invalid compressed flag {flag} of a message")
         elif flag and self._encoding not in _WINDOW_BITS:
@@ -193,14 +205,13 @@ class MessageReader:
 
     def _inflate(self, message: Buffer) -> bytes | None:
         inflater = zlib.decompressobj(_WINDOW_BITS[self._encoding])
+        limit = min(MAX_INFLATED_BYTE_SIZE, self._max_byte_size)
         try:
-            inflated = inflater.decompress(message, MAX_INFLATED_BYTE_SIZE + 1)
+            inflated = inflater.decompress(message, limit + 1)
         except zlib.error:
             inflated = None
-        if inflated is not None and len(inflated) > MAX_INFLATED_BYTE_SIZE:
-            self.fault = MessageFault(
-                Status.RESOURCE_EXHAUSTED, f"Decompressed message larger than max ({MAX_INFLATED_BYTE_SIZE})"
-            )
+        if inflated is not None and len(inflated) > limit:
+            self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, f"Decompressed message larger than max ({limit})")
             return None
         if inflated is None or not inflater.eof:
             self.fault = MessageFault(Status.INTERNAL, f"unable to decompress a message ({self._encoding})")

@@ -11,12 +11,13 @@ import msgspec
 from grpclib.const import Status
 
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
+from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall
-from protocols.grpc.service import MODEL_INFER
+from protocols.grpc.service import MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
 from protocols.listening import listen
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.handlers import Handlers
     from protocols.grpc.rpcs.infer import Inference
+
+#: Calls with tensors or files in their messages, besides MODEL_INFER.
+_WITH_LARGE_MESSAGES = frozenset({MODEL_STREAM_INFER, MODEL_LOAD})
 
 #: How often connections are checked for what waits too long.
 CHECK_INTERVAL_S = 5.0
@@ -110,6 +114,8 @@ class GrpcListener:
                 if stream.complete_message is None or request_head.timeout_s is not None:
                     call.expect()
                 return call
+        if request_head.path not in _WITH_LARGE_MESSAGES:
+            stream.message_reader.limit(MAX_CONTROL_BYTE_SIZE)
         return self._handlers.begin(connection, stream)
 
     def connection_idle(self) -> None:

@@ -28,6 +28,7 @@ SERVICE = "inference.GRPCInferenceService"
 #: The one RPC without a handler of grpclib, see `protocols.grpc.rpcs.infer`.
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
 MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
+MODEL_LOAD = f"/{SERVICE}/RepositoryModelLoad"
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.options import AdminOptions, HttpOptions
+from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.http.metrics.server import MetricsServer
 from protocols.http.openapi.paths import generic_paths
 from protocols.http.routes import find_endpoint
@@ -56,15 +57,21 @@ class Client:
 
     async def call(self, method: str, path: str, *lines: str, body: str = "", host: str = "") -> tuple[int, str]:
         """Return the status and the error of the response, or its body."""
-        host = host or f"127.0.0.1:{self.port}"
-        lines = (f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, f"Content-Length: {len(body)}")
-        self._writer.write("\r\n".join([*lines, "", body]).encode())
+        lines = (f"{method} {path} HTTP/1.1", f"Host: {host or f'127.0.0.1:{self.port}'}", *lines)
+        self.write("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]))
+        return await self.read()
+
+    def write(self, text: str) -> None:
+        self._writer.write(text.encode())
+
+    async def read(self) -> tuple[int, str]:
+        """Return the status and the error of the next response, or its body."""
         head = await self._reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in head.splitlines()[1:-1])
         received = (await self._reader.readexactly(int(fields.get(b"content-length", b"0")))).decode()
         if fields.get(b"transfer-encoding") == b"chunked":
             received = (await self._reader.readuntil(b"0\r\n\r\n")).decode()
-        error = json.loads(received).get("error", received) if received.startswith('{"error"') else received
+        error = json.loads(received)["error"] if received.startswith('{"error"') else received
         return int(head.split()[1]), error
 
 
@@ -172,6 +179,59 @@ def test_the_metrics_port_has_the_names_and_a_category_of_restrictions(with_kern
             writer.close()
 
     with_kernel(test)
+
+
+# ---- bodies ----------------------------------------------------------------------------------
+
+#: Requests whose bodies have neither tensors nor files, and may be read at all.
+SMALL = [path for path in POSTS if "echo" not in path and not path.endswith("/unregister")] + [
+    "/v2/repository/models/echo/unload",
+    "/v2/models/echo/trace/setting",
+]
+
+
+@pytest.mark.parametrize("path", SMALL)
+def test_a_large_body_that_controls_the_server_is_refused_before_it_is_received(
+    talk: Callable[..., None], path: str
+) -> None:
+    async def conversation(client: Client, kernel: Any) -> None:
+        client.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_CONTROL_BYTE_SIZE + 1}\r\n\r\n")
+        assert await client.read() == (
+            400,
+            "request JSON size of 65537 bytes exceeds the maximum allowed input size of 65536 bytes for requests "
+            "without tensors and files.",
+        )
+
+    talk(conversation)
+
+
+@pytest.mark.parametrize("path", SMALL)
+def test_a_body_without_announced_size_is_refused_at_the_limit(talk: Callable[..., None], path: str) -> None:
+    async def conversation(client: Client, kernel: Any) -> None:
+        client.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.write(f"{MAX_CONTROL_BYTE_SIZE + 1:x}\r\n{' ' * (MAX_CONTROL_BYTE_SIZE + 1)}\r\n")
+        status, error = await client.read()
+        assert status == 400
+        assert error.startswith("request JSON size of 65537 bytes exceeds")
+
+    talk(conversation)
+
+
+def test_a_smaller_limit_of_the_operator_holds(talk: Callable[..., None]) -> None:
+    async def conversation(client: Client, kernel: Any) -> None:
+        status, error = await client.call("POST", "/v2/logging", body=" " * 11)
+        assert status == 400
+        assert error.endswith("input size of 10 bytes. Use --http-max-input-size to increase the limit.")
+
+    talk(conversation, HttpOptions(max_input_size=10))
+
+
+def test_a_load_may_bring_large_files(talk: Callable[..., None]) -> None:
+    async def conversation(client: Client, kernel: Any) -> None:
+        body = json.dumps({"parameters": {"config": "{}", "file:1/m": "AAAA" * 100_000}})
+        assert (await client.call("POST", "/v2/repository/models/m/load", body=body))[0] == 200
+
+    talk(conversation)
 
 
 # ---- --admin-access --------------------------------------------------------------------------
