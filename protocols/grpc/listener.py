@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
+from kernel.errors import NoDescriptorLeft
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.grpc.access_log import LoggingAcceptor
@@ -52,6 +53,26 @@ class ListenerOptions(msgspec.Struct, frozen=True):
     log_access: bool = False
 
 
+class _RefusingAcceptor:
+    """A `protocols.grpc.h2.transport.CallAcceptor` for a connection that is refused.
+
+    It responds to calls: after a GOAWAY clients connect again and again, and their callers learn nothing.
+    """
+
+    def connection_opened(self, connection: ServerConnection) -> None:
+        """The connection is not counted."""
+
+    def connection_closed(self, connection: ServerConnection) -> None:
+        """See `connection_opened`."""
+
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> None:
+        refusal = status_trailers(Status.UNAVAILABLE.value, NoDescriptorLeft().text)
+        connection.sending.send_trailers(stream, refusal)
+
+    def connection_idle(self) -> None:
+        """Nobody waits for that."""
+
+
 class GrpcListener:
     """Ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
 
@@ -75,6 +96,7 @@ class GrpcListener:
             self._sock,
             lambda: ServerConnection(acceptor, options.keepalive),
             options.tls,
+            make_refusal=lambda: ServerConnection(_RefusingAcceptor()),
             tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,
         )
         self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)

@@ -37,8 +37,8 @@ _WORKER_SIDE = {
     "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/config", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/options",
-    "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe",
+    "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
@@ -51,6 +51,7 @@ _PROTOCOLS_SHARED = {
 #: type must know it. A room that is not listed may import what its package may.
 ROOMS = {
     "kernel/texts": set[str](),
+    "kernel/descriptors": set[str](),
     "kernel/errors": {"kernel/texts"},
     "kernel/machine": set[str](),
     "kernel/loop": _KERNEL_BASE,
@@ -59,13 +60,21 @@ ROOMS = {
     "kernel/options": _KERNEL_BASE | {"kernel/settings", "kernel/repository"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
-    "kernel/memory": _KERNEL_BASE | {"kernel/serving"},
+    "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
     "kernel/repository": _KERNEL_BASE
     | {"kernel/config", "kernel/loop", "kernel/observe", "kernel/serving", "kernel/testing"},
     "kernel/command": _KERNEL_BASE
-    | {"kernel/app", "kernel/observe", "kernel/options", "kernel/repository", "kernel/serving", "kernel/settings"},
+    | {
+        "kernel/app",
+        "kernel/descriptors",
+        "kernel/observe",
+        "kernel/options",
+        "kernel/repository",
+        "kernel/serving",
+        "kernel/settings",
+    },
     "backends/transport": {"kernel/errors", "kernel/loop"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
     "backends/python": _FOR_WORKERS | _WORKER_SIDE,

@@ -43,7 +43,7 @@ def test_a_connection_is_accepted_sends_small_writes_at_once_and_finds_vanished_
         sock = socket.socket()
         sock.setblocking(False)
         sock.bind(("127.0.0.1", 0))
-        async with await listen(sock, Greeter, None):
+        async with await listen(sock, Greeter, None, make_refusal=asyncio.Protocol):
             reader, writer = await asyncio.open_connection("127.0.0.1", sock.getsockname()[1])
             greeting = await reader.read()
             writer.close()
