@@ -53,13 +53,20 @@ def describe_exposure(ports: Sequence[OpenPort], *, explicit: bool, client_shm: 
         return Exposure(f"{network}: {closing}", is_warning=True)
     if client_shm == "local":  # those who reach a port of this machine alone may do it there
         actions[Category.SHARED_MEMORY] = _REGISTER
-    others = _clauses("clients on this machine or with a certificate", actions, ports)
+    others = _clauses(_few_clients(ports), actions, ports)
     if not others:
         return Exposure(f"nobody may {listed} without the key of a restriction")
     return Exposure(f"{others}: start the server with --admin-access=key to close this")
 
 
 _REGISTER = "register shared memory"
+
+
+def _few_clients(ports: Sequence[OpenPort]) -> str:
+    """Return who reaches ports that not everyone in the network reaches."""
+    found = ["on this machine"] if any(port.loopback_only for port in ports) else []
+    found += ["with a certificate"] if any(port.wants_certificates for port in ports) else []
+    return f"clients {' or '.join(found or ['on this machine'])}"  # who may register memory in any case
 
 
 def _actions(*, explicit: bool, client_shm: str) -> Iterable[tuple[Category, str]]:

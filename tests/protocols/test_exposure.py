@@ -57,10 +57,17 @@ def test_what_one_protocol_restricts_is_open_over_the_other() -> None:
     )
 
 
-@pytest.mark.parametrize("where", [{"local": True}, {"mutual": True}])
-def test_what_only_some_clients_reach_is_information(where: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    ("where", "who"),
+    [
+        ({"local": True}, "on this machine"),
+        ({"mutual": True}, "with a certificate"),
+        ({"local": True, "mutual": True}, "on this machine or with a certificate"),
+    ],
+)
+def test_what_only_some_clients_reach_is_information(where: dict[str, bool], who: str) -> None:
     assert line(ports(**where)) == Exposure(  # type: ignore[arg-type]
-        "clients on this machine or with a certificate may change settings of the log, change settings of traces and "
+        f"clients {who} may change settings of the log, change settings of traces and "
         "register shared memory (HTTP at a:1, gRPC at a:2): start the server with --admin-access=key to close this"
     )
 
@@ -76,6 +83,14 @@ def test_what_is_closed_says_who_is_left(admin: AdminOptions, who: str, flag: st
     assert line(ports(admin=admin), explicit=True) == Exposure(
         f"{who} may load and unload models, which run code, change settings of the log and change settings of traces "
         f"({flag})"
+    )
+
+
+def test_memory_that_only_clients_on_the_machine_may_register_is_no_warning() -> None:
+    restricted = "logging,trace"
+    assert line(ports(http=restricted, grpc=restricted)) == Exposure(
+        "clients on this machine may register shared memory (HTTP at a:1, gRPC at a:2): start the server with "
+        "--admin-access=key to close this"
     )
 
 

@@ -384,7 +384,7 @@ def test_the_start_says_once_who_may_administer_the_server() -> None:
         return [line for line in running.log if "--admin-access" in line]
 
     [line] = lines("")
-    assert line.startswith("INFO kernel.app clients on this machine or with a certificate may load and unload models")
+    assert line.startswith("INFO kernel.app clients on this machine may load and unload models")
     [line] = lines("--grpc-address=0.0.0.0")
     assert line.startswith("WARNING kernel.app every client in the network may load and unload models")
     assert "(gRPC at 0.0.0.0:" in line
