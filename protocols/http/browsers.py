@@ -1,9 +1,12 @@
 """Which requests of web pages are refused: those of foreign pages, and those by a foreign name of the server. Pure.
 
-A page in the browser of somebody who can reach the server can send requests to it, too. It may send a POST without
-asking (`text/plain`), and the server sees the page's origin (CSRF). Or the page's own name suddenly means the server's
-address, so that the page may also read the responses; then the server sees a foreign name in `Host` (DNS rebinding).
-Other programs than browsers cannot be used like that, and are admitted unless the operator has listed the names.
+A page can send requests to every server that its browser reaches. It may send a POST without asking (`text/plain`);
+then the server sees the page's origin (CSRF). Or an attacker lets the name of the page suddenly mean the address of the
+server, so that the page may also read the responses; then the server sees a foreign name in `Host` (DNS rebinding).
+
+Both attacks need a browser. So requests without any sign of a browser may use every name, unless the operator has
+listed the names: clients reach the server through proxies, tunnels and services of Kubernetes, whose names it cannot
+know. A name that nobody but the owner of the network can let mean the server is never foreign.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class TritonPythonModel:
 
 
 def infer(connection: http.client.HTTPConnection, byte_size: int) -> tuple[int, Any]:
-    """Send an input of so many bytes; returns the status, and the size that the model saw or the error."""
+    """Send an input of `byte_size` bytes; returns the status, and the size that the model saw or the error."""
     tensor = {"name": "IN", "datatype": "UINT8", "shape": [byte_size], "parameters": {"binary_data_size": byte_size}}
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}

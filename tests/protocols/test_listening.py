@@ -74,7 +74,7 @@ class Speaker(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_connections_with_the_last_descriptors_are_refused_and_only_some_are_told_why(
+def test_connections_with_the_last_descriptors_are_refused_and_only_some_learn_why(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reserved = True

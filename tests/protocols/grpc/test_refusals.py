@@ -65,6 +65,42 @@ def test_a_load_may_bring_large_files(lab: FrontDoorLab, talk: Talk) -> None:
     assert [name for verb, name, _ in lab.repository.calls] == ["m"]
 
 
+LONG = "x" * 60_000
+TENSOR = pb.ModelInferRequest.InferInputTensor
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (MODEL_INFER, pb.ModelInferRequest(model_name=LONG)),
+        (MODEL_INFER, pb.ModelInferRequest(model_name="m", model_version=LONG)),
+        (MODEL_INFER, pb.ModelInferRequest(model_name="m", id=LONG, inputs=[TENSOR(name="X", datatype=LONG)])),
+        (MODEL_INFER, pb.ModelInferRequest(model_name="m", inputs=[TENSOR(name=LONG, datatype="FP32")])),
+        (f"{SERVICE}/ModelMetadata", pb.ModelMetadataRequest(name=LONG)),
+        (f"{SERVICE}/ModelStatistics", pb.ModelStatisticsRequest(name=LONG)),
+        (f"{SERVICE}/SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="r", key=LONG)),
+        (f"{SERVICE}/SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name=LONG)),
+        (f"{SERVICE}/TraceSetting", pb.TraceSettingRequest(model_name=LONG)),
+        (f"{SERVICE}/LogSettings", pb.LogSettingsRequest(
+            settings={"log_format": pb.LogSettingsRequest.SettingValue(string_param=LONG)})),
+    ],
+)  # fmt: skip
+def test_an_error_repeats_little_of_a_long_text(lab: FrontDoorLab, talk: Talk, path: str, message: Any) -> None:
+    code, text = talk(lab, lambda channel: outcome(channel, path, message.SerializeToString()))
+    assert code is not grpc.StatusCode.OK
+    assert 0 < len(text.encode()) < 1100
+
+
+def test_an_error_of_a_stream_repeats_little_of_a_long_text(lab: FrontDoorLab, talk: Talk) -> None:
+    def conversation(channel: grpc.Channel) -> str:
+        call = channel.stream_stream(MODEL_STREAM_INFER, response_deserializer=pb.ModelStreamInferResponse.FromString)(
+            iter([pb.ModelInferRequest(model_name=LONG).SerializeToString()]), timeout=20
+        )
+        return str(next(iter(call)).error_message)
+
+    assert 0 < len(talk(lab, conversation).encode()) < 1100
+
+
 # ---- --admin-access --------------------------------------------------------------------------
 
 
@@ -143,7 +179,7 @@ def test_settings_can_be_read_without_the_key(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""]
 )
 def test_what_a_page_may_send_without_a_permission_is_no_grpc(lab: FrontDoorLab, path: str, content_type: str) -> None:
-    """A browser sends other content types to another origin only after an OPTIONS with an answer that allows them."""
+    """A browser sends other content types to another origin only after an OPTIONS whose response allows them."""
     message = pb.RepositoryModelLoadRequest(model_name="m").SerializeToString()
     octets = bytes([0, *len(message).to_bytes(4, "big")]) + message
     response = ask(lab, fields(path, content_type=content_type, origin="https://evil.example"), octets)

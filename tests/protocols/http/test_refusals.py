@@ -234,6 +234,51 @@ def test_a_load_may_bring_large_files(talk: Callable[..., None]) -> None:
     talk(conversation)
 
 
+# ---- texts of clients in errors --------------------------------------------------------------
+
+LONG = "x" * 60_000
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"name": "IN", "shape": [1], "datatype": "FP32", "data": [1], **changes}
+
+
+#: A path, lines of the head, and a body with a long text in it.
+LONG_TEXTS: tuple[tuple[str, tuple[str, ...], Any], ...] = (
+    (INFER, (), {"inputs": [tensor(name=LONG)]}),
+    (INFER, (), {"inputs": [tensor(datatype=LONG)]}),
+    (INFER, (), {"inputs": [tensor(shape=[1] * 30_000)]}),
+    (INFER, (), {"inputs": [tensor(data=[LONG])]}),
+    (INFER, (), {"inputs": [tensor(parameters={"shared_memory_region": LONG, "shared_memory_byte_size": 4})]}),
+    (INFER, (), {"inputs": [tensor()], "outputs": [{"name": LONG}]}),
+    (INFER, (), {"inputs": [tensor(), tensor()], "id": LONG}),
+    (INFER, (f"Inference-Header-Content-Length: {'1' * 5000}",), {}),
+    (INFER, (f"Inference-Header-Content-Length: {'é' * 2000}",), {}),
+    (INFER, (f"Content-Encoding: {'x' * 5000}",), {}),
+    (f"/v2/models/{'x' * 5000}/infer", (), {}),
+    ("/v2/models/echo/generate", (), {LONG: 1}),
+    (f"/v2/models/{'x' * 5000}/generate", (), {}),
+    ("/v2/repository/models/m/load", (), {"parameters": {f"file:{LONG}": "not base64"}}),
+    ("/v2/logging", (), {"log_format": LONG}),
+    ("/v2/trace/setting", (), {"trace_rate": LONG}),
+    (f"/v2/models/{'x' * 5000}/trace/setting", (), {}),
+    ("/v2/systemsharedmemory/region/r/register", (), {"key": LONG, "offset": 0, "byte_size": 1}),
+    (f"/v2/systemsharedmemory/region/{'x' * 5000}/register", (), {"key": "/k", "offset": 0, "byte_size": 1}),
+)
+
+
+@pytest.mark.parametrize("number", range(len(LONG_TEXTS)))
+def test_an_error_repeats_little_of_a_long_text(talk: Callable[..., None], number: int) -> None:
+    path, lines, body = LONG_TEXTS[number]
+
+    async def conversation(client: Client, kernel: Any) -> None:
+        status, error = await client.call("POST", path, *lines, body=json.dumps(body))
+        assert status >= 400
+        assert 0 < len(error.encode()) < 1100
+
+    talk(conversation)
+
+
 # ---- --admin-access --------------------------------------------------------------------------
 
 
