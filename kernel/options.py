@@ -55,6 +55,8 @@ class HttpOptions(msgspec.Struct, frozen=True):
     restricted_api: tuple[str, ...] = ()
     #: Origins of web pages that may call the server, or "*"; empty for no CORS headers.
     cors_origins: tuple[str, ...] = ()
+    #: Values of --http-allowed-hosts, not parsed: "name,name"; empty for the default of `protocols.http.browsers`.
+    allowed_hosts: tuple[str, ...] = ()
     tls: TlsOptions | None = None
 
 
@@ -80,6 +82,15 @@ class GrpcOptions(msgspec.Struct, frozen=True):
     #: 0 for no limit.
     max_connection_age_grace_ms: int = 0
     tls: TlsOptions | None = None
+
+
+class AdminOptions(msgspec.Struct, frozen=True):
+    """Who may load and unload models, change settings of logs and traces, and register shared memory."""
+
+    #: local, key or open.
+    access: str = "open"
+    #: Value of --admin-key: the key, "@FILE" or "$VARIABLE"; empty for none.
+    key: str = ""
 
 
 class MetricsOptions(msgspec.Struct, frozen=True):
@@ -150,6 +161,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     strict_readiness: bool = True
     #: Seconds in which requests in flight may end when the server stops.
     exit_timeout_s: int = 30
+    admin: AdminOptions = AdminOptions()
     #: local, true or false.
     allow_client_shm: str = "local"
     #: uvloop or asyncio.
@@ -189,6 +201,7 @@ def check_options(options: ServerOptions) -> None:
         raise BadOption("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in options.repository.load_models and len(options.repository.load_models) > 1:
         raise BadOption("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    _check_admin(options.admin)
     taken: dict[tuple[str, int], str] = {}
     for title, listener in (
         ("HTTP", options.http_listener),
@@ -204,3 +217,11 @@ def check_options(options: ServerOptions) -> None:
                 f"and port {listener.address}:{listener.port}"
             )
         taken[address] = title
+
+
+def _check_admin(admin: AdminOptions) -> None:
+    if admin.access == "key" and not admin.key:
+        raise BadOption("--admin-access=key needs --admin-key, the key as @FILE or $VARIABLE")
+    if admin.key and admin.access != "key":
+        # The server would be open although the operator has chosen a key.
+        raise BadOption("--admin-key has an effect only with --admin-access=key")

@@ -14,7 +14,7 @@ from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import ErrorCode, WorkerLost, error_of
+from kernel.errors import ErrorCode, WorkerLost, file_error, worker_error
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
@@ -90,10 +90,14 @@ class WorkerHandle:
             if request is None:
                 messages.append(wire.RequestMessage(number, []))
             else:
-                if request.leased:
-                    self._attach(request)
                 self._requests[number] = request
                 in_flight += 1
+                if request.leased and (error := self._try_attach(request)) is not None:
+                    self._not_sent(batch.number, number, error)
+                    if batch.slots is not None:
+                        messages.append(wire.RequestMessage(number, []))
+                    number += 1
+                    continue
                 messages.append(
                     wire.RequestMessage(
                         number,
@@ -116,6 +120,14 @@ class WorkerHandle:
         self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
         if not self._watched_batch and len(self.record.batches) > 1:
             self._schedule_outbox_check()
+
+    def _try_attach(self, request: Request) -> ServingError | None:
+        """Attach the regions of a request, or return the error that it gets because no file descriptor is left."""
+        try:
+            self._attach(request)
+        except OSError as error:
+            return file_error(f"a tensor could not be given to the worker of '{self.name}': {error}", error)
+        return None
 
     def _attach(self, request: Request) -> None:
         """Announce the regions of a request to the worker, which uses them until its final response."""
@@ -246,7 +258,7 @@ class WorkerHandle:
         if message is None:
             return Response(request.model_name, version, request.id, final=final)
         if message.error_code:
-            error = error_of(ErrorCode(message.error_code), message.error_text)
+            error = worker_error(ErrorCode(message.error_code), message.error_text)
             error.before_queueing = message.error_before_queueing
             return Response(request.model_name, version, request.id, error=error, final=final)
         leased = False

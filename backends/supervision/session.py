@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
-from kernel.errors import ErrorCode, InternalError, Unavailable, error_of
+from kernel.errors import ErrorCode, InternalError, Unavailable, file_error, worker_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ class WorkerSession:
         try:
             self._launched = await launcher.launch(self._title, helper=helper)
         except OSError as error:
-            raise InternalError(f"a worker process could not be started: {error}") from error
+            raise file_error(f"a worker process could not be started: {error}", error) from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
         self.send = self._channel.send
         self._launched.on_lost(self._process_lost)
@@ -139,7 +139,7 @@ class WorkerSession:
         self.send(message)
         response = await self._response
         if isinstance(response, wire.LoadFailed):
-            raise error_of(ErrorCode(response.code), response.text)
+            raise worker_error(ErrorCode(response.code), response.text)
         return response
 
     def _received(self, raw_messages: list[bytes]) -> None:

@@ -104,14 +104,17 @@ class WorkerMemory:
     # ---- tensors of requests -----------------------------------------------------------------
 
     def attach(self, region: Region, *, writable: bool) -> None:
-        """Announce a region to the worker, before a message names a span of it."""
+        """Announce a region to the worker, before a message names a span of it. Raises `OSError`."""
         if region.number in self.attached:
             return
-        self.attached.add(region.number)
-        region.on_closed(self._detach)
         if self.output_arena is not None and region is self.output_arena.region:
             self._session.send(wire.OwnArena(region.number))
-            return
+        else:
+            self._send_region(region, writable=writable)
+        self.attached.add(region.number)
+        region.on_closed(self._detach)
+
+    def _send_region(self, region: Region, *, writable: bool) -> None:
         message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client)
         if writable:
             self._session.send_with_fd(message, region.fd)

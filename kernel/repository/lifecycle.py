@@ -64,6 +64,8 @@ class Lifecycle:
         reasons of failures.
         """
         found = await self._scan()
+        for path in found.misnamed:
+            logger.warning("ignore model directory '%s': its name contains control characters", path)
         wanted = list(names) if self._settings.explicit else ["*"]
         if wanted == ["*"]:
             failed = list(found.duplicates)

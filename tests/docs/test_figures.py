@@ -12,12 +12,19 @@ from backends.supervision.remote_memory import MAX_UNSENT_BYTE_SIZE
 from backends.transport import outbox, wire
 from backends.worker.loop import MAX_UNSENT_NS
 from kernel.command.flags.read import DEFAULTS
+from kernel.errors import MAX_MODEL_TEXT
 from kernel.loop import busy_poll
 from kernel.memory.client_regions import MAX_REGIONS
 from kernel.observe.metric_rules import MAX_LABELS_LENGTH, MAX_SERIES
 from kernel.repository.limits import MAX_INSTANCES
-from kernel.repository.override import MAX_CONFIG_BYTE_SIZE, MAX_FILES_BYTE_SIZE
+from kernel.repository.override import (
+    MAX_CONFIG_BYTE_SIZE,
+    MAX_FILES_BYTE_SIZE,
+    MAX_PATH_BYTE_SIZE,
+    MAX_PATH_DEPTH,
+)
 from kernel.serving.instances import PREFETCH_NS
+from kernel.texts import MAX_TEXT_BYTE_SIZE
 from protocols import body_sizes
 from protocols.grpc import framing
 from protocols.grpc.h2 import limits
@@ -58,6 +65,9 @@ STATEMENTS = {
         f"| responses that a decoupled model is ahead of its client | {wire.CREDIT_WINDOW} |",
         f"| `config` of a load request | {size(MAX_CONFIG_BYTE_SIZE)} |",
         f"| files of a load request | {size(MAX_FILES_BYTE_SIZE)} |",
+        f"| path of a file in a load request | {MAX_PATH_BYTE_SIZE} bytes, {MAX_PATH_DEPTH} folders |",
+        f"without tensors and files | {size(body_sizes.MAX_CONTROL_BYTE_SIZE)}, over HTTP and gRPC |",
+        f"| text of a client in an error | {size(MAX_TEXT_BYTE_SIZE)}; text of a model {size(MAX_MODEL_TEXT)} |",
         f"| instances of a model | {MAX_INSTANCES} |",
         f"| {DEFAULTS.repository.load_timeout_s // 60} minutes each",
         f"| {MAX_SERIES:,}, labels of {MAX_LABELS_LENGTH} characters |",
@@ -70,6 +80,9 @@ STATEMENTS = {
     ],
     "docs/differences.md": [
         f"a `config` of {size(MAX_CONFIG_BYTE_SIZE)}, and files of {size(MAX_FILES_BYTE_SIZE)} in all",
+        f"paths of {MAX_PATH_BYTE_SIZE} bytes and {MAX_PATH_DEPTH} folders",
+        f"repeats at most {size(MAX_TEXT_BYTE_SIZE)}",
+        f"have at most {size(body_sizes.MAX_CONTROL_BYTE_SIZE)}",
         f"More than {MAX_INSTANCES} instances",
         f"within less than {DEFAULTS.busy_poll_us / 1000} ms",
         f"can be {wire.CREDIT_WINDOW} responses ahead",

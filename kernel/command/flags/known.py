@@ -28,6 +28,8 @@ _ADDRESS = Kind("ADDRESS", str)
 _PATTERN = Kind("REGEX", str)
 _RESTRICTION = Kind("APIS:KEY=VALUE", str)
 _ORIGIN = Kind("ORIGIN", str)
+_HOSTS = Kind("NAMES", str)
+_KEY = Kind("@FILE|$VARIABLE|TEXT", str)
 _MILLISECONDS = integer(0, metavar="MS")
 _SECONDS = integer(raised_to=0, metavar="SECONDS")
 _COUNT = integer(0)
@@ -98,10 +100,16 @@ _HTTP = FlagGroup(
              help="Headers whose names contain a match become parameters of inference requests."),
         Flag(name="http-restricted-api", kind=_RESTRICTION, option="http.restricted_api", repeat=True,
              help="Allow APIS only for requests with the header KEY: VALUE. "
-             f"APIS is a comma-separated list of {_CATEGORIES}."),
+             f"APIS is a comma-separated list of {_CATEGORIES}, metrics (the metrics port). VALUE may be @FILE or "
+             "$VARIABLE."),
         Flag(name="http-cors-origin", kind=_ORIGIN, option="http.cors_origins", repeat=True,
              help="Allow web pages of this origin to call the server, such as https://a.example; * for all.",
              ours=True),
+        Flag(name="http-allowed-hosts", kind=_HOSTS, option="http.allowed_hosts", repeat=True, ours=True,
+             help="Names by which clients may reach the HTTP and metrics ports, with commas between them, besides IP "
+             "addresses and localhost; *.example.com for all names below example.com, * for any. Requests by other "
+             "names are refused. Without the flag only web pages are refused that use a name which could be an "
+             "attacker's."),
         Flag(name="http-use-ssl", kind=SWITCH, option="http.tls",
              help="Serve HTTPS with --http-server-cert.", ours=True),
         Flag(name="http-use-ssl-mutual", kind=SWITCH, option="http.tls.mutual",
@@ -128,7 +136,7 @@ _GRPC = FlagGroup(
              help="Metadata whose names contain a match become parameters of inference requests."),
         Flag(name="grpc-restricted-protocol", kind=_RESTRICTION, option="grpc.restricted_protocol", repeat=True,
              help="Allow APIS (see --http-restricted-api) only for calls with the metadata triton-grpc-protocol-KEY: "
-             "VALUE."),
+             "VALUE, which may be @FILE or $VARIABLE."),
         Flag(name="grpc-use-ssl", kind=SWITCH, option="grpc.tls", help="Use TLS with --grpc-server-cert."),
         Flag(name="grpc-use-ssl-mutual", kind=SWITCH, option="grpc.tls.mutual",
              help="Use TLS, and require a certificate from clients."),
@@ -229,6 +237,13 @@ _SERVER = FlagGroup(
         Flag(name="id", kind=TEXT, option="server_id", help="Name of the server in its metadata."),
         Flag(name="exit-timeout-secs", kind=_SECONDS, option="exit_timeout_s",
              help="Seconds in which requests may end after Ctrl-C or SIGTERM."),
+        Flag(name="admin-access", kind=one_of("local", "key", "open", any_case=True), option="admin.access", ours=True,
+             help="Clients that may load and unload models, change settings of logs and traces, and register shared "
+             "memory: local (clients on this machine), key (those with the key of --admin-key in the header admin-key, "
+             "over gRPC triton-grpc-protocol-admin-key) or open (all)."),
+        Flag(name="admin-key", kind=_KEY, option="admin.key", ours=True, default="none",
+             help="The key for --admin-access=key: @FILE, $VARIABLE, or the key itself, which other users of the "
+             "machine can see."),
         Flag(name="allow-client-shm", kind=one_of("local", "true", "false", any_case=True), option="allow_client_shm",
              ours=True, help="Clients that may register shared memory: local (clients on this machine), true (all) or "
              "false (none). tritonserver's default is false, and it has no local."),

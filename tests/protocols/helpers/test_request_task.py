@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.errors import ArenaFull, InvalidArgument, RequestCancelled, ServerStopping
-from kernel.serving.helper_tasks import TaskResult
 from kernel.serving.request import NO_SINK, Request
 from kernel.testing import model_spec
 from protocols.helpers.decoded_request import MAX_DESCRIPTION_BYTE_SIZE, TensorBytes, decode_steps, describe
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.errors import ServingError
-    from kernel.serving.helper_tasks import TaskSteps
+    from kernel.serving.helper_tasks import TaskResult, TaskSteps
 
 
 class Caller:
