@@ -43,7 +43,7 @@ import msgspec
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 5
+PROTOCOL = 6
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -384,7 +384,8 @@ class ArenaCreated(Message):
 
 
 class OutboxCreated(Message):
-    """The worker's outbox. Sent with its file descriptor, after `Hello`."""
+    """The worker's outbox. Sent with its file descriptor, after `Hello`. It also has the number of the batch that the
+    worker has begun last (`backends.transport.outbox.Progress`)."""
 
 
 class InputsHeld(Message):

@@ -11,6 +11,7 @@ PURE = (
     "backends/supervision/backoff.py",
     "backends/config_requirements.py",
     "backends/transport/framing.py",
+    "backends/transport/texts.py",
     "kernel/serving/catalog.py",
     "kernel/config/autofill.py",
     "kernel/config/check.py",

@@ -25,6 +25,7 @@ CATCH_ALL = {
     "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
+    "backends/transport/channel.py LoopChannel._handle": "a worker's message may break anything: the worker is dropped",
     "bench/server.py ServerProcess.stop": "too slow, or interrupted: the process is killed all the same",
     "kernel/embedding/requests.py EmbeddedCall._submit": "runs on the server's thread: its caller must be answered",
     "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",

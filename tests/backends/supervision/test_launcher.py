@@ -16,7 +16,7 @@ import pytest
 from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_exit
 from backends.supervision.output_capture import OutputCapture
 from backends.transport import wire
-from backends.transport.framing import FrameReader
+from backends.transport.framing import MAX_WORKER_FRAME, FrameReader
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -164,7 +164,7 @@ def test_a_real_worker_says_hello_and_ends_when_the_kernel_is_gone() -> None:
         launched = await LocalLauncher().launch("m_0")
         assert isinstance(launched, LocalProcess)
         launched.socket.setblocking(False)
-        reader = FrameReader()
+        reader = FrameReader(MAX_WORKER_FRAME)
         raw: list[bytes] = []
         while not raw:
             raw = reader.feed(await loop.sock_recv(launched.socket, 4096))
