@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.supervision.launcher import Launched, Launcher
+    from backends.transport.outbox import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,34 @@ class WorkerSession:
         """Handle the messages in the outbox of a busy worker."""
         assert self._channel is not None
         self._channel.take_unsent()
+
+    # ---- the watchdog ------------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        """Return how far the worker is with its batches, or None if it does not say that."""
+        return None if self._channel is None else self._channel.progress()
+
+    @property
+    def incomplete_since(self) -> int | None:
+        """See `LoopChannel.incomplete_since`."""
+        return None if self._channel is None else self._channel.incomplete_since
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the worker's process is stopped by a signal."""
+        return self._launched is not None and self._launched.stopped
+
+    def terminate(self) -> None:
+        """Ask the worker to end, also while its model executes."""
+        if self._launched is not None:
+            self._launched.terminate()
+
+    def drop(self, problem: str) -> None:
+        """End the connection because of what the worker does, and kill the worker."""
+        assert self._channel is not None
+        self._channel.drop(problem)
+
+    # ---- the end -----------------------------------------------------------------------------
 
     async def stop(self, grace_s: float) -> None:
         """Let the worker finalize its model and wait until it has ended. Kill it after `grace_s` seconds; 0 kills it

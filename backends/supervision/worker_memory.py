@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
@@ -85,6 +86,9 @@ class WorkerMemory:
 
     #: Whether responses must be sent by `deliver`, because their outputs may not be in their places yet.
     defers = False
+
+    #: The number of the last batch that was sent: each one is, as soon as it is dispatched.
+    last_sent = sys.maxsize
 
     def __init__(self, session: WorkerSession, title: str, budget: ByteBudget | None = None) -> None:
         """The worker's outputs count in `budget` as long as they are leased."""

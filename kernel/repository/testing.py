@@ -101,7 +101,7 @@ class FakeKeeper:
     def set_restart_config(self, config: str) -> None:
         self.config = config
 
-    async def retire(self) -> None:
+    async def retire(self, limit_s: float) -> None:
         if self.instance is not None:
             self.model.instances.set_apart(self.instance)
         if self.finished is not None:

@@ -199,16 +199,16 @@ class Kernel:
     @property
     def in_flight(self) -> int:
         """The number of requests that were accepted and have no final response yet."""
-        return sum(model.in_flight for model in self.catalog.ready_models())
+        return sum(model.in_flight for model in self.catalog.executing_models())
 
     async def drain(self) -> None:
         """Refuse new requests and wait until every accepted one has its final response."""
         self.stopping = True
-        await asyncio.gather(*(model.drain() for model in self.catalog.ready_models()))
+        await asyncio.gather(*(model.drain() for model in self.catalog.executing_models()))
 
     def abandon(self) -> None:
         """Fail all requests that have no final response: the exit timeout has expired."""
-        for model in self.catalog.ready_models():
+        for model in self.catalog.executing_models():
             model.abandon(Unavailable("Server exiting: the request took longer than the exit timeout"))
 
 

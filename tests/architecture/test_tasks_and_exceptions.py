@@ -20,6 +20,7 @@ FREE_TASKS = {
 #: Functions that catch any exception and do not raise it again: why.
 CATCH_ALL = {
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
+    "backends/supervision/watch/watchdog.py Watchdog.look": "one look that fails must not keep the others from it",
     "backends/python/backend.py PythonBackend._call": "a model's code may raise anything: its requests fail",
     "backends/python/failures.py model_code": "a model's code may raise anything: its requests fail",
     "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",

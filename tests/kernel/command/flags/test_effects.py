@@ -146,6 +146,9 @@ _MODEL_EFFECTS = {
     "model-load-timeout-secs": Effect(
         "--model-load-timeout-secs=9", lambda r: r.supervisors[0].options["load_timeout_s"], 9
     ),
+    "model-unload-timeout-secs": Effect(
+        "--model-unload-timeout-secs=9", lambda r: r.lifecycle._settings.unload_timeout_s, 9
+    ),
     "backend-config": Effect(
         "--backend-config=identity,a=b", lambda r: r.supervisors[0].plan.backend_config.get("a"), "b"  # type: ignore[union-attr]
     ),
@@ -268,6 +271,12 @@ _SERVER_EFFECTS = {
     "trace-log-frequency": Effect("--trace-log-frequency=7", setting("trace/setting", "log_frequency"), "7"),
     "id": Effect("--id=mine", lambda r: r.call("/v2").json["name"], "mine"),
     "exit-timeout-secs": Effect("--exit-timeout-secs=7", started, True, after=logged("in flight get 7 s")),
+    "execution-timeout": Effect(
+        "--execution-timeout=2.5", lambda r: r.supervisors[0].options["limits"].timeout_ns, 2_500_000_000
+    ),
+    "execution-report-secs": Effect(
+        "--execution-report-secs=0.5", lambda r: r.supervisors[0].options["limits"].report_ns, 500_000_000
+    ),
     "allow-client-shm": Effect(
         "--allow-client-shm=false",
         lambda r: "--allow-client-shm" in r.call(
