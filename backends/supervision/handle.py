@@ -15,6 +15,7 @@ from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
+from backends.transport.texts import MAX_TEXT_BYTES
 from kernel.errors import ErrorCode, WorkerLost, error_of
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
@@ -261,6 +262,8 @@ class WorkerHandle:
         if message is None:
             return Response(request.model_name, version, request.id, final=final)
         if message.error_code:
+            if len(message.error_text) > MAX_TEXT_BYTES:
+                raise ValueError(f"an error text of {len(message.error_text)} characters")
             error = error_of(ErrorCode(message.error_code), message.error_text)
             error.before_queueing = message.error_before_queueing
             return Response(request.model_name, version, request.id, error=error, final=final)

@@ -144,12 +144,14 @@ class WorkerSession:
     # ---- the end -----------------------------------------------------------------------------
 
     async def stop(self, grace_s: float) -> None:
-        """Let the worker finalize its model and wait until it has ended. Kill it after `grace_s` seconds; 0 kills it
-        at once."""
+        """Let the worker finalize its model and wait until it has ended. Kill it after `grace_s` seconds.
+
+        With 0, and if a signal has stopped its process, it is killed at once.
+        """
         if self._launched is None or self._lost_cause is not None:
             return
         self.on_lost = None
-        if grace_s:
+        if grace_s and not self.stopped:
             self.send(wire.Stop())
         else:
             self.kill()
