@@ -214,6 +214,9 @@ class WorkerHandle:
             raise ValueError(f"batch {number} was not dispatched to this worker") from None
 
     def _executed(self, message: wire.Executed) -> None:
+        start_ns, end_ns = message.compute_start_ns, message.compute_end_ns
+        if not start_ns <= message.input_end_ns <= message.output_start_ns <= end_ns:
+            raise ValueError("times of an execution that are not in order")
         try:
             batch = self.record.executed(message.batch)
         except KeyError:
@@ -227,10 +230,7 @@ class WorkerHandle:
         self.has_executed = True
         offset = self._session.clock_offset_ns
         times = ExecutionTimes(
-            message.compute_start_ns + offset,
-            message.input_end_ns + offset,
-            message.output_start_ns + offset,
-            message.compute_end_ns + offset,
+            start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
         )
         self._model.instances.executed(self, batch, times)
 

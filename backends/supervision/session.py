@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
+from backends.transport.texts import shortened
 from kernel.errors import ErrorCode, InternalError, Unavailable, error_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from backends.transport.outbox import Progress
 
 logger = logging.getLogger(__name__)
+
+_Expected = TypeVar("_Expected", bound=wire.Message)
 
 #: How long a worker may take until it sends `Hello`, in seconds. A new interpreter needs 0.2 s.
 HELLO_TIMEOUT_S = 30.0
@@ -75,22 +78,22 @@ class WorkerSession:
             raise InternalError(f"the worker did not start within {HELLO_TIMEOUT_S:.0f} s") from None
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
-            raise InternalError(f"the worker uses another protocol version: {hello!r}")
+            found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"
+            raise InternalError(f"the worker uses another protocol: {found}, expected version {wire.PROTOCOL}")
         self.local = hello.local
         if not hello.local:
             self.clock_offset_ns = time.monotonic_ns() - hello.now_ns
 
     async def complete(self, message: wire.Complete) -> str:
         """Return the completed configuration in JSON. Raises the worker's `ServingError`."""
-        response = await self._request(message)
-        assert isinstance(response, wire.Completed), response
-        return response.config
+        return (await self._request(message, wire.Completed)).config
 
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""
         self.arena_byte_size = message.arena_byte_size
-        response = await self._request(message)
-        assert isinstance(response, wire.Loaded), response
+        response = await self._request(message, wire.Loaded)
+        if response.concurrency < 1:
+            raise self._broken(f"a concurrency of {response.concurrency}")
         self.concurrency = response.concurrency
         return response.load_ns
 
@@ -163,15 +166,26 @@ class WorkerSession:
 
     # ---- messages ----------------------------------------------------------------------------
 
-    async def _request(self, message: wire.ToWorker) -> wire.ToKernel:
+    async def _request(self, message: wire.ToWorker, expected: type[_Expected]) -> _Expected:
+        """Send `message` and return the response. Raises the worker's `ServingError`."""
         if self._lost_cause is not None:
             raise Unavailable(f"the worker was lost ({self._lost_cause})")
         self._response = asyncio.get_running_loop().create_future()
         self.send(message)
         response = await self._response
+        if isinstance(response, expected):
+            return response
         if isinstance(response, wire.LoadFailed):
-            raise error_of(ErrorCode(response.code), response.text)
-        return response
+            try:
+                raise error_of(ErrorCode(response.code), shortened(response.text))
+            except ValueError:
+                raise self._broken(f"the error code '{response.code[:20]}'") from None
+        raise self._broken(f"{type(response).__name__}, expected {expected.__name__}")
+
+    def _broken(self, found: str) -> InternalError:
+        """Drop a worker that sent a wrong response, and return the error."""
+        self.drop(f"it sent {found}")
+        return InternalError(f"the worker was lost while the model was being loaded (it sent {found})")
 
     def _received(self, raw_messages: list[bytes]) -> None:
         for raw in raw_messages:

@@ -260,6 +260,30 @@ def test_a_loaded_worker_says_how_many_batches_it_executes_at_the_same_time() ->
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        (wire.Completed("{}"), "Completed, expected Loaded"),
+        (wire.Loaded(5, 0), "a concurrency of 0"),
+        (wire.Loaded(5, -1), "a concurrency of -1"),
+        (wire.LoadFailed("no such code", ""), "the error code 'no such code'"),
+    ],
+)
+def test_a_worker_with_a_wrong_response_to_a_load_is_dropped(sent: wire.ToKernel, found: str) -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        worker.channel.send(sent)
+        with pytest.raises(InternalError) as caught:
+            await session.load(wire.Load("{}", "", 1, "m"))
+        assert caught.value.message == f"the worker was lost while the model was being loaded (it sent {found})"
+        with pytest.raises(Unavailable, match="it sent"):
+            await session.load(wire.Load("{}", "", 1, "m"))
+
+    asyncio.run(main())
+
+
 def test_a_load_that_failed_raises_the_workers_error() -> None:
     async def main() -> None:
         worker, session = FakeWorker(), WorkerSession("m")
