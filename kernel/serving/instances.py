@@ -173,6 +173,16 @@ class InstanceSet:
         return self._conditions.values()
 
     @property
+    def stopped_count(self) -> int:
+        """How many instances have a process that is stopped by a signal."""
+        return sum(condition.stopped for condition in self._conditions.values()) if self._conditions else 0
+
+    @property
+    def busy_count(self) -> int:
+        """How many other instances execute for long."""
+        return len(self._conditions) - self.stopped_count if self._conditions else 0
+
+    @property
     def waiting(self) -> int:
         """How many requests were dispatched ahead of time and are not started."""
         return sum(len(batch.requests) for _, record in self._records() for batch in record.unstarted())

@@ -151,13 +151,13 @@ OURS = (
     Value(
         "nv_model_instance_busy_count",
         "Number of instances of the model that execute for longer than --execution-report-secs",
-        lambda model: sum(not condition.stopped for condition in model.instances.conditions),
+        lambda model: model.instances.busy_count,
         kind="gauge",
     ),
     Value(
         "nv_model_instance_stopped_count",
         "Number of instances of the model whose process is stopped by a signal",
-        lambda model: sum(condition.stopped for condition in model.instances.conditions),
+        lambda model: model.instances.stopped_count,
         kind="gauge",
     ),
     Value(
