@@ -35,7 +35,11 @@ class Launched(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether the worker does not run, although it has not ended: a signal has stopped its process."""
+        """Whether the worker does not run, although it has not ended: a signal has stopped its process.
+
+        The watchdog asks often, so it must be cheap. A launcher for other hosts has to know it without asking the
+        worker, which does not respond then, nor while its model executes.
+        """
 
     def terminate(self) -> None:
         """Ask the worker and the processes that it started to end (SIGTERM). `on_lost` follows if the worker does."""

@@ -229,6 +229,8 @@ class InstanceSupervisor:
             session.kill()
         elif finding.report:
             logger.warning("model instance '%s' busy for %.0f s with one execution", handle.name, busy_s)
+        if self._handle is not handle:
+            return  # the worker is lost already
         self._suspend(handle, stopped=stopped)
         condition = None
         if stopped:

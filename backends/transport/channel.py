@@ -359,5 +359,8 @@ class BlockingChannel:
         return self._fds.popleft()
 
     def close(self) -> None:
+        """End the connection, also if processes that the model has forked have the socket too."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._socket.close()

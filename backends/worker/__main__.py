@@ -13,6 +13,8 @@ import sys
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
 
+logger = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -35,8 +37,14 @@ def main() -> None:
     channel = BlockingChannel(socket.socket(fileno=arguments.fd))
     if arguments.helper:
         os.nice(_HELPER_NICENESS)
-    Worker(channel, local=not arguments.remote).run()
-    channel.close()
+    try:
+        Worker(channel, local=not arguments.remote).run()
+    except Exception:
+        # Before the connection ends: then the kernel kills the process, which threads of the model may keep alive.
+        logger.exception("the worker failed")
+        sys.exit(1)
+    finally:
+        channel.close()
 
 
 def _die_with(kernel: int) -> None:

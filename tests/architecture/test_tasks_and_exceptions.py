@@ -27,6 +27,7 @@ CATCH_ALL = {
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
     "backends/transport/channel.py LoopChannel._handle": "a worker's message may break anything: the worker is dropped",
+    "backends/worker/__main__.py main": "the top of a process: what ended it is logged before the process is killed",
     "bench/server.py ServerProcess.stop": "too slow, or interrupted: the process is killed all the same",
     "kernel/embedding/requests.py EmbeddedCall._submit": "runs on the server's thread: its caller must be answered",
     "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",

@@ -90,19 +90,18 @@ def ready(server: ServerProcess) -> bool:
     return server.get("/v2/models/m/ready")[0] == 200
 
 
-@pytest.mark.parametrize("shared", ["true", "false"])
-@pytest.mark.parametrize("value", [-1, -2])
+@pytest.mark.parametrize(("value", "shared"), [(-1, "true"), (-2, "true"), (-1, "false")])
 def test_a_model_in_an_endless_loop_is_replaced_and_its_request_says_why(
     write_model: WriteModel, value: int, shared: str
 ) -> None:
-    repository = write_model("m", CONFIG + timeout("0.4"), LOOPING)
+    repository = write_model("m", CONFIG + timeout("2.0"), LOOPING)
     with ServerProcess(repository, f"--worker-shared-memory={shared}") as server:
         [looping] = server.workers("m")
         with in_flight(server, value, 5) as results:
             wait_for(lambda: len(results) == 2)
         assert results == [(503, results[0][1]), (200, 5)], "what waited is executed by the next worker"
         assert "model 'm' was still executing the request after" in results[0][1]
-        assert "its limit is 0.4 s (parameter naiad.execution_timeout of the model)" in results[0][1]
+        assert "its limit is 2 s (parameter naiad.execution_timeout of the model)" in results[0][1]
         [worker] = server.workers("m")
         assert worker != looping
         assert not Path(f"/proc/{looping}").exists()
@@ -232,6 +231,11 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException("no file " + os.fsdecode(b"caf\\xe9"))
         if value == 4:
             raise pb_utils.TritonModelException("x" * 50_000_000)
+        if value == 6:
+            import threading
+            import backends.worker.loop
+            threading.Thread(target=threading.Event().wait).start()
+            backends.worker.loop.time = None
         output = pb_utils.Tensor("OUT", np.full([1], value, np.int32))
         return [pb_utils.InferenceResponse([output]) for _ in requests]
 """
@@ -254,6 +258,18 @@ def test_a_model_that_writes_into_the_connection_of_its_worker_is_replaced(write
         assert "it sent an invalid message: a message of 542393671 bytes, the largest has 16777216" in text
         assert infer(server, 5) == (200, 5)
         assert worker not in server.workers("m")
+
+
+def test_a_worker_that_fails_is_replaced_although_threads_of_its_model_go_on(write_model: WriteModel) -> None:
+    repository = write_model("m", CONFIG, HOSTILE)
+    with ServerProcess(repository) as server:
+        [worker] = server.workers("m")
+        status, text = infer(server, 6)
+        assert (status, "was lost while it executed the request" in text) == (503, True)
+        assert infer(server, 5) == (200, 5)
+        assert worker not in server.workers("m")
+        assert "the worker failed" in server.log
+        assert "AttributeError" in server.log
 
 
 def test_an_error_with_any_text_leaves_the_worker_alive(write_model: WriteModel) -> None:

@@ -252,6 +252,7 @@ def test_a_stopped_process_is_killed_at_the_limit_of_its_execution() -> None:
         assert "still executing the request after 3.0 s" in errors(running)[0]
         await settle()
         assert lab.model.ready
+        assert lab.model.trouble == ""
 
     run(scenario, Lab(timeout_ns=2 * S))
 
