@@ -109,6 +109,9 @@ class LoopChannel:
             encoder.encode_into(message, outbox, -1)
         except UnicodeEncodeError:
             outbox[start + LENGTH.size :] = encoder.encode(encodable(message))
+        except BaseException:
+            del outbox[start:]  # a part of a message would spoil all later ones
+            raise
         LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)
 
     def send_with_fd(self, message: Message, fd: int) -> None:

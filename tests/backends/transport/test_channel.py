@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -172,6 +173,24 @@ def test_texts_that_no_encoding_has_are_escaped_in_both_directions() -> None:
         channel.flush()
         sent = [wire.to_worker_decoder.decode(raw) for raw in worker.receive() or []]
         assert sent == [wire.Detach(1), wire.Complete("{}", "/models/\\udcff", 1), wire.Detach(2)]
+        channel.close()
+        worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_message_that_cannot_be_encoded_spoils_no_other() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        channel, worker = LoopChannel(ours, lambda _: None, lambda _: None), BlockingChannel(theirs)
+        for message in (wire.Detach(1), wire.Detach(1 << 70), wire.Detach(2)):
+            with contextlib.suppress(OverflowError):
+                channel.send(message)
+        channel.flush()
+        assert [wire.to_worker_decoder.decode(raw) for raw in worker.receive() or []] == [
+            wire.Detach(1),
+            wire.Detach(2),
+        ]
         channel.close()
         worker.close()
 
