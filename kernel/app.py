@@ -18,6 +18,8 @@ from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.supervisor import InstanceSupervisor
+from backends.supervision.watch.instance_watch import ExecutionLimits
+from backends.supervision.watch.watchdog import Watchdog
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -157,7 +159,10 @@ class Server:
             LocalLauncher(task_module=_HELPER_TASKS), options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
-        poller = LoopPoller(polling)
+        poller, watchdog = LoopPoller(polling), Watchdog()
+        limits = ExecutionLimits(
+            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
+        )
         self._lifecycle = Lifecycle(
             catalog,
             clock,
@@ -167,6 +172,8 @@ class Server:
                 poller,
                 helpers,
                 arena_byte_size=options.arena_byte_size,
+                watchdog=watchdog,
+                limits=limits,
                 verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
                 load_timeout_s=repository.load_timeout_s,
                 budget=budget,
@@ -183,6 +190,7 @@ class Server:
                 backend_configs=parse_backend_configs(repository.backend_config),
                 host_policies=parse_host_policies(repository.host_policy),
                 load_timeout_s=repository.load_timeout_s,
+                unload_timeout_s=repository.unload_timeout_s,
                 metrics=metrics,
             ),
         )

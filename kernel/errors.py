@@ -221,15 +221,37 @@ class QueueTimeout(Unavailable):
 
 
 class WorkerLost(Unavailable):
-    """The worker died while it executed the request. The request is not retried."""
+    """The worker died while it had the request. The request is not retried.
 
-    def __init__(self, instance: str, cause: str) -> None:
+    `when` says how far the worker was with the request.
+    """
+
+    def __init__(self, instance: str, cause: str, when: str = "while it executed the request") -> None:
         super().__init__(
-            f"the worker of model instance '{instance}' was lost while it executed the request "
-            f"({cause}); the request was not retried"
+            f"the worker of model instance '{instance}' was lost {when} ({cause}); the request was not retried"
         )
         self.instance = instance
         self.cause = cause
+
+
+class ExecutionTimeout(Unavailable):
+    """The model did not finish the request within the time that an execution may take. The request is not retried."""
+
+    def __init__(self, model: str, busy_s: float, limit_s: float, setting: str) -> None:
+        super().__init__(
+            f"model '{model}' was still executing the request after {busy_s:.1f} s; its limit is {limit_s:g} s "
+            f"({setting}). Its worker was ended, and the request was not retried"
+        )
+
+
+class NotFinishedInTime(Unavailable):
+    """The version or the instance was unloaded or replaced, and did not finish the request in time."""
+
+    def __init__(self, title: str, limit_s: float) -> None:
+        super().__init__(
+            f"{title} was unloaded or replaced, and the request was not finished within {limit_s:g} s "
+            "(--model-unload-timeout-secs)"
+        )
 
 
 class DecoupledOverUnary(Unsupported):

@@ -138,6 +138,8 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     #: Seconds that each step of loading an instance may take: completing the configuration, loading the model
     #: (`initialize`), the warm-up. 0 for no limit.
     load_timeout_s: int = 1800
+    #: Seconds in which the last requests of a version may end that was unloaded or replaced.
+    unload_timeout_s: int = 300
     #: Values of --backend-config, not parsed: "backend,key=value" or "key=value".
     backend_config: tuple[str, ...] = ()
     #: Values of --host-policy, not parsed: "name,key=value".
@@ -161,6 +163,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
     strict_readiness: bool = True
     #: Seconds in which requests in flight may end when the server stops.
     exit_timeout_s: int = 30
+    #: Seconds that an execution may take before its worker is ended, and before it is reported; 0 for never.
+    execution_timeout_s: float = 0
+    execution_report_s: float = 60
     admin: AdminOptions = AdminOptions()
     #: local, true or false.
     allow_client_shm: str = "local"

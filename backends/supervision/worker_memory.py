@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from kernel.loop.iteration_end import IterationEnd
-from shm.arena import check_arena, read_only_fd
 from shm.lease import LeasedBlock
+from shm.memfd import check_sealed, read_only_fd
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
@@ -37,9 +38,9 @@ class OutputArena:
     def __init__(
         self, fd: int, byte_size: int, title: str, memory: WorkerMemory, budget: ByteBudget | None = None
     ) -> None:
-        """The arena owns `fd` from now on. Raises `NotAnArena`, a ValueError, for what no worker of ours sends."""
+        """The arena owns `fd` from now on. Raises `NotSealedMemory`, a ValueError, for what no worker of ours sends."""
         try:
-            check_arena(fd, byte_size)
+            check_sealed(fd, byte_size)
         except BaseException:
             os.close(fd)
             raise
@@ -85,6 +86,9 @@ class WorkerMemory:
 
     #: Whether responses must be sent by `deliver`, because their outputs may not be in their places yet.
     defers = False
+
+    #: The number of the last batch that was sent: each one is, as soon as it is dispatched.
+    last_sent = sys.maxsize
 
     def __init__(self, session: WorkerSession, title: str, budget: ByteBudget | None = None) -> None:
         """The worker's outputs count in `budget` as long as they are leased."""

@@ -9,11 +9,15 @@ from tests.architecture.source import imports, source_files
 #: Decisions: no clock, no I/O, no asyncio.
 PURE = (
     "backends/supervision/backoff.py",
+    "backends/supervision/watch/batch_stages.py",
+    "backends/supervision/watch/instance_watch.py",
     "backends/config_requirements.py",
     "backends/transport/framing.py",
+    "backends/transport/texts.py",
     "kernel/serving/catalog.py",
     "kernel/config/autofill.py",
     "kernel/config/check.py",
+    "kernel/config/model_parameters.py",
     "kernel/config/spec.py",
     "kernel/command/flags/flag.py",
     "kernel/command/flags/ignored.py",

@@ -9,7 +9,11 @@ import pytest
 from backends.supervision import handle
 from backends.supervision.backoff import DELAYS_S
 from backends.supervision.remote_memory import MAX_UNSENT_BYTE_SIZE
+from backends.supervision.watch.instance_watch import MESSAGE_LIMIT_NS, TERM_GRACE_NS
+from backends.supervision.watch.watchdog import LOOK_INTERVAL_S
+from backends.transport import framing as framing_of_workers
 from backends.transport import outbox, wire
+from backends.transport.texts import MAX_TEXT_BYTES
 from backends.worker.loop import MAX_UNSENT_NS
 from kernel.command.flags.read import DEFAULTS
 from kernel.errors import MAX_MODEL_TEXT
@@ -70,6 +74,9 @@ STATEMENTS = {
         f"| text of a client in an error | {size(MAX_TEXT_BYTE_SIZE)}; text of a model {size(MAX_MODEL_TEXT)} |",
         f"| instances of a model | {MAX_INSTANCES} |",
         f"| {DEFAULTS.repository.load_timeout_s // 60} minutes each",
+        f"unloaded or replaced | {DEFAULTS.repository.unload_timeout_s // 60} minutes",
+        f"| {size(framing_of_workers.MAX_WORKER_FRAME)}, of which the rest comes within {MESSAGE_LIMIT_NS / 1e9:.0f} s",
+        f"error text of a model, line that it logs | {size(MAX_TEXT_BYTES)} |",
         f"| {MAX_SERIES:,}, labels of {MAX_LABELS_LENGTH} characters |",
     ],
     "docs/architecture.md": [
@@ -98,6 +105,13 @@ STATEMENTS = {
         f"the oldest response is {MAX_UNSENT_NS / 1e6} ms old",
         f"has finished none for {handle._OUTBOX_CHECK_S * 1000:.0f} ms",
     ],
+    "docs/python-models.md": [
+        f"After {DEFAULTS.execution_report_s} s (`--execution-report-secs`)",
+        f"SIGKILL {TERM_GRACE_NS / 1e9:.0f} s later",
+        f"has {DEFAULTS.repository.unload_timeout_s} s for its last requests",
+        f"{size(MAX_TEXT_BYTES)} of a text are kept",
+    ],
+    "docs/decisions/watching-workers.md": [f"can take {LOOK_INTERVAL_S} s longer than its limit"],
     "docs/decisions/where-tensors-live.md": [
         f"up to {INLINE_LIMIT} bytes",
         f"up to {size(CACHED_BYTES)} of freed blocks",

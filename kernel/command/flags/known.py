@@ -7,6 +7,7 @@ from kernel.command.flags.values import (
     BACKEND_SETTING,
     BUDGET,
     CAPACITY,
+    DURATION,
     FILE,
     FOLDER,
     HOST_POLICY,
@@ -73,6 +74,9 @@ _MODELS = FlagGroup(
         Flag(name="model-load-timeout-secs", kind=_COUNT, option="repository.load_timeout_s", ours=True,
              help="Seconds that each step of a load may take (completing the configuration, initialize, warm-up); 0 "
              "for no limit."),
+        Flag(name="model-unload-timeout-secs", kind=_SECONDS, option="repository.unload_timeout_s", ours=True,
+             help="Seconds in which the last requests of a model may end that is unloaded or replaced. Then they fail, "
+             "and its workers are killed."),
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
              help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="host-policy", kind=HOST_POLICY, option="repository.host_policy", repeat=True,
@@ -244,6 +248,12 @@ _SERVER = FlagGroup(
         Flag(name="admin-key", kind=_KEY, option="admin.key", ours=True, default="none",
              help="The key for --admin-access=key: @FILE, $VARIABLE, or the key itself, which other users of the "
              "machine can see."),
+        Flag(name="execution-timeout", kind=DURATION, option="execution_timeout_s", ours=True,
+             help="Seconds that a model may execute a batch. Then its requests fail, and its worker is ended and "
+             "started again; 0 for no limit. A model's parameter naiad.execution_timeout takes precedence."),
+        Flag(name="execution-report-secs", kind=DURATION, option="execution_report_s", ours=True,
+             help="Seconds after which an execution is reported in the log, the metrics and the repository index; 0 "
+             "for never."),
         Flag(name="allow-client-shm", kind=one_of("local", "true", "false", any_case=True), option="allow_client_shm",
              ours=True, help="Clients that may register shared memory: local (clients on this machine), true (all) or "
              "false (none). tritonserver's default is false, and it has no local."),

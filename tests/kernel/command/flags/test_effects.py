@@ -148,6 +148,9 @@ _MODEL_EFFECTS = {
     "model-load-timeout-secs": Effect(
         "--model-load-timeout-secs=9", lambda r: r.supervisors[0].options["load_timeout_s"], 9
     ),
+    "model-unload-timeout-secs": Effect(
+        "--model-unload-timeout-secs=9", lambda r: r.lifecycle._settings.unload_timeout_s, 9
+    ),
     "backend-config": Effect(
         "--backend-config=identity,a=b", lambda r: r.supervisors[0].plan.backend_config.get("a"), "b"  # type: ignore[union-attr]
     ),
@@ -288,6 +291,12 @@ _SERVER_EFFECTS = {
     "admin-key": Effect(
         "--admin-key=@{key}", lambda r: r.call("/v2/logging", {}, {"admin-key": "secret"}).status, 200,
         MODELS + "--admin-access=key --admin-key=other",
+    ),
+    "execution-timeout": Effect(
+        "--execution-timeout=2.5", lambda r: r.supervisors[0].options["limits"].timeout_ns, 2_500_000_000
+    ),
+    "execution-report-secs": Effect(
+        "--execution-report-secs=0.5", lambda r: r.supervisors[0].options["limits"].report_ns, 500_000_000
     ),
     "allow-client-shm": Effect(
         "--allow-client-shm=false",
