@@ -36,7 +36,7 @@ def test_large_files_are_views_of_the_message() -> None:
 def test_large_parameters_that_are_no_files_are_parsed_up_to_a_limit() -> None:
     request, files = parse_load_request(load_request(config="x" * 5000))
     assert (len(request.parameters["config"].string_param), files) == (5000, {})
-    with pytest.raises(InvalidArgument, match="a load parameter that is no file has 1048.. bytes, at most 1048576"):
+    with pytest.raises(InvalidArgument, match="a load parameter that is no file has 10486.. bytes, at most 1048576"):
         parse_load_request(load_request(config="x" * (1 << 20)))
 
 
