@@ -61,13 +61,18 @@ class Block:
         self.lease.release()
 
 
+#: The longest name of a memfd (memfd_create(2)).
+_MAX_NAME_BYTE_SIZE = 249
+
+
 class Arena:
     """An arena of this process, mapped. `capacity`, in bytes, is a power of two."""
 
     def __init__(self, name: str, capacity: int, budget: ByteBudget | None = None) -> None:
         """Blocks are taken within `budget`, if there is one, which other arenas may share."""
         self.allocator = BlockAllocator(capacity)
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        file_name = os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTE_SIZE])
+        fd = os.memfd_create(file_name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, capacity)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)

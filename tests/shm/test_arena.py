@@ -228,3 +228,9 @@ def test_descriptors_of_other_things_are_no_arenas() -> None:
             with pytest.raises(NotAnArena, match="not a memfd"):
                 check_arena(fd, 4096)
             os.close(fd)
+
+
+def test_an_arena_may_have_a_name_that_is_longer_than_that_of_a_memfd() -> None:
+    for name in ("x" * 1000, "é" * 124 + "x" * 10, "é" * 255, "\udcff" * 300):
+        with Arena(name, 1 << 16) as arena:
+            assert arena.region.name == name
