@@ -13,8 +13,8 @@ from kernel.options import BadOption
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: An origin has no path and no slash at its end. `null` is the origin of local files and sandboxes; some browsers within
-#: applications send `file://` for local files.
+#: An origin has no path and no slash at its end. `null` is the origin of local files and sandboxes. Browsers that are
+#: parts of applications may send `file://` for local files.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+|file://|null|\*", re.ASCII)
 
 #: Names of headers, as a browser lists them.
