@@ -36,6 +36,7 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
+from kernel.texts import printable
 from protocols.exposure import OpenPort, describe_exposure
 from protocols.frontend import is_local
 from protocols.grpc.server import GrpcServer
@@ -86,7 +87,7 @@ def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
         if options.log.format == "json":
             logger.error("%s", error)
         else:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
 
 

@@ -75,7 +75,12 @@ class LocalLauncher:
     async def launch(self, title: str, *, helper: bool = False) -> Launched:
         """See `Launcher`."""
         ours, theirs = socket.socketpair()
-        capture = OutputCapture(title)
+        try:
+            capture = OutputCapture(title)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         try:
             # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
             # together with the processes that its model started.
@@ -103,7 +108,14 @@ class LocalLauncher:
         finally:
             theirs.close()
             capture.close_child_ends()
-        return LocalProcess(process, ours, capture)
+        try:
+            return LocalProcess(process, ours, capture)
+        except OSError:  # no descriptor is left to watch it
+            process.kill()
+            process.wait()
+            ours.close()
+            capture.close()
+            raise
 
 
 class LocalProcess:

@@ -122,7 +122,7 @@ class InputPlacer:
 
     def _arena(self, model: Model) -> Arena:
         if model.input_arena is None:
-            model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size, self._budget)
+            model.input_arena = Arena(f"naiad inputs of {model.name}", self._arena_byte_size, self._budget)
         return model.input_arena
 
     def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:
