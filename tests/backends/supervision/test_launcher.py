@@ -183,6 +183,23 @@ def test_a_worker_is_asked_to_end_with_all_that_it_started() -> None:
     run(scenario())
 
 
+def test_nothing_waits_for_ever_for_a_process_that_cannot_be_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        launched, process = started(FOREVER)
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalProcess, "kill", lambda self: None)
+            patched.setattr("backends.supervision.launcher.KILL_WAIT_S", 0.001)
+            await launched.stop(0.001)
+        assert "could not be killed" in caplog.text
+        launched.kill()
+        assert await end_of(launched) == "killed by signal 9 (SIGKILL)", "its end is noticed all the same"
+        close(launched, process)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("killed", [True, False])
 def test_what_a_model_has_started_ends_with_its_worker(killed: bool) -> None:
     async def scenario() -> None:
