@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 import anyio
@@ -67,18 +66,18 @@ class StartFailed(Exception):
 
 def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings."""
+    terminal = Terminal(options, notes, known_backends())
     try:
         return anyio.run(
-            Server(options, Terminal(options, notes, known_backends())).run,
+            Server(options, terminal).run,
             backend="asyncio",
             backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )
     except (StartFailed, CannotListen) as error:
-        if options.log.format == "json":
-            logger.error("%s", error)
-        else:
-            print(f"error: {error}", file=sys.stderr)
+        terminal.failed(str(error))
         return 1
+    finally:
+        terminal.end()
 
 
 def choose_scheduler(
@@ -145,6 +144,7 @@ class Server:
             allow_client_shm=options.allow_client_shm,
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
+        self._kernel.lost_log_lines = self._owner.lost_log_lines
         launcher = LocalLauncher(shared_memory=options.worker_shared_memory)
         self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size, budget)
         poller = LoopPoller(polling)
