@@ -16,6 +16,7 @@ import anyio
 from backends.registry import known_backends
 from backends.supervision.helper_process import Helper
 from backends.supervision.launcher import LocalLauncher
+from backends.supervision.output_limits import OutputLimits
 from backends.supervision.supervisor import InstanceSupervisor
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
@@ -145,7 +146,8 @@ class Server:
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
         self._kernel.lost_log_lines = self._owner.lost_log_lines
-        launcher = LocalLauncher(shared_memory=options.worker_shared_memory)
+        limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
+        launcher = LocalLauncher(shared_memory=options.worker_shared_memory, output_limits=limits)
         self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size, budget)
         poller = LoopPoller(polling)
         self._lifecycle = Lifecycle(

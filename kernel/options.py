@@ -104,6 +104,9 @@ class LogOptions(msgspec.Struct, frozen=True):
     file: str = ""
     #: Whether the log has a line for every HTTP request and gRPC call.
     access: bool = False
+    #: How many lines and bytes per second the log takes of what each model instance prints; 0 for no limit.
+    model_lines_per_s: int = 1000
+    model_bytes_per_s: int = 1 << 20
 
 
 class RepositoryOptions(msgspec.Struct, frozen=True):

@@ -17,11 +17,16 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from backends.supervision.output_capture import OutputCapture
+from backends.supervision.output_limits import OutputLimits
+from backends.supervision.worker_output import WorkerOutput
+from kernel.loop.clock import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
+
+_DEFAULT_LIMITS = OutputLimits()
 
 
 class Launched(Protocol):
@@ -29,6 +34,9 @@ class Launched(Protocol):
 
     #: The kernel's end of the framed connection. The channel that uses it owns it.
     socket: socket.socket
+
+    #: Logs what the worker prints, and what its messages log.
+    output: WorkerOutput
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once, with the cause, when the worker has ended for any reason."""
@@ -53,14 +61,18 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Starts workers on this machine, each as a new interpreter."""
 
-    def __init__(self, *, shared_memory: bool = True) -> None:
-        """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts."""
+    def __init__(self, *, shared_memory: bool = True, output_limits: OutputLimits = _DEFAULT_LIMITS) -> None:
+        """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts.
+
+        `output_limits` are for what each worker prints.
+        """
         self.shared_memory = shared_memory
+        self.output_limits = output_limits
 
     async def launch(self, title: str, *, helper: bool = False) -> Launched:
         """See `Launcher`."""
         ours, theirs = socket.socketpair()
-        capture = OutputCapture(title)
+        capture = OutputCapture(WorkerOutput(title, self.output_limits, LoopClock()))
         try:
             # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
             # together with the processes that its model started.
@@ -96,6 +108,7 @@ class LocalProcess:
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, capture: OutputCapture) -> None:
         self.socket = sock
+        self.output = capture.output
         self.pid = process.pid
         self._process = process
         self._capture = capture

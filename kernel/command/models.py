@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 from kernel.command.start_messages import table_text
 from kernel.errors import ServingError
 from kernel.options import BadOption
@@ -40,5 +42,5 @@ def print_models(repositories: tuple[Path, ...]) -> int:
         completed = "" if folder.config_path() else " (no config.pbtxt: completed from the model file)"
         rows.append((name, versions, config.backend, f"valid{completed}"))
     rows += [(name, "-", "-", DUPLICATE_REASON) for name in found.duplicates]
-    print(table_text(("Model", "Versions", "Backend", "Configuration"), sorted(rows)), end="")
+    typer.echo(table_text(("Model", "Versions", "Backend", "Configuration"), sorted(rows)), nl=False)
     return 1 if invalid_count else 0

@@ -74,9 +74,7 @@ class LogWriter:
     """A thread with a queue of lines. Lines that find the queue full, or that cannot be written, are counted, and one
     line says how many they were as soon as a line can be written again."""
 
-    def __init__(
-        self, target: LogTarget, loss_line: Callable[[int], bytes], waiting: LineQueue | None = None
-    ) -> None:
+    def __init__(self, target: LogTarget, loss_line: Callable[[int], bytes], waiting: LineQueue | None = None) -> None:
         """`loss_line` returns the line about a number of lost lines; the thread calls it."""
         self._target = target
         self._loss_line = loss_line

@@ -74,7 +74,7 @@ class ServerLog:
     def flush(self, timeout_s: float) -> bool:
         """Wait until all lines are written, at most `timeout_s` seconds. Returns whether they are."""
         end_s = time.monotonic() + timeout_s
-        return all([writer.flush(end_s - time.monotonic()) for writer in self._writers])
+        return all(writer.flush(end_s - time.monotonic()) for writer in self._writers)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the lines that wait, at most `timeout_s` seconds long. Later lines are lost."""

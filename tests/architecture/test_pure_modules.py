@@ -9,6 +9,7 @@ from tests.architecture.source import imports, source_files
 #: Decisions: no clock, no I/O, no asyncio.
 PURE = (
     "backends/supervision/backoff.py",
+    "backends/supervision/output_limits.py",
     "backends/config_requirements.py",
     "backends/transport/framing.py",
     "kernel/serving/catalog.py",
@@ -23,6 +24,7 @@ PURE = (
     "kernel/command/flags/traces.py",
     "kernel/observe/custom_metrics.py",
     "kernel/observe/histogram.py",
+    "kernel/observe/line_queue.py",
     "kernel/observe/metric_rules.py",
     "kernel/observe/metrics_config.py",
     "kernel/observe/quantiles.py",

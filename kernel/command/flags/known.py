@@ -31,6 +31,7 @@ _ORIGIN = Kind("ORIGIN", str)
 _MILLISECONDS = integer(0, metavar="MS")
 _SECONDS = integer(raised_to=0, metavar="SECONDS")
 _COUNT = integer(0)
+_BYTES = integer(0, metavar="BYTES")
 
 _CATEGORIES = "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging"
 
@@ -190,6 +191,11 @@ _LOG = FlagGroup(
         Flag(name="log-file", kind=Kind("FILE", str), option="log.file", help="Append all lines to this file."),
         Flag(name="log-access", kind=SWITCH, option="log.access",
              help="Log every HTTP request and gRPC call.", ours=True),
+        Flag(name="log-model-lines", kind=_COUNT, option="log.model_lines_per_s", ours=True,
+             help="The most lines per second that the log takes of what a model instance prints, ten times as many "
+             "after a quiet time; the rest is dropped and counted. 0 for no limit."),
+        Flag(name="log-model-bytes", kind=_BYTES, option="log.model_bytes_per_s", ours=True,
+             help="The same for bytes per second."),
     ),
 )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Metrics of the server, not of a model: how busy the machine is, connections, lost lines of the log.
 
-They are gauges and counters in a registry of aioprometheus, written by its formatter. Further families can be added to that
-registry.
+They are in a registry of aioprometheus, written by its formatter. Further families can be added to that registry.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.supervision.helper_process import Helper
+from backends.supervision.output_limits import OutputLimits
 from backends.supervision.supervisor import InstanceSupervisor
+from backends.supervision.worker_output import WorkerOutput
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -36,6 +38,7 @@ class SilentWorker:
         self.killed = False
         self.launched = 0
         self._on_lost: Callable[[str], None] | None = None
+        self.output = WorkerOutput("m_0", OutputLimits(), FakeClock())
 
     async def launch(self, title: str, *, helper: bool = False) -> SilentWorker:
         self.launched += 1

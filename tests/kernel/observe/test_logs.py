@@ -60,9 +60,7 @@ def test_lines_have_tritons_formats(settings: LogSettings, output: LogOutput) ->
     assert re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ test_logs\.py:\d+\] "hello"\n', line), line
 
 
-def test_times_are_utc_and_the_letter_shows_the_severity(
-    settings: LogSettings, output: LogOutput
-) -> None:
+def test_times_are_utc_and_the_letter_shows_the_severity(settings: LogSettings, output: LogOutput) -> None:
     output.set_up(settings)
     settings.update({"log_verbose_level": 1})
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
@@ -75,9 +73,7 @@ def test_times_are_utc_and_the_letter_shows_the_severity(
     assert lines == [f'{letter}0102 00:00:00.250000 {pid} file.py:12] "é"' for letter in "IIWE"]
 
 
-def test_json_lines_are_objects_with_the_known_fields(
-    settings: LogSettings, output: LogOutput
-) -> None:
+def test_json_lines_are_objects_with_the_known_fields(settings: LogSettings, output: LogOutput) -> None:
     output.set_up(settings)
     settings.update({"log_format": "json"})
     record = logger.makeRecord("n", logging.INFO, "/x/file.py", 12, "say %s", ("é",), None)
@@ -101,9 +97,7 @@ def test_json_lines_are_objects_with_the_known_fields(
     assert (line["level"], line["model"], line["version"]) == ("WARNING", "m", "1")
 
 
-def test_json_lines_name_the_model_that_the_code_works_for(
-    settings: LogSettings, output: LogOutput
-) -> None:
+def test_json_lines_name_the_model_that_the_code_works_for(settings: LogSettings, output: LogOutput) -> None:
     output.set_up(settings)
     settings.update({"log_format": "json"})
     with about_model("m", 3):
@@ -140,9 +134,7 @@ def test_settings_apply_while_the_server_runs(settings: LogSettings, output: Log
     assert "off" not in captured.out + captured.err
 
 
-def test_each_verbose_level_shows_one_more_level_of_records(
-    settings: LogSettings, output: LogOutput
-) -> None:
+def test_each_verbose_level_shows_one_more_level_of_records(settings: LogSettings, output: LogOutput) -> None:
     output.set_up(settings)
     for level in (0, 1, 2, 20):
         settings.update({"log_verbose_level": level})
@@ -154,9 +146,7 @@ def test_each_verbose_level_shows_one_more_level_of_records(
 
 @pytest.mark.parametrize("form", ["default", "ISO8601"])
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_client_cannot_forge_a_line(
-    settings: LogSettings, output: LogOutput, text: str, form: str
-) -> None:
+def test_a_client_cannot_forge_a_line(settings: LogSettings, output: LogOutput, text: str, form: str) -> None:
     output.set_up(settings)
     settings.update({"log_format": form})
     logger.info("model '%s'", text)
@@ -168,9 +158,7 @@ def test_a_client_cannot_forge_a_line(
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_client_cannot_forge_a_json_line(
-    settings: LogSettings, output: LogOutput, text: str
-) -> None:
+def test_a_client_cannot_forge_a_json_line(settings: LogSettings, output: LogOutput, text: str) -> None:
     output.set_up(settings)
     settings.update({"log_format": "json"})
     logger.info("%s", text, extra={"request_id": text, "model": text})
@@ -236,9 +224,7 @@ def test_warnings_of_python_are_log_lines(settings: LogSettings, output: LogOutp
 # ---- the log file -------------------------------------------------------------------------------
 
 
-def test_all_lines_are_appended_to_the_log_file(
-    output: LogOutput, tmp_path: Path
-) -> None:
+def test_all_lines_are_appended_to_the_log_file(output: LogOutput, tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     file.write_text("before\n")
     output.set_up(LogSettings(LogValues(log_file=str(file))))

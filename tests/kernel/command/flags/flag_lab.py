@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from kernel.observe.logs import ServerLog
     from kernel.repository.lifecycle import Lifecycle
     from kernel.serving.batch import Batch
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.observe.logs import ServerLog
     from kernel.settings import LogSettings
 
 #: The first flags of every server. Tests may override them, because the last value of a flag counts.

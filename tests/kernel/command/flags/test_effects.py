@@ -257,6 +257,12 @@ _LOG_EFFECTS = {
         "--log-access=true", lambda r: r.call("/v2"), True,
         after=lambda r: any(line.startswith("INFO access ") for line in r.log),
     ),
+    "log-model-lines": Effect(
+        "--log-model-lines=7", lambda r: r.supervisors[0].options["launcher"].output_limits.lines_per_s, 7
+    ),
+    "log-model-bytes": Effect(
+        "--log-model-bytes=7", lambda r: r.supervisors[0].options["launcher"].output_limits.bytes_per_s, 7
+    ),
 }  # fmt: skip
 
 _SERVER_EFFECTS = {
