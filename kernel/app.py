@@ -18,6 +18,7 @@ from backends.supervision.helper_process import Helper
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.output_limits import OutputLimits
 from backends.supervision.supervisor import InstanceSupervisor
+from backends.supervision.watcher_process import SessionWatcher
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -29,6 +30,7 @@ from kernel.observe.metrics_config import parse_metrics_config
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
+from kernel.repository.override import remove_abandoned_folders
 from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
@@ -147,8 +149,9 @@ class Server:
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
-        launcher = LocalLauncher(shared_memory=options.worker_shared_memory, output_limits=limits)
-        self._helper = helper = Helper(LocalLauncher(), options.arena_byte_size, budget)
+        self._watcher = watcher = SessionWatcher()
+        launcher = LocalLauncher(shared_memory=options.worker_shared_memory, output_limits=limits, watcher=watcher)
+        self._helper = helper = Helper(LocalLauncher(watcher=watcher), options.arena_byte_size, budget)
         poller = LoopPoller(polling)
         self._lifecycle = Lifecycle(
             catalog,
@@ -196,6 +199,7 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
                     await self._helper.close()
+                    await self._watcher.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:
@@ -218,6 +222,8 @@ class Server:
 
     async def _load(self) -> str:
         """Load the models of the start and tell what became of them."""
+        for folder in await asyncio.to_thread(remove_abandoned_folders):
+            logger.info("removed '%s', which a server that was killed has left", folder)
         try:
             failed = await self._lifecycle.start(self._options.repository.load_models)
         except ServingError as error:

@@ -24,6 +24,8 @@ from kernel.loop.clock import LoopClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from backends.supervision.watcher_process import SessionWatcher
+
 logger = logging.getLogger(__name__)
 
 _DEFAULT_LIMITS = OutputLimits()
@@ -61,12 +63,19 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Starts workers on this machine, each as a new interpreter."""
 
-    def __init__(self, *, shared_memory: bool = True, output_limits: OutputLimits = _DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        *,
+        shared_memory: bool = True,
+        output_limits: OutputLimits = _DEFAULT_LIMITS,
+        watcher: SessionWatcher | None = None,
+    ) -> None:
         """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts.
 
-        `output_limits` are for what each worker prints.
+        `output_limits` are for what each worker prints. `watcher` ends what models have started.
         """
         self.shared_memory = shared_memory
+        self._watcher = watcher
         self.output_limits = output_limits
 
     async def launch(self, title: str, *, helper: bool = False) -> Launched:
@@ -100,14 +109,24 @@ class LocalLauncher:
         finally:
             theirs.close()
             capture.close_child_ends()
-        return LocalProcess(process, ours, capture)
+        return LocalProcess(process, ours, capture, self._watcher)
 
 
 class LocalProcess:
     """A worker process on this machine, watched by its pidfd."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, capture: OutputCapture) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        capture: OutputCapture,
+        watcher: SessionWatcher | None = None,
+    ) -> None:
+        """The process leads a session of its own, which `watcher` ends after it."""
         self.socket = sock
+        self._watcher = watcher
+        if watcher is not None:
+            watcher.add(process.pid)
         self.output = capture.output
         self.pid = process.pid
         self._process = process
@@ -146,6 +165,8 @@ class LocalProcess:
         # Processes that the model started must not outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        if self._watcher is not None:  # those with a process group of their own
+            self._watcher.remove(self.pid)
         self._capture.close()
         self._ended.set()
         if self._callback is not None:
