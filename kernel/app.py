@@ -137,8 +137,11 @@ class Server:
         repository = options.repository
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
-        regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
+        clock = LoopClock(polling.longest_ns)
         budget = ByteBudget(options.memory_byte_size or memory_byte_size())
+        regions = RegionRegistry(
+            owned=options.shared_memory_owner == "peer", per_peer_limit=options.regions_per_peer, budget=budget
+        )
         settings = KernelSettings(
             trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,

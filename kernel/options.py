@@ -153,6 +153,10 @@ class ServerOptions(msgspec.Struct, frozen=True):
     exit_timeout_s: int = 30
     #: local, true or false.
     allow_client_shm: str = "local"
+    #: Who may use, list and unregister a region: any client, or only the peer that has registered it.
+    shared_memory_owner: str = "any"
+    #: The most regions of a client; 0 for no limit but that of all clients together.
+    regions_per_peer: int = 768
     #: uvloop or asyncio.
     event_loop: str = "uvloop"
     #: The longest wait during which the server polls, see `kernel.loop.busy_poll`; 0 for no polling.

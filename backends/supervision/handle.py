@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.worker_memory import WorkerMemory
@@ -306,6 +307,8 @@ class WorkerHandle:
     def lost(self, cause: str) -> None:
         """The worker is gone: fail its started requests with the cause, and return the others to the scheduler."""
         self._end()
+        if ended_by_bus_error(cause):
+            self._memory.report_fault(self._requests.values())
         unstarted: list[Request] = []
         for batch in self.record.unstarted():
             for number in batch.request_numbers():

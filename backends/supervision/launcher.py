@@ -173,6 +173,11 @@ class LocalProcess:
             self._callback(self._cause)
 
 
+def ended_by_bus_error(cause: str) -> bool:
+    """Whether a worker has ended, by the cause that `on_lost` was given, because memory that it touched was gone."""
+    return cause.startswith(describe_exit(-signal.SIGBUS))
+
+
 def describe_exit(code: int) -> str:
     """Return how a process ended, as text: `killed by signal 9 (SIGKILL)` or `exit code 3`."""
     if code >= 0:

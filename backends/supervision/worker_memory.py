@@ -16,7 +16,7 @@ from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
@@ -93,6 +93,8 @@ class WorkerMemory:
         self._budget = budget
         #: Numbers of the regions that the worker knows. Read-only for others.
         self.attached: set[int] = set()
+        #: Regions of clients that the worker may have mapped, by number.
+        self.mapped_client_regions: dict[int, Region] = {}
         #: None before the worker's first large output.
         self.output_arena: OutputArena | None = None
         #: Its blocks that were freed in this event-loop iteration, by offset.
@@ -112,7 +114,10 @@ class WorkerMemory:
         if self.output_arena is not None and region is self.output_arena.region:
             self._session.send(wire.OwnArena(region.number))
             return
-        message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client)
+        message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client, region.copied)
+        if region.of_client and not region.copied:
+            self.mapped_client_regions[region.number] = region
+            region.on_copied(self._attach_copied)
         if writable:
             self._session.send_with_fd(message, region.fd)
             return
@@ -123,9 +128,27 @@ class WorkerMemory:
             os.close(fd)
 
     def _detach(self, region: Region) -> None:
+        self.mapped_client_regions.pop(region.number, None)
         if region.number in self.attached and not self._closed:
             self.attached.discard(region.number)
             self._session.send(wire.Detach(region.number))
+
+    def _attach_copied(self, region: Region) -> None:
+        """Let the worker copy the bytes of a region that it may have mapped."""
+        self.mapped_client_regions.pop(region.number, None)
+        if region.number in self.attached and not self._closed:
+            self._session.send(wire.Detach(region.number))
+            message = wire.Attach(region.number, region.byte_size, region.offset, True, True, True)
+            self._session.send_with_fd(message, region.fd)
+
+    def report_fault(self, requests: Collection[Request]) -> None:
+        """The worker died by SIGBUS while it had `requests`: say which regions of clients may be the cause."""
+        mapped = list(self.mapped_client_regions.values())
+        spans = [tensor.span for request in requests for tensor in request.inputs]
+        spans += [output.span for request in requests for output in request.outputs]
+        used = {span.lease.region_number for span in spans if span is not None}
+        if mapped and mapped[0].on_fault is not None:
+            mapped[0].on_fault(mapped, [region for region in mapped if region.number in used])
 
     def hold(self, number: int, request: Request) -> None:
         """Lease the inputs of a request in arenas also after its final response. Raises ValueError."""

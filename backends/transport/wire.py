@@ -213,6 +213,8 @@ class Attach(Message):
     writable: bool = True
     #: Whether another process may change the bytes while the worker reads them: a client's region.
     volatile: bool = False
+    #: Whether the worker copies the bytes, because the client may shorten the region: it must not map it.
+    copied: bool = False
 
 
 class OwnArena(Message):

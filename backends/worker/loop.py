@@ -20,7 +20,7 @@ from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, UnmappedRegion
 from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
@@ -209,6 +209,9 @@ class Worker:
 
     def _attach(self, message: wire.Attach) -> None:
         fd = self._channel.take_fd()
+        if message.copied:
+            self._regions.attach(message.number, UnmappedRegion(fd, message.byte_size, message.offset))
+            return
         region = AttachedRegion(
             fd, message.byte_size, message.offset, writable=message.writable, volatile=message.volatile
         )

@@ -12,7 +12,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InvalidArgument
+from kernel.errors import InternalError, InvalidArgument
 
 if TYPE_CHECKING:
     from shm.tensor import Buffer
@@ -34,6 +34,8 @@ class WorkerRegion(Protocol):
     shared: bool
     #: Whether the memory is the worker's own, so that the model may use inputs without limit in time.
     private: bool
+    #: Whether `view` returns the region itself, so that outputs can be made there; otherwise use `write`.
+    in_place: bool
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return bytes, writable. Raises `InvalidArgument` if the owner of the region has shortened it."""
@@ -44,6 +46,9 @@ class WorkerRegion(Protocol):
         A view of a bytearray is a copy: it is the caller's own, and `ended` is not called for it.
         """
 
+    def write(self, offset: int, data: Buffer) -> None:
+        """Store `data` at `offset`. Raises `ServingError` if that cannot be done."""
+
     def ended(self, offset: int, byte_size: int) -> None:
         """Nothing uses a view any more that `input_view` returned for these bytes, and that is no copy."""
 
@@ -53,6 +58,8 @@ class WorkerRegion(Protocol):
 
 class AttachedRegion:
     """A region with a descriptor. Owns the descriptor and the mapping."""
+
+    in_place = True
 
     def __init__(self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool) -> None:
         self.volatile = volatile
@@ -97,6 +104,10 @@ class AttachedRegion:
         self._pages_in_use.append((start, end))
         return self.view(offset, byte_size)
 
+    def write(self, offset: int, data: Buffer) -> None:
+        """See `WorkerRegion`."""
+        self.view(offset, len(data))[:] = data
+
     def read_into(self, offset: int, memory: memoryview) -> None:
         """Fill `memory` with the bytes at `offset`, without mapping. Raises `InvalidArgument` if they are gone."""
         position = 0
@@ -106,14 +117,17 @@ class AttachedRegion:
                 raise InvalidArgument(_TRUNCATED)
             position += count
 
-    def write_from(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`, without mapping. Raises `InvalidArgument` if the file is too short."""
+    def write_from(self, offset: int, data: Buffer) -> None:
+        """Write `data` at `offset`, without mapping. Raises `ServingError` if the file is too short, or cannot grow."""
         start = self._offset + offset
         if os.fstat(self._fd).st_size < start + len(data):  # a write would lengthen the client's object again
             raise InvalidArgument(_TRUNCATED)
         position = 0
         while position < len(data):
-            position += os.pwrite(self._fd, data[position:], start + position)
+            try:
+                position += os.pwrite(self._fd, data[position:], start + position)
+            except OSError as error:  # pages that were never written, and no memory for them
+                raise InternalError(f"shared memory region cannot be written: {error.strerror}") from None
 
     def ended(self, offset: int, byte_size: int) -> None:
         """See `WorkerRegion`. Drops the private pages: those that the model wrote would be stale for the next input."""
@@ -138,6 +152,34 @@ class AttachedRegion:
                 self._mapping.close()
 
 
+class UnmappedRegion(AttachedRegion):
+    """A client's region whose bytes are copied: a client that shortens it gets an error and does not end the worker.
+
+    Inputs are copies, which belong to the model. Outputs are written when they are complete.
+    """
+
+    in_place = False
+
+    def __init__(self, fd: int, byte_size: int, offset: int) -> None:
+        super().__init__(fd, byte_size, offset, writable=True, volatile=False)
+        self.private = True
+        self.shared = False
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """Return a copy. Raises `InvalidArgument` if the owner of the region has shortened it."""
+        copy = memoryview(bytearray(byte_size))
+        self.read_into(offset, copy)
+        return copy
+
+    def input_view(self, offset: int, byte_size: int) -> memoryview:
+        """See `WorkerRegion`."""
+        return self.view(offset, byte_size)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """See `WorkerRegion`."""
+        self.write_from(offset, data)
+
+
 class CopiedRegion:
     """A copy of a region, for a worker that shares no memory with the kernel, which sends the bytes."""
 
@@ -145,6 +187,7 @@ class CopiedRegion:
     steady = True
     shared = False
     private = True
+    in_place = True
 
     def __init__(self, byte_size: int) -> None:
         self._memory = bytearray(byte_size)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class _NoSink:
     """The sink of a prepared request, which is never submitted. It holds no reference to the first request's sink."""
 
+    peer = ""
+
     def send(self, response: Response) -> None:
         raise AssertionError("a prepared request was submitted itself, not a copy of it")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -17,15 +17,18 @@ from grpclib.exceptions import GRPCError
 
 from kernel.errors import ServingError
 from protocols.frontend import is_local
-from protocols.grpc.grpclib_internals import StreamClosedError
+from protocols.grpc.grpclib_internals import StreamClosedError, stream_of
 from protocols.grpc.status_text import status_text
 from protocols.internal_errors import report_internal_error
+from protocols.peer_identity import Peer
 from protocols.status import GRPC_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from grpclib.server import Stream
+
+    from protocols.grpc.handlers import HandlerCall
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -36,6 +39,13 @@ class Caller(msgspec.Struct, frozen=True):
 
     #: The peer's address as the transport gives it.
     peer: object
+    #: Who the peer is.
+    client: Peer = Peer(None)
+
+    @property
+    def identity(self) -> str:
+        """The peer as the owner of regions."""
+        return self.client.identity
 
     @property
     def local(self) -> bool:
@@ -55,7 +65,8 @@ def unary(
             message = await receive(stream)
             if message is None:
                 raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")
-            await stream.send_message(await function(message, Caller(stream.peer.addr())))
+            call = cast("HandlerCall", stream_of(stream))
+            await stream.send_message(await function(message, Caller(stream.peer.addr(), call.peer)))
 
     return Handler(handle, Cardinality.UNARY_UNARY, request_type, response_type)
 

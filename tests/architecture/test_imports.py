@@ -41,7 +41,7 @@ _FOR_PROTOCOLS = {
 _PROTOCOLS_SHARED = {
     "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
     "protocols/status", "protocols/tls", "protocols/body_sizes", "protocols/internal_errors", "protocols/listening",
-    "protocols/prepared_cache", "protocols/traced_models", "protocols/written_releases",
+    "protocols/peer_identity", "protocols/prepared_cache", "protocols/traced_models", "protocols/written_releases",
 }  # fmt: skip
 
 #: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a

@@ -22,6 +22,8 @@ PURE = (
     "kernel/command/flags/known.py",
     "kernel/command/flags/read.py",
     "kernel/command/flags/traces.py",
+    "kernel/memory/distrust.py",
+    "kernel/memory/region_tables.py",
     "kernel/observe/custom_metrics.py",
     "kernel/observe/histogram.py",
     "kernel/observe/line_queue.py",

@@ -1,4 +1,4 @@
-"""What is left of a server that was killed with SIGKILL: no processes, and nothing that the next one does not remove."""
+"""What is left of a server that was killed: no processes, and nothing that the next server does not remove."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from bench.server import ServerProcess, wait_for
+
+if TYPE_CHECKING:
+    import pytest
 
 WriteModel = Callable[[str, str, str], Path]
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
     from protocols.grpc.metadata import MetadataForwarder
+    from protocols.peer_identity import Peer
     from shm.tensor import Buffer
 
 #: How many requests without a final response a stream may have while its client does not read its responses.
@@ -109,6 +110,11 @@ class StreamCall:
         self._submitting = False
         self._stopped = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def peer(self) -> Peer:
+        """The client of this stream."""
+        return self._call.peer
 
     async def run(self) -> None:
         """Serve until the client has sent its last request and each has its final response.
@@ -328,6 +334,10 @@ class _StreamRequestSink(msgspec.Struct, eq=False):
 
     call: StreamCall
     request: Request | None = None
+
+    @property
+    def peer(self) -> str:
+        return self.call.peer.identity
 
     def send(self, response: Response) -> None:
         assert self.request is not None

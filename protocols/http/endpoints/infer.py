@@ -27,6 +27,7 @@ from protocols.http.inference.compression import (
 )
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.responses import SERVER_HEADER
+from protocols.peer_identity import Peer
 
 if TYPE_CHECKING:
     from protocols.http.call import HttpCall
@@ -54,7 +55,7 @@ async def infer(call: HttpCall) -> web.Response:
         encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
         forwarded=call.rules.forwarded(http.raw_headers),
     )
-    waiter = _FutureWaiter()
+    waiter = _FutureWaiter(Peer(http.transport))
     infer_call = AiohttpInferCall(call.inference, head, waiter)
     infer_call.start(body)
     http[REQUEST_ID] = infer_call.request_id
@@ -90,7 +91,8 @@ class AiohttpInferCall(HttpInferCall):
 class _FutureWaiter:
     """A `ResponseWaiter` for a coroutine."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def response_ready(self) -> None:

@@ -22,6 +22,7 @@ from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.inference.response import http_error
 from protocols.listening import find_vanished_peers, send_small_writes_at_once
+from protocols.peer_identity import Peer
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class FastConnection(asyncio.Protocol):
     def __init__(self, fast_path: FastPath) -> None:
         self._fast_path = fast_path
         self._transport: asyncio.Transport
+        self.peer: Peer
         self._aiohttp: SharedAiohttp
         #: Memory of workers in responses that the transport keeps.
         self._releases: WrittenReleases
@@ -75,6 +77,7 @@ class FastConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.peer = Peer(transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
         self._releases = WrittenReleases(self._transport)
         send_small_writes_at_once(transport)

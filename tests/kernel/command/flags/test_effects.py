@@ -280,6 +280,10 @@ _SERVER_EFFECTS = {
             "/v2/systemsharedmemory/region/r/register", {"key": "/no_such_key", "offset": 0, "byte_size": 4}).text,
         True,
     ),
+    "shared-memory-owner": Effect("--shared-memory-owner=peer", lambda r: r.kernel.regions.owned, True),
+    "shared-memory-regions-per-peer": Effect(
+        "--shared-memory-regions-per-peer=7", lambda r: r.kernel.regions.per_peer_limit, 7
+    ),
     "event-loop": Effect("--event-loop=asyncio", lambda r: type(r.loop).__module__, "asyncio.unix_events"),
     "busy-poll-us": Effect("--busy-poll-us=7", lambda r: r.supervisors[0].poller.polling.longest_ns, 7000),
     "worker-shared-memory": Effect(

@@ -12,6 +12,7 @@ from protocols.http.inference.call import HEADER_LENGTH, HttpInference
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import http_error
+from protocols.peer_identity import Peer
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 class Waiter:
     def __init__(self) -> None:
+        self.peer = Peer(None)
         self.ready = 0
 
     def response_ready(self) -> None:

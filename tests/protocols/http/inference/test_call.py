@@ -18,6 +18,7 @@ from protocols.http.inference.call import HEADER_LENGTH, HttpInferCall, HttpInfe
 from protocols.http.inference.compression import GZIP, IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import HttpResponse
+from protocols.peer_identity import Peer
 from tests.leased_tensor import leased_tensor
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class RecordedCall(HttpInferCall):
 
 class Waiter:
     def __init__(self) -> None:
+        self.peer = Peer(None)
         self.ready = 0
 
     def response_ready(self) -> None:
