@@ -10,7 +10,7 @@ from protocols.frontend import is_local
 from protocols.http.body import read_json_text
 from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
 from protocols.http.responses import empty_response, json_response
-from protocols.peer_identity import peer_identity
+from protocols.peer_identity import Peer
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _check_registration(call: HttpCall, kind: str) -> str:
 
 
 def _peer(call: HttpCall) -> str:
-    return peer_identity(call.http.transport)
+    return Peer(call.http.transport).identity
 
 
 def _check_allowed(call: HttpCall) -> None:

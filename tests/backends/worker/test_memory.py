@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
-from kernel.errors import InvalidArgument
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, UnmappedRegion
+from kernel.errors import InternalError, InvalidArgument
 from tests.backends.worker.regions import attached_region
 
 if TYPE_CHECKING:
@@ -252,3 +253,54 @@ def test_bytes_outside_of_a_copied_region_are_refused(offset: int, data: bytes) 
     with pytest.raises(ValueError, match="of a region of 10"):
         region.write(offset, data)
     assert bytes(region.view(0, 10)) == bytes(10)
+
+
+# ---- regions that are not mapped ------------------------------------------------------------
+
+
+@pytest.fixture
+def unmapped(file: SharedFile) -> UnmappedRegion:
+    made = UnmappedRegion(os.dup(file.fd), file.byte_size - 100, 100)
+    file.regions.append(made)
+    return made
+
+
+def test_an_input_of_a_region_that_is_not_mapped_is_a_copy_which_belongs_to_the_model(
+    file: SharedFile, unmapped: UnmappedRegion
+) -> None:
+    view = unmapped.input_view(PAGE, PAGE)
+    file.fill(1, 9)
+    file.fill(2, 9)
+    assert bytes(view) == b"\1" * (PAGE - 100) + b"\2" * 100
+    view[0] = 7
+    assert file.byte(PAGE + 100) == 9
+    assert (unmapped.private, unmapped.steady, unmapped.shared, unmapped.volatile) == (True, True, False, False)
+
+
+def test_an_output_is_written_to_a_region_that_is_not_mapped(file: SharedFile, unmapped: UnmappedRegion) -> None:
+    unmapped.write(PAGE, b"abc")
+    assert os.pread(file.fd, 5, PAGE + 99) == b"\1abc\1"
+
+
+def test_a_region_that_is_not_mapped_and_is_shortened_at_any_time_causes_an_error(
+    file: SharedFile, unmapped: UnmappedRegion
+) -> None:
+    unmapped.input_view(PAGE, PAGE)
+    os.truncate(file.fd, PAGE + 200)
+    with pytest.raises(InvalidArgument, match="was truncated by its owner"):
+        unmapped.input_view(PAGE, PAGE)
+    with pytest.raises(InvalidArgument, match="was truncated by its owner"):
+        unmapped.write(PAGE, bytes(101))
+    unmapped.write(PAGE, bytes(100))
+    assert os.fstat(file.fd).st_size == PAGE + 200, "a write has lengthened the file"
+
+
+def test_a_region_without_memory_for_its_pages_causes_an_error(
+    unmapped: UnmappedRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("backends.worker.memory.os.pwrite", full)
+    with pytest.raises(InternalError, match="cannot be written: No space left on device"):
+        unmapped.write(0, b"a")
