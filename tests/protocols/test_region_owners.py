@@ -130,7 +130,7 @@ class StreamingClient(GrpcClient):
             f"{SERVICE}ModelStreamInfer", lambda sent: sent.SerializeToString(), pb.ModelStreamInferResponse.FromString
         )
         [response] = call(iter([self._request()]), timeout=30)
-        return response.error_message
+        return str(response.error_message)
 
 
 def respond(request: Request) -> None:
