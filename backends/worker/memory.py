@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from kernel.errors import InternalError, InvalidArgument
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 _MAP_NORESERVE = 0x4000
 
 _TRUNCATED = "shared memory region was truncated by its owner"
+
+#: How many bytes of memory are kept for the next copies of inputs.
+MAX_KEPT_BYTE_SIZE = 128 << 20
 
 
 class WorkerRegion(Protocol):
@@ -152,6 +158,43 @@ class AttachedRegion:
                 self._mapping.close()
 
 
+class CopyBuffers:
+    """Memory for copies of inputs, reused when no array refers to it any more.
+
+    New memory costs a page fault for each page, which for large inputs takes longer than the copy itself. Buffers have
+    powers of two of bytes. Arrays over a buffer may live as long as they want, and end in any thread.
+    """
+
+    def __init__(self) -> None:
+        #: Free buffers. Appending and removing are atomic: the garbage collector may free an array at any point.
+        self._free: list[mmap.mmap] = []
+
+    def take(self, byte_size: int) -> memoryview:
+        """Return writable memory, which belongs to whoever has it or an array over it."""
+        if not byte_size:
+            return memoryview(bytearray())
+        capacity = max(mmap.PAGESIZE, 1 << (byte_size - 1).bit_length())
+        memory = self._kept(capacity) or mmap.mmap(-1, capacity)
+        # An array refers to the exporter of its memory, not to the memoryview from which it was made.
+        exporter = np.frombuffer(memory, np.uint8)
+        weakref.finalize(exporter, self._freed, memory).atexit = False
+        return exporter.data[:byte_size]
+
+    def _kept(self, capacity: int) -> mmap.mmap | None:
+        """Return a kept buffer of this capacity. Drops those that are not asked for, oldest first."""
+        for memory in reversed(self._free):  # the last one is in the processor's cache
+            if len(memory) == capacity:
+                self._free.remove(memory)
+                return memory
+        while sum(map(len, self._free)) > MAX_KEPT_BYTE_SIZE:
+            del self._free[0]
+        return None
+
+    def _freed(self, memory: mmap.mmap) -> None:
+        if len(memory) <= MAX_KEPT_BYTE_SIZE:
+            self._free.append(memory)
+
+
 class UnmappedRegion(AttachedRegion):
     """A client's region whose bytes are copied: a client that shortens it gets an error and does not end the worker.
 
@@ -160,14 +203,16 @@ class UnmappedRegion(AttachedRegion):
 
     in_place = False
 
-    def __init__(self, fd: int, byte_size: int, offset: int) -> None:
+    def __init__(self, fd: int, byte_size: int, offset: int, buffers: CopyBuffers) -> None:
+        """Copies are made in `buffers`."""
         super().__init__(fd, byte_size, offset, writable=True, volatile=False)
+        self._buffers = buffers
         self.private = True
         self.shared = False
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return a copy. Raises `InvalidArgument` if the owner of the region has shortened it."""
-        copy = memoryview(bytearray(byte_size))
+        copy = self._buffers.take(byte_size)
         self.read_into(offset, copy)
         return copy
 

@@ -11,7 +11,7 @@ import pytest
 from backends.transport import wire
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegions, UnmappedRegion
+from backends.worker.memory import AttachedRegions, CopyBuffers, UnmappedRegion
 from backends.worker.request import WorkerRequest, in_memory_of_client
 from shm.lease import RegionNumber
 from shm.strings import encode_strings
@@ -44,7 +44,7 @@ class Bench(Lab):
         self.regions.attach(CLIENTS, attached_region(ONES + STRINGS, volatile=True))
         self.unmapped_fd = os.memfd_create("test")
         os.pwrite(self.unmapped_fd, ONES + STRINGS, 0)
-        self.regions.attach(UNMAPPED, UnmappedRegion(self.unmapped_fd, len(ONES + STRINGS), 0))
+        self.regions.attach(UNMAPPED, UnmappedRegion(self.unmapped_fd, len(ONES + STRINGS), 0, CopyBuffers()))
 
     def requests(self, *inputs: list[Tensor]) -> list[WorkerRequest]:
         return [

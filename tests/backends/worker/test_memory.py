@@ -7,9 +7,10 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, UnmappedRegion
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, CopyBuffers, UnmappedRegion
 from kernel.errors import InternalError, InvalidArgument
 from tests.backends.worker.regions import attached_region
 
@@ -260,7 +261,7 @@ def test_bytes_outside_of_a_copied_region_are_refused(offset: int, data: bytes) 
 
 @pytest.fixture
 def unmapped(file: SharedFile) -> UnmappedRegion:
-    made = UnmappedRegion(os.dup(file.fd), file.byte_size - 100, 100)
+    made = UnmappedRegion(os.dup(file.fd), file.byte_size - 100, 100, CopyBuffers())
     file.regions.append(made)
     return made
 
@@ -304,3 +305,40 @@ def test_a_region_without_memory_for_its_pages_causes_an_error(
     monkeypatch.setattr("backends.worker.memory.os.pwrite", full)
     with pytest.raises(InternalError, match="cannot be written: No space left on device"):
         unmapped.write(0, b"a")
+
+
+# ---- memory for copies ----------------------------------------------------------------------
+
+
+def address(view: memoryview) -> int:
+    found: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return found
+
+
+def test_memory_is_used_again_when_the_last_array_over_it_is_gone() -> None:
+    buffers = CopyBuffers()
+    view = buffers.take(10_000)
+    first = address(view)
+    array = np.frombuffer(view, np.float32)[10:].reshape(2, -1)
+    del view
+    assert address(buffers.take(10_000)) != first
+    array[:] = 7
+    del array
+    assert address(buffers.take(9_000)) == first, "any size of the same power of two"
+
+
+def test_a_view_has_the_size_that_was_asked_for_and_is_writable() -> None:
+    buffers = CopyBuffers()
+    for byte_size in (0, 1, mmap.PAGESIZE, mmap.PAGESIZE + 1):
+        view = buffers.take(byte_size)
+        assert (len(view), view.readonly) == (byte_size, False)
+
+
+def test_a_limited_number_of_bytes_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.worker.memory.MAX_KEPT_BYTE_SIZE", 4 * mmap.PAGESIZE)
+    buffers = CopyBuffers()
+    views = [buffers.take(mmap.PAGESIZE) for _ in range(8)]
+    large = buffers.take(8 * mmap.PAGESIZE)
+    del views, large
+    buffers.take(3 * mmap.PAGESIZE)
+    assert sum(map(len, buffers._free)) <= 8 * mmap.PAGESIZE, "four pages, and the last view"

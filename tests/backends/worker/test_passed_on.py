@@ -12,7 +12,7 @@ import pytest
 from backends.transport import wire
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegions, UnmappedRegion
+from backends.worker.memory import AttachedRegions, CopyBuffers, UnmappedRegion
 from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
@@ -154,7 +154,7 @@ def test_other_arrays_are_written_to_the_workers_arena(bench: Bench, changed: An
 def test_an_output_is_written_to_a_region_that_is_not_mapped_when_it_is_complete(bench: Bench) -> None:
     fd = os.memfd_create("client")
     os.ftruncate(fd, 2 * INPUT.nbytes)
-    bench.regions.attach(CLIENTS_FILE, UnmappedRegion(fd, 2 * INPUT.nbytes, 0))
+    bench.regions.attach(CLIENTS_FILE, UnmappedRegion(fd, 2 * INPUT.nbytes, 0, CopyBuffers()))
     asked = [
         RequestedOutput("OUT", span=Span(RegionNumber(CLIENTS_FILE), 64, INPUT.nbytes)),
         RequestedOutput("TOO_FAR", span=Span(RegionNumber(CLIENTS_FILE), INPUT.nbytes, INPUT.nbytes)),
