@@ -166,9 +166,12 @@ class LogWriter:
                 lines.append((item, 0))
         written = self._target.write(b"".join(line for line, _ in lines))
         end = 0
+        lost_now = 0
         for line, reported in lines:
             end += len(line)
             if end > written:
                 self._unreported += reported or 1
-                if not reported:
-                    self.lost_line_count += 1
+                lost_now += not reported
+        if lost_now:
+            with self._changed:
+                self.lost_line_count += lost_now
