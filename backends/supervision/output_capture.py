@@ -12,15 +12,16 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from backends.supervision.worker_output import LINES_PER_ITERATION
+
 if TYPE_CHECKING:
     from backends.supervision.worker_output import WorkerOutput
 
 #: The longest line in bytes. A longer one is cut, also if its end is not received yet.
 MAX_LINE = 8192
 
-#: How much is read, and how many lines are logged, in one event-loop iteration.
+#: How much is read in one event-loop iteration.
 _READ_BYTE_SIZE = 64 << 10
-_LINES_PER_ITERATION = 32
 
 #: When the worker has ended: how often the rest of a pipe is read (other processes may still write to it), and how many
 #: of the last lines are logged, whatever the limits are. They often have the cause of the end.
@@ -102,7 +103,7 @@ class _CapturedPipe:
         if self._skipping:
             _, newline, self._rest = self._rest.partition(b"\n")
             self._skipping = not newline
-        *lines, self._rest = self._rest.split(b"\n", _LINES_PER_ITERATION)
+        *lines, self._rest = self._rest.split(b"\n", LINES_PER_ITERATION)
         if len(self._rest) > MAX_LINE and b"\n" not in self._rest:
             lines.append(self._rest)
             self._rest = b""

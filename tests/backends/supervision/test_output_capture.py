@@ -105,7 +105,7 @@ def test_what_is_above_the_limits_is_read_and_dropped_for_a_second_and_one_line_
         asyncio.run(main())
     assert said(caplog)[10:] == ["m: and a whole one"]
     [notice] = [record.getMessage() for record in caplog.records if "were dropped" in record.getMessage()]
-    assert notice.startswith("m: 500000 lines (1000011 bytes) of output were dropped: more than 1 lines or 0 bytes")
+    assert notice.startswith("m: 500000 lines (1000011 bytes) of output were dropped: more than 1 lines per second")
 
 
 def test_the_last_lines_of_a_worker_are_logged_whatever_it_has_printed(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,14 +148,41 @@ def test_a_process_that_goes_on_printing_does_not_hold_up_the_end(caplog: pytest
 
 
 def test_lines_of_messages_count_as_printed_ones(caplog: pytest.LogCaptureFixture) -> None:
-    clock = FakeClock()
-    output = WorkerOutput("m", OutputLimits(lines_per_s=0, bytes_per_s=1), clock)
-    with caplog.at_level(logging.DEBUG, "model"):
+    async def main() -> None:
+        clock = FakeClock()
+        output = WorkerOutput("m", OutputLimits(lines_per_s=0, bytes_per_s=1), clock)
         output.log(logging.INFO, "x" * 10)
         output.log(logging.INFO, "too much")
         clock.advance(PAUSE_NS)
         output.log(logging.ERROR, "again")
         output.close()
         output.log(logging.ERROR, "at the end")
+
+    with caplog.at_level(logging.DEBUG, "model"):
+        asyncio.run(main())
     assert said(caplog) == [f"m: {'x' * 10}", "m: again", "m: at the end"]
-    assert "m: 1 lines (8 bytes) of output were dropped" in caplog.text
+    assert "m: 1 lines (8 bytes) of output were dropped: more than 1 bytes per second" in caplog.text
+
+
+def test_lines_of_many_messages_are_logged_in_several_iterations_and_in_order(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.supervision.worker_output._MAX_WAITING", 200)
+
+    async def main() -> None:
+        output = WorkerOutput("m", OutputLimits(0, 0), FakeClock())
+        for number in range(200):
+            output.log(logging.INFO, str(number))
+        assert len(said(caplog)) == 32
+        await asyncio.sleep(0)
+        assert len(said(caplog)) == 64
+        while len(said(caplog)) < 200:  # noqa: ASYNC110 - the loop logs them
+            await asyncio.sleep(0)
+        for number in range(200, 600):
+            output.log(logging.INFO, str(number))
+        assert len(said(caplog)) == 400, "no more than 200 wait"
+        output.close()
+
+    with caplog.at_level(logging.DEBUG, "model"):
+        asyncio.run(main())
+    assert said(caplog) == [f"m: {number}" for number in range(600)]
