@@ -92,7 +92,7 @@ def _user_of_tcp(family: int, client: tuple[Any, ...], server: tuple[Any, ...]) 
     request += ends + struct.pack("=I", 0) + b"\xff" * 8  # any interface, any cookie
     head = _MESSAGE_HEAD.pack(_MESSAGE_HEAD.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
-        netlink.setblocking(False)  # the kernel answers within `send`
+        netlink.setblocking(False)  # the response is there when `send` returns
         netlink.send(head + request)
         response = netlink.recv(4096)
     if _MESSAGE_HEAD.unpack_from(response)[1] != _SOCK_DIAG_BY_FAMILY:

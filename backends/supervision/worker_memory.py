@@ -137,7 +137,6 @@ class WorkerMemory:
         """Let the worker copy the bytes of a region that it may have mapped."""
         self.mapped_client_regions.pop(region.number, None)
         if region.number in self.attached and not self._closed:
-            self._session.send(wire.Detach(region.number))
             message = wire.Attach(region.number, region.byte_size, region.offset, True, True, True)
             self._session.send_with_fd(message, region.fd)
 

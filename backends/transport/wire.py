@@ -203,7 +203,10 @@ class Stop(Message):
 
 
 class Attach(Message):
-    """A region that later messages name by `number`. Sent with its file descriptor."""
+    """A region that later messages name by `number`. Sent with its file descriptor.
+
+    A client's region that must not be mapped any more is sent again, with `copied`.
+    """
 
     number: int
     byte_size: int

@@ -170,7 +170,7 @@ class CopyBuffers:
         self._free: list[mmap.mmap] = []
 
     def take(self, byte_size: int) -> memoryview:
-        """Return writable memory, which belongs to whoever has it or an array over it."""
+        """Return writable memory, which stays valid as long as there is an array over it."""
         if not byte_size:
             return memoryview(bytearray())
         capacity = max(mmap.PAGESIZE, 1 << (byte_size - 1).bit_length())
@@ -261,14 +261,20 @@ class AttachedRegions:
 
     def __init__(self) -> None:
         self._regions: dict[int, WorkerRegion] = {}
+        #: Regions that others have replaced under their numbers. Threads of the model may still write to them.
+        self._replaced: dict[int, WorkerRegion] = {}
 
     def attach(self, number: int, region: WorkerRegion) -> None:
-        """Add `region` as `number`, and own it from now on."""
+        """Add `region` as `number`, and own it from now on. It may replace another one, once."""
+        if number in self._regions:
+            self._replaced[number] = self._regions[number]
         self._regions[number] = region
 
     def detach(self, number: int) -> None:
         """Remove a region and close it."""
         self._regions.pop(number).close()
+        if number in self._replaced:
+            self._replaced.pop(number).close()
 
     def find(self, number: int) -> WorkerRegion | None:
         """Return the region `number`, or None if the kernel did not announce it."""

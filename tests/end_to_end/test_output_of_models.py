@@ -1,4 +1,4 @@
-"""What models print stops neither the server nor the model, however much it is and whoever reads it."""
+"""What models print stops neither the server nor the model, however much it is, and also if nobody reads it."""
 
 from __future__ import annotations
 

@@ -170,7 +170,9 @@ def test_clients_that_shorten_their_regions_cost_a_model_one_worker(repository: 
     hostile[2].shorten()
     hold.end()
     assert during.response() == (200, expected)
-    assert waiting.response() == (400, "shared memory region was truncated by its owner"), "it is read when it is executed"
+    assert waiting.response() == (400, "shared memory region was truncated by its owner"), (
+        "it is read when it is executed"
+    )
 
     hold.begin()
     writing = Asked(hostile[3], output_in_region=True)

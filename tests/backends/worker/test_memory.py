@@ -233,6 +233,19 @@ def test_regions_are_known_by_their_numbers_until_they_are_detached() -> None:
             use(7)
 
 
+def test_a_region_that_is_attached_again_replaces_the_first_which_stays_open_for_threads_of_the_model() -> None:
+    regions = AttachedRegions()
+    first, second = attached_region(b"abc"), attached_region(b"def")
+    regions.attach(7, first)
+    regions.attach(7, second)
+    assert regions.get(7) is second
+    assert bytes(first.view(0, 3)) == b"abc"
+    before = len(os.listdir("/proc/self/fd"))
+    regions.detach(7)
+    assert len(os.listdir("/proc/self/fd")) == before - 3, "two descriptors, and that of the mapping"
+    assert regions.find(7) is None
+
+
 # ---- copies ---------------------------------------------------------------------------------
 
 
