@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,9 +16,11 @@ import anyio
 from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.launcher import LocalLauncher
+from backends.supervision.output_limits import OutputLimits
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
+from backends.supervision.watcher_process import SessionWatcher
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -31,12 +32,12 @@ from kernel.observe.metrics_config import parse_metrics_config
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
+from kernel.repository.override import remove_abandoned_folders
 from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
-from kernel.texts import printable
 from protocols.exposure import OpenPort, describe_exposure
 from protocols.frontend import is_local
 from protocols.grpc.server import GrpcServer
@@ -50,7 +51,7 @@ from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
@@ -77,18 +78,18 @@ class StartFailed(Exception):
 
 def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings."""
+    terminal = Terminal(options, notes, known_backends())
     try:
         return anyio.run(
-            Server(options, Terminal(options, notes, known_backends())).run,
+            Server(options, terminal).run,
             backend="asyncio",
             backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )
     except (StartFailed, CannotListen) as error:
-        if options.log.format == "json":
-            logger.error("%s", error)
-        else:
-            print(f"error: {printable(str(error))}", file=sys.stderr)
+        terminal.failed(str(error))
         return 1
+    finally:
+        terminal.end()
 
 
 def choose_scheduler(
@@ -145,8 +146,11 @@ class Server:
         repository = options.repository
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
-        regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
+        clock = LoopClock(polling.longest_ns)
         budget = ByteBudget(options.memory_byte_size or memory_byte_size())
+        regions = RegionRegistry(
+            owned=options.shared_memory_owner == "peer", per_peer_limit=options.regions_per_peer, budget=budget
+        )
         settings = KernelSettings(
             trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,
@@ -155,30 +159,12 @@ class Server:
             allow_client_shm=options.allow_client_shm,
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
-        launcher = LocalLauncher(shared_memory=options.worker_shared_memory)
-        self._helpers = helpers = HelperPool(
-            LocalLauncher(task_module=_HELPER_TASKS), options.arena_byte_size, budget, count=_helper_count()
-        )
-        self._kernel.helpers = helpers
-        poller, watchdog = LoopPoller(polling), Watchdog()
-        limits = ExecutionLimits(
-            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
-        )
+        self._kernel.lost_log_lines = self._owner.lost_log_lines
         self._lifecycle = Lifecycle(
             catalog,
             clock,
             choose_scheduler,
-            lambda: InstanceSupervisor(
-                launcher,
-                poller,
-                helpers,
-                arena_byte_size=options.arena_byte_size,
-                watchdog=watchdog,
-                limits=limits,
-                verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
-                load_timeout_s=repository.load_timeout_s,
-                budget=budget,
-            ),
+            self._supervisor_maker(polling, budget),
             LifecycleSettings(
                 repositories=repository.paths,
                 explicit=repository.control_mode == "explicit",
@@ -197,6 +183,33 @@ class Server:
         )
         self._kernel.repository = self._lifecycle
 
+    def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
+        """Make what all workers share: the watcher, the helpers, the watchdog. Returns what makes supervisors."""
+        options = self._options
+        self._watcher = watcher = SessionWatcher()
+        output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
+        launcher = LocalLauncher(
+            shared_memory=options.worker_shared_memory, output_limits=output_limits, watcher=watcher
+        )
+        helper_launcher = LocalLauncher(task_module=_HELPER_TASKS, watcher=watcher)
+        self._helpers = helpers = HelperPool(helper_launcher, options.arena_byte_size, budget, count=_helper_count())
+        self._kernel.helpers = helpers
+        poller, watchdog = LoopPoller(polling), Watchdog()
+        limits = ExecutionLimits(
+            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
+        )
+        return lambda: InstanceSupervisor(
+            launcher,
+            poller,
+            helpers,
+            arena_byte_size=options.arena_byte_size,
+            watchdog=watchdog,
+            limits=limits,
+            verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
+            load_timeout_s=options.repository.load_timeout_s,
+            budget=budget,
+        )
+
     async def _run_until_stop(self, sockets: dict[str, socket.socket], doors: list[FrontDoor]) -> int:
         stop = asyncio.Event()
         failure = ""
@@ -213,6 +226,7 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
                     await self._helpers.close()
+                    await self._watcher.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:
@@ -235,6 +249,8 @@ class Server:
 
     async def _load(self) -> str:
         """Load the models of the start and tell what became of them."""
+        for folder in await asyncio.to_thread(remove_abandoned_folders):
+            logger.info("removed '%s', which a server that was killed has left", folder)
         try:
             failed = await self._lifecycle.start(self._options.repository.load_models)
         except ServingError as error:

@@ -24,6 +24,9 @@ class ServerOperator(Protocol):
     def begin(self, log: LogSettings) -> None:
         """Prepare the process; no part of the server exists yet. May raise `BadOption`."""
 
+    def lost_log_lines(self) -> int:
+        """Return how many lines of the log were lost since the start; 0 where the program owns the log."""
+
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         """Set `stop` when the server should stop. Runs until it returns or is cancelled."""
 

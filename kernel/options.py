@@ -117,6 +117,9 @@ class LogOptions(msgspec.Struct, frozen=True):
     file: str = ""
     #: Whether the log has a line for every HTTP request and gRPC call.
     access: bool = False
+    #: How many lines and bytes per second the log takes of what each model instance prints; 0 for no limit.
+    model_lines_per_s: int = 1000
+    model_bytes_per_s: int = 1 << 20
 
 
 class RepositoryOptions(msgspec.Struct, frozen=True):
@@ -169,6 +172,10 @@ class ServerOptions(msgspec.Struct, frozen=True):
     admin: AdminOptions = AdminOptions()
     #: local, true or false.
     allow_client_shm: str = "local"
+    #: Who may use, list and unregister a region: any client, or only the peer that has registered it.
+    shared_memory_owner: str = "any"
+    #: The most regions of a client; 0 for no limit but that of all clients together.
+    regions_per_peer: int = 768
     #: uvloop or asyncio.
     event_loop: str = "uvloop"
     #: The longest wait during which the server polls, see `kernel.loop.busy_poll`; 0 for no polling.

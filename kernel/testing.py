@@ -111,6 +111,8 @@ class FakeAlarm:
 class RecordingSink:
     """Records the responses of a request."""
 
+    peer = ""
+
     def __init__(self) -> None:
         self.responses: list[Response] = []
 

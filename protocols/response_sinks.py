@@ -96,6 +96,9 @@ class StreamPort:
 
     __slots__ = ("_stream", "request")
 
+    #: Such requests name no regions.
+    peer = ""
+
     def __init__(self, stream: StreamSink) -> None:
         self._stream = stream
         self.request: Request | None = None

@@ -151,10 +151,12 @@ class LateHelpers(DirectHelpers):
 class FrontDoorLab:
     """A kernel with models that are functions. Its clock stands still."""
 
-    def __init__(self, *, allow_client_shm: str = "local", arena_byte_size: int = 2**20) -> None:
+    def __init__(
+        self, *, allow_client_shm: str = "local", arena_byte_size: int = 2**20, regions_are_owned: bool = False
+    ) -> None:
         self.clock = FakeClock()
         self.catalog = Catalog()
-        self.regions = RegionRegistry()
+        self.regions = RegionRegistry(owned=regions_are_owned)
         settings = KernelSettings(trace=TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
         self.kernel = Kernel(
             self.catalog, self.regions, InputPlacer(self.regions, arena_byte_size), self.clock, settings

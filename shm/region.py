@@ -19,7 +19,7 @@ import msgspec
 from shm.lease import RegionLease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _numbers = itertools.count(1)
 _mapping_lock = threading.Lock()
@@ -88,11 +88,17 @@ class Region:
         self.key = key
         self.offset = offset
         self.dropped = False
+        #: Whether processes copy the bytes with pread and pwrite and do not map them. Only for regions of clients.
+        self.copied = False
+        #: For a client's region: gets regions that a process had mapped which died by SIGBUS (a client has shortened
+        #: one), and those of them that requests used.
+        self.on_fault: Callable[[Sequence[Region], Sequence[Region]], None] | None = None
         self._lease_count = 0
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
         self._on_closed: list[Callable[[Region], None]] = []
         self._on_unused: list[Callable[[Region], None]] = []
+        self._on_copied: list[Callable[[Region], None]] = []
 
     @property
     def fd(self) -> int:
@@ -154,6 +160,18 @@ class Region:
         """Call `callback` once, when the last lease is released. The region must be in use."""
         assert self._lease_count, f"region {self.name} is not in use"
         self._on_unused.append(callback)
+
+    def on_copied(self, callback: Callable[[Region], None]) -> None:
+        """Call `callback` when the region must not be mapped any more."""
+        self._on_copied.append(callback)
+
+    def copy_from_now_on(self) -> None:
+        """Let processes copy the bytes, because mapping them has become dangerous."""
+        if not self.copied:
+            self.copied = True
+            callbacks, self._on_copied = self._on_copied, []
+            for callback in callbacks:
+                callback(self)
 
     def another_lease(self) -> RegionLease:
         """Return a new lease, also of a dropped region. Only for `share` of a lease that is not released."""

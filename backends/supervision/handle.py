@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
@@ -339,6 +340,8 @@ class WorkerHandle:
         The requests fail with `error`, or with the cause and with how far the worker was with them.
         """
         self._end()
+        if ended_by_bus_error(cause):
+            self._memory.report_fault(self._requests.values())
         returned: list[Request] = []
         stages: dict[int, Stage] = {}
         unfinished = batch_stages(self.record, self._session.progress(), self._memory.last_sent)

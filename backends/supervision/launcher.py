@@ -17,14 +17,21 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from backends.supervision.output_capture import OutputCapture
+from backends.supervision.output_limits import OutputLimits
+from backends.supervision.worker_output import WorkerOutput
+from kernel.loop.clock import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from backends.supervision.watcher_process import SessionWatcher
 
 logger = logging.getLogger(__name__)
 
 #: How long to wait for the end of a killed process, in seconds.
 KILL_WAIT_S = 10.0
+
+_DEFAULT_LIMITS = OutputLimits()
 
 
 class Launched(Protocol):
@@ -32,6 +39,9 @@ class Launched(Protocol):
 
     #: The kernel's end of the framed connection. The channel that uses it owns it.
     socket: socket.socket
+
+    #: Logs what the worker prints, and what its messages log.
+    output: WorkerOutput
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once, with the cause, when the worker has ended for any reason."""
@@ -70,19 +80,29 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Starts workers on this machine, each as a new interpreter."""
 
-    def __init__(self, *, shared_memory: bool = True, task_module: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        shared_memory: bool = True,
+        task_module: str = "",
+        output_limits: OutputLimits = _DEFAULT_LIMITS,
+        watcher: SessionWatcher | None = None,
+    ) -> None:
         """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts.
 
-        `task_module` is the module whose functions helpers run as tasks.
+        `task_module` is the module whose functions helpers run as tasks. `output_limits` are for what each worker
+        prints. `watcher` ends what models have started.
         """
         self.shared_memory = shared_memory
+        self.output_limits = output_limits
         self._task_module = task_module
+        self._watcher = watcher
 
     async def launch(self, title: str, *, helper: bool = False) -> Launched:
         """See `Launcher`."""
         ours, theirs = socket.socketpair()
         try:
-            capture = OutputCapture(title)
+            capture = OutputCapture(WorkerOutput(title, self.output_limits, LoopClock()))
         except BaseException:
             ours.close()
             theirs.close()
@@ -115,7 +135,7 @@ class LocalLauncher:
             theirs.close()
             capture.close_child_ends()
         try:
-            return LocalProcess(process, ours, capture)
+            return LocalProcess(process, ours, capture, self._watcher)
         except OSError:  # no descriptor is left to watch it
             process.kill()
             process.wait()
@@ -127,8 +147,17 @@ class LocalLauncher:
 class LocalProcess:
     """A worker process on this machine, watched by its pidfd."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, capture: OutputCapture) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        capture: OutputCapture,
+        watcher: SessionWatcher | None = None,
+    ) -> None:
+        """The process leads a session of its own, which `watcher` ends after it."""
         self.socket = sock
+        self._watcher = watcher
+        self.output = capture.output
         self.pid = process.pid
         self._process = process
         self._capture = capture
@@ -137,6 +166,8 @@ class LocalProcess:
         self._cause = ""
         self._pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+        if watcher is not None:
+            watcher.add(process.pid)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         if self._ended.is_set():
@@ -192,10 +223,17 @@ class LocalProcess:
         # Processes that the model started must not outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        if self._watcher is not None:  # those with a process group of their own
+            self._watcher.remove(self.pid)
         self._capture.close()
         self._ended.set()
         if self._callback is not None:
             self._callback(self._cause)
+
+
+def ended_by_bus_error(cause: str) -> bool:
+    """Whether a worker has ended, by the cause that `on_lost` was given, because memory that it touched was gone."""
+    return cause.startswith(describe_exit(-signal.SIGBUS))
 
 
 def describe_exit(code: int) -> str:

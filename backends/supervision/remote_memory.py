@@ -20,7 +20,7 @@ from shm.region import new_region_number
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
@@ -205,6 +205,9 @@ class RemoteMemory:
     def take_output_arena(self, byte_size: int) -> None:
         """Refuse: there is no descriptor to take."""
         raise ValueError("an arena in a session without shared memory")
+
+    def report_fault(self, requests: Collection[Request]) -> None:
+        """Do nothing: the worker has no region of a client."""
 
     def hold(self, number: int, request: Request) -> None:
         """Refuse: the worker's inputs are its own copies."""

@@ -28,7 +28,6 @@ _Expected = TypeVar("_Expected", bound=wire.Message)
 HELLO_TIMEOUT_S = 30.0
 
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
-_model_logger = logging.getLogger("model")
 
 
 class WorkerSession:
@@ -210,7 +209,8 @@ class WorkerSession:
                 case wire.OutboxCreated():
                     self._attach_outbox()
                 case wire.Log(level=level, text=text):
-                    _model_logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self._title, text)
+                    assert self._launched is not None
+                    self._launched.output.log(_LEVELS.get(level, logging.INFO), text)
                 case _:
                     if self._response is None or self._response.done():
                         self._unexpected(message)

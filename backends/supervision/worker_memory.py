@@ -17,7 +17,7 @@ from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
@@ -97,6 +97,8 @@ class WorkerMemory:
         self._budget = budget
         #: Numbers of the regions that the worker knows. Read-only for others.
         self.attached: set[int] = set()
+        #: Regions of clients that the worker may have mapped, by number.
+        self.mapped_client_regions: dict[int, Region] = {}
         #: None before the worker's first large output.
         self.output_arena: OutputArena | None = None
         #: Its blocks that were freed in this event-loop iteration, by offset.
@@ -117,9 +119,14 @@ class WorkerMemory:
             self._send_region(region, writable=writable)
         self.attached.add(region.number)
         region.on_closed(self._detach)
+        if region.copied:
+            self.mapped_client_regions.pop(region.number, None)
+        elif region.of_client:
+            self.mapped_client_regions[region.number] = region
+            region.on_copied(self._attach_copied)
 
     def _send_region(self, region: Region, *, writable: bool) -> None:
-        message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client)
+        message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client, region.copied)
         if writable:
             self._session.send_with_fd(message, region.fd)
             return
@@ -130,9 +137,30 @@ class WorkerMemory:
             os.close(fd)
 
     def _detach(self, region: Region) -> None:
-        if region.number in self.attached and not self._closed:
+        mapped = self.mapped_client_regions.pop(region.number, None) is not None
+        if (mapped or region.number in self.attached) and not self._closed:
             self.attached.discard(region.number)
             self._session.send(wire.Detach(region.number))
+
+    def _attach_copied(self, region: Region) -> None:
+        """Let the worker copy the bytes of a region that it may have mapped."""
+        if region.number not in self.attached or self._closed:
+            return
+        try:
+            self._send_region(region, writable=True)
+        except OSError:  # no descriptor is left: the next request that uses the region tries again
+            self.attached.discard(region.number)
+        else:
+            del self.mapped_client_regions[region.number]
+
+    def report_fault(self, requests: Collection[Request]) -> None:
+        """The worker died by SIGBUS while it had `requests`: say which regions of clients may be the cause."""
+        mapped = list(self.mapped_client_regions.values())
+        spans = [tensor.span for request in requests for tensor in request.inputs]
+        spans += [output.span for request in requests for output in request.outputs]
+        used = {span.lease.region_number for span in spans if span is not None}
+        if mapped and mapped[0].on_fault is not None:
+            mapped[0].on_fault(mapped, [region for region in mapped if region.number in used])
 
     def hold(self, number: int, request: Request) -> None:
         """Lease the inputs of a request in arenas also after its final response. Raises ValueError."""

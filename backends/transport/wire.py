@@ -203,7 +203,10 @@ class Stop(Message):
 
 
 class Attach(Message):
-    """A region that later messages name by `number`. Sent with its file descriptor."""
+    """A region that later messages name by `number`. Sent with its file descriptor.
+
+    A client's region that must not be mapped any more is sent again, with `copied`.
+    """
 
     number: int
     byte_size: int
@@ -213,6 +216,8 @@ class Attach(Message):
     writable: bool = True
     #: Whether another process may change the bytes while the worker reads them: a client's region.
     volatile: bool = False
+    #: Whether the worker copies the bytes, because the client may shorten the region: it must not map it.
+    copied: bool = False
 
 
 class OwnArena(Message):

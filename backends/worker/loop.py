@@ -24,7 +24,7 @@ from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, CopyBuffers, UnmappedRegion
 from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
@@ -66,6 +66,7 @@ class Worker:
         #: When the oldest unsent batch was executed; 0 if none is unsent.
         self._unsent_since_ns = 0
         self._regions = AttachedRegions()
+        self._copy_buffers = CopyBuffers()
         self._held = HeldInputs(self._send, self._copy_volatile_inputs)
         self._inputs = InputReader(self._regions, self._held)
         self._output_arena = ArenaOutputs(self._arena_created)
@@ -226,6 +227,10 @@ class Worker:
 
     def _attach(self, message: wire.Attach) -> None:
         fd = self._channel.take_fd()
+        if message.copied:
+            unmapped = UnmappedRegion(fd, message.byte_size, message.offset, self._copy_buffers)
+            self._regions.attach(message.number, unmapped)
+            return
         region = AttachedRegion(
             fd,
             message.byte_size,

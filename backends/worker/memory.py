@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InvalidArgument
+import numpy as np
+
+from kernel.errors import InternalError, InvalidArgument
 
 if TYPE_CHECKING:
     from shm.tensor import Buffer
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 _MAP_NORESERVE = 0x4000
 
 _TRUNCATED = "shared memory region was truncated by its owner"
+
+#: How many bytes of memory are kept for the next copies of inputs.
+MAX_KEPT_BYTE_SIZE = 128 << 20
 
 
 class WorkerRegion(Protocol):
@@ -34,6 +40,8 @@ class WorkerRegion(Protocol):
     shared: bool
     #: Whether the memory is the worker's own, so that the model may use inputs without limit in time.
     private: bool
+    #: Whether `view` returns the region itself, so that outputs can be made there; otherwise use `write`.
+    in_place: bool
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """Return bytes, writable. Raises `InvalidArgument` if the owner of the region has shortened it."""
@@ -44,6 +52,9 @@ class WorkerRegion(Protocol):
         A view of a bytearray is a copy: it is the caller's own, and `ended` is not called for it.
         """
 
+    def write(self, offset: int, data: Buffer) -> None:
+        """Store `data` at `offset`. Raises `ServingError` if that cannot be done."""
+
     def ended(self, offset: int, byte_size: int) -> None:
         """Nothing uses a view any more that `input_view` returned for these bytes, and that is no copy."""
 
@@ -53,6 +64,8 @@ class WorkerRegion(Protocol):
 
 class AttachedRegion:
     """A region with a descriptor. Owns the descriptor and the mapping."""
+
+    in_place = True
 
     def __init__(
         self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool, private_writes: bool = True
@@ -102,6 +115,10 @@ class AttachedRegion:
         self._pages_in_use.append((start, end))
         return self.view(offset, byte_size)
 
+    def write(self, offset: int, data: Buffer) -> None:
+        """See `WorkerRegion`."""
+        self.view(offset, len(data))[:] = data
+
     def read_into(self, offset: int, memory: memoryview) -> None:
         """Fill `memory` with the bytes at `offset`, without mapping. Raises `InvalidArgument` if they are gone."""
         position = 0
@@ -111,14 +128,17 @@ class AttachedRegion:
                 raise InvalidArgument(_TRUNCATED)
             position += count
 
-    def write_from(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`, without mapping. Raises `InvalidArgument` if the file is too short."""
+    def write_from(self, offset: int, data: Buffer) -> None:
+        """Write `data` at `offset`, without mapping. Raises `ServingError` if the file is too short, or cannot grow."""
         start = self._offset + offset
         if os.fstat(self._fd).st_size < start + len(data):  # a write would lengthen the client's object again
             raise InvalidArgument(_TRUNCATED)
         position = 0
         while position < len(data):
-            position += os.pwrite(self._fd, data[position:], start + position)
+            try:
+                position += os.pwrite(self._fd, data[position:], start + position)
+            except OSError as error:  # pages that were never written, and no memory for them
+                raise InternalError(f"shared memory region cannot be written: {error.strerror}") from None
 
     def ended(self, offset: int, byte_size: int) -> None:
         """See `WorkerRegion`. Drops the private pages: those that the model wrote would be stale for the next input."""
@@ -143,6 +163,73 @@ class AttachedRegion:
                 self._mapping.close()
 
 
+class CopyBuffers:
+    """Memory for copies of inputs, reused when no array refers to it any more.
+
+    New memory costs a page fault for each page, which for large inputs takes longer than the copy itself. Buffers have
+    powers of two of bytes. Arrays over a buffer may live as long as they want, and end in any thread.
+    """
+
+    def __init__(self) -> None:
+        #: Free buffers. Appending and removing are atomic: the garbage collector may free an array at any point.
+        self._free: list[mmap.mmap] = []
+
+    def take(self, byte_size: int) -> memoryview:
+        """Return writable memory, which stays valid as long as there is an array over it."""
+        if not byte_size:
+            return memoryview(bytearray())
+        capacity = max(mmap.PAGESIZE, 1 << (byte_size - 1).bit_length())
+        memory = self._kept(capacity) or mmap.mmap(-1, capacity)
+        # An array refers to the exporter of its memory, not to the memoryview from which it was made.
+        exporter = np.frombuffer(memory, np.uint8)
+        weakref.finalize(exporter, self._freed, memory).atexit = False
+        return exporter.data[:byte_size]
+
+    def _kept(self, capacity: int) -> mmap.mmap | None:
+        """Return a kept buffer of this capacity. Drops those that are not asked for, oldest first."""
+        for memory in reversed(self._free):  # the last one is in the processor's cache
+            if len(memory) == capacity:
+                self._free.remove(memory)
+                return memory
+        while sum(map(len, self._free)) > MAX_KEPT_BYTE_SIZE:
+            del self._free[0]
+        return None
+
+    def _freed(self, memory: mmap.mmap) -> None:
+        if len(memory) <= MAX_KEPT_BYTE_SIZE:
+            self._free.append(memory)
+
+
+class UnmappedRegion(AttachedRegion):
+    """A client's region whose bytes are copied: a client that shortens it gets an error and does not end the worker.
+
+    Inputs are copies, which belong to the model. Outputs are written when they are complete.
+    """
+
+    in_place = False
+
+    def __init__(self, fd: int, byte_size: int, offset: int, buffers: CopyBuffers) -> None:
+        """Copies are made in `buffers`."""
+        super().__init__(fd, byte_size, offset, writable=True, volatile=False)
+        self._buffers = buffers
+        self.private = True
+        self.shared = False
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """Return a copy. Raises `InvalidArgument` if the owner of the region has shortened it."""
+        copy = self._buffers.take(byte_size)
+        self.read_into(offset, copy)
+        return copy
+
+    def input_view(self, offset: int, byte_size: int) -> memoryview:
+        """See `WorkerRegion`."""
+        return self.view(offset, byte_size)
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """See `WorkerRegion`."""
+        self.write_from(offset, data)
+
+
 class CopiedRegion:
     """A copy of a region, for a worker that shares no memory with the kernel, which sends the bytes."""
 
@@ -150,6 +237,7 @@ class CopiedRegion:
     steady = True
     shared = False
     private = True
+    in_place = True
 
     def __init__(self, byte_size: int) -> None:
         self._memory = bytearray(byte_size)
@@ -178,14 +266,20 @@ class AttachedRegions:
 
     def __init__(self) -> None:
         self._regions: dict[int, WorkerRegion] = {}
+        #: Regions that others have replaced under their numbers. Threads of the model may still write to them.
+        self._replaced: dict[int, WorkerRegion] = {}
 
     def attach(self, number: int, region: WorkerRegion) -> None:
-        """Add `region` as `number`, and own it from now on."""
+        """Add `region` as `number`, and own it from now on. It may replace another one, once."""
+        if number in self._regions:
+            self._replaced[number] = self._regions[number]
         self._regions[number] = region
 
     def detach(self, number: int) -> None:
         """Remove a region and close it."""
         self._regions.pop(number).close()
+        if number in self._replaced:
+            self._replaced.pop(number).close()
 
     def find(self, number: int) -> WorkerRegion | None:
         """Return the region `number`, or None if the kernel did not announce it."""

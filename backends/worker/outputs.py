@@ -46,7 +46,8 @@ class OutputWriter:
             return None
         byte_size = element_count(shape) * dtype.itemsize
         if requested.span is not None:
-            if byte_size > requested.span.byte_size:
+            region = self._regions.find(requested.span.lease.region_number)
+            if byte_size > requested.span.byte_size or (region is not None and not region.in_place):
                 return None
         elif byte_size <= INLINE_LIMIT:
             return None
@@ -130,6 +131,11 @@ class OutputWriter:
                 f"shared memory size specified with the request for output '{name}' ({requested.span.byte_size} bytes) "
                 f"should be at least {byte_size} bytes to hold the results"
             )
+        wanted = requested.span
+        region = None if wanted is None else self._regions.find(wanted.lease.region_number)
+        if wanted is not None and region is not None:
+            region.write(wanted.offset, data)
+            return Tensor(name, datatype, shape, None, Span(wanted.lease, wanted.offset, byte_size))
         tensor, view = self._place(name, datatype, shape, byte_size, requested)
         view[:] = data
         return tensor

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.command.start_messages import print_table
+import typer
+
+from kernel.command.start_messages import table_text
 from kernel.errors import ServingError
 from kernel.options import BadOption
 from kernel.repository.limits import refuse_unsupported
@@ -40,5 +42,5 @@ def print_models(repositories: tuple[Path, ...]) -> int:
         completed = "" if folder.config_path() else " (no config.pbtxt: completed from the model file)"
         rows.append((name, versions, config.backend, f"valid{completed}"))
     rows += [(name, "-", "-", DUPLICATE_REASON) for name in found.duplicates]
-    print_table(("Model", "Versions", "Backend", "Configuration"), sorted(rows))
+    typer.echo(table_text(("Model", "Versions", "Backend", "Configuration"), sorted(rows)), nl=False)
     return 1 if invalid_count else 0

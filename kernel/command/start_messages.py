@@ -1,4 +1,7 @@
-"""The output of the command line for people: tables of models, backends and options, and a hint for the demo."""
+"""The texts of the command line for people: tables of models, backends and options, and a hint for the demo.
+
+Functions return texts, which end with a line feed: a server must not wait for the reader of its standard output.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,24 @@ if TYPE_CHECKING:
 _FILE_WIDTH = 4000
 
 
-def print_models_table(catalog: Catalog) -> None:
-    """Print Triton's table of models: name, version, status and reason."""
+def models_table(catalog: Catalog) -> str:
+    """Return Triton's table of models: name, version, status and reason."""
     rows = []
     for item in catalog.index():
         status = item.state or "not loaded"
         if item.reason:
             status = f"{status}: {item.reason.strip()}"
         rows.append((item.name, item.version or "-", status))
-    print_table(("Model", "Version", "Status"), rows)
+    return table_text(("Model", "Version", "Status"), rows)
 
 
-def print_backends_table(backends: Mapping[str, str]) -> None:
-    """Print the table of backends: the name in configurations, and the class."""
-    print_table(("Backend", "Class"), sorted(backends.items()))
+def backends_table(backends: Mapping[str, str]) -> str:
+    """Return the table of backends: the name in configurations, and the class."""
+    return table_text(("Backend", "Class"), sorted(backends.items()))
 
 
-def print_options_table(options: ServerOptions) -> None:
-    """Print Triton's table of options, without the options that have no effect in this server."""
+def options_table(options: ServerOptions) -> str:
+    """Return Triton's table of options, without the options that have no effect in this server."""
     repository = options.repository
     rows = [
         ("server_id", options.server_id),
@@ -58,11 +61,11 @@ def print_options_table(options: ServerOptions) -> None:
         ("exit_timeout", str(options.exit_timeout_s)),
         ("allow_client_shm", options.allow_client_shm),
     ]
-    print_table(("Option", "Value"), rows)
+    return table_text(("Option", "Value"), rows)
 
 
-def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table. On a terminal, long cells are wrapped; otherwise each row is one line.
+def table_text(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a table for standard output. On a terminal, long cells are wrapped; otherwise each row is one line.
 
     Control characters are written out: reasons and names come from models and clients.
     """
@@ -71,8 +74,9 @@ def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Non
     table = Table(*titles, box=box.ASCII2)
     for row in rows:
         table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
-    console.print(table)
-    sys.stdout.flush()
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
 
 
 def _python() -> str:
@@ -82,16 +86,15 @@ def _python() -> str:
     return min(os.path.relpath(sys.executable), sys.executable, key=len)
 
 
-def print_demo_hint(http_port: int) -> None:
-    """Print first requests to try with the demo models."""
+def demo_hint(http_port: int) -> str:
+    """Return first requests to try with the demo models."""
     body = DEMO_REPOSITORY / "digit.json"
     url = f"http://localhost:{http_port}/v2/models"
-    print(
+    return (
         "\nThese are demo models. In another terminal, classify a handwritten digit:\n\n"
         f"    curl -s {url}/digits/infer -d @{body}\n\n"
         "or add and subtract numbers, and show the inputs and outputs of a model:\n\n"
         f"    {_python()} -m kernel infer add_sub INPUT0=[1,2,3,4] INPUT1=[10,20,30,40]\n"
         f"    curl -s {url}/digits\n\n"
-        "Serve your own models with --model-repository FOLDER. Ctrl-C stops the server.\n",
-        flush=True,
+        "Serve your own models with --model-repository FOLDER. Ctrl-C stops the server.\n\n"
     )

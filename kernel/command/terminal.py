@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kernel.command.start_messages import print_backends_table, print_demo_hint, print_models_table, print_options_table
+from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table
 from kernel.descriptors import raise_descriptor_limit
 from kernel.observe.logs import set_up_logging
+from kernel.texts import printable
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
+    from kernel.observe.logs import ServerLog
     from kernel.options import ServerOptions
     from kernel.serving.catalog import Catalog
     from kernel.serving.kernel import Kernel
@@ -34,10 +36,12 @@ class Terminal:
     """Writes the log, prints the models, and stops the server on SIGINT and SIGTERM. Implements `ServerOperator`."""
 
     def __init__(self, options: ServerOptions, notes: Sequence[str], backends: Mapping[str, str]) -> None:
-        """`notes` are logged as warnings. `backends` are printed, see `print_backends_table`."""
+        """`notes` are logged as warnings. `backends` are printed, see `backends_table`."""
         self._options = options
         self._notes = notes
         self._backends = backends
+        #: None before `begin`.
+        self._log: ServerLog | None = None
 
     @property
     def _prints_tables(self) -> bool:
@@ -45,7 +49,7 @@ class Terminal:
 
     def begin(self, log: LogSettings) -> None:
         """Set up the log. Raises `BadOption` if the log file cannot be written."""
-        set_up_logging(log)
+        self._log = set_up_logging(log)
         raise_descriptor_limit()
         for note in self._notes:
             logger.warning("%s", note)
@@ -60,19 +64,23 @@ class Terminal:
                     if time.monotonic() - first_s < _SAME_SIGNAL_S:
                         continue
                     logger.warning("Signal (%d) received again: exiting immediately", number)
+                    self.end()
                     os._exit(1)  # workers die with their parent
                 logger.info("Signal (%d) received.", number)
                 first_s = time.monotonic()
                 stop.set()
 
+    def lost_log_lines(self) -> int:
+        return 0 if self._log is None else self._log.lost_line_count
+
     def models_loaded(self, catalog: Catalog) -> None:
         """Print tables of the models; with JSON logs, write one log line for each model instead."""
         if self._prints_tables:
             if not self._options.demo:  # the demo's first output stays short
-                print_backends_table(self._backends)
-            print_models_table(catalog)
+                self._print(backends_table(self._backends))
+            self._print(models_table(catalog))
             if not self._options.demo:
-                print_options_table(self._options)
+                self._print(options_table(self._options))
             return
         for item in catalog.index():
             state = f"{item.state}: {item.reason.strip()}" if item.reason else item.state or "not loaded"
@@ -87,4 +95,23 @@ class Terminal:
         gc.collect()
         gc.freeze()
         if self._options.demo and "http" in ports and self._prints_tables:
-            print_demo_hint(ports["http"])
+            self._print(demo_hint(ports["http"]))
+
+    def _print(self, text: str) -> None:
+        assert self._log is not None, "printed before `begin`"
+        self._log.print(text)
+
+    # ---- called by the composition root ------------------------------------------------------
+
+    def failed(self, reason: str) -> None:
+        """Say why the server cannot start."""
+        assert self._log is not None, "failed before `begin`"
+        if self._prints_tables:
+            self._log.print_error(f"error: {printable(reason)}\n")
+        else:
+            logger.error("%s", reason)
+
+    def end(self) -> None:
+        """Write the lines of the log that wait. A reader that does not read cannot hold the end up."""
+        if self._log is not None:
+            self._log.close()

@@ -156,6 +156,10 @@ class EmbeddedCall:
 
     # ---- on the server's loop ----------------------------------------------------------------
 
+    @property
+    def peer(self) -> str:
+        return ""
+
     def send(self, response: Response) -> None:
         if self._abandoned:
             response.release()

@@ -84,7 +84,12 @@ class EmbeddedServer:
         else:
             self._notes = []
         check_options(options)
-        if options.log != LogOptions(access=options.log.access):
+        own = LogOptions(
+            access=options.log.access,
+            model_lines_per_s=options.log.model_lines_per_s,
+            model_bytes_per_s=options.log.model_bytes_per_s,
+        )
+        if options.log != own:
             raise BadOption("an embedded server logs by Python's logging: set levels, formats and files there")
         self._options = options
         self._lock = threading.Lock()

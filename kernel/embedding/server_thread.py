@@ -137,6 +137,9 @@ class ServerThread:
     def begin(self, log: LogSettings) -> None:
         """Do nothing: the program configures logging."""
 
+    def lost_log_lines(self) -> int:
+        return 0
+
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         await self._stop_requested.wait()
         stop.set()

@@ -2,15 +2,20 @@
 
 Texts and codes are Triton's (shared_memory_manager.cc). Nothing here maps memory: the kernel holds descriptors, and
 workers map them. The module is in `kernel` and not in `shm` because it raises errors of `kernel.errors`.
+
+A `peer` is the client that asks, as a text; front doors pass it on (`protocols/peer_identity.py`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from typing import TYPE_CHECKING
 
 from kernel.descriptors import is_reserved
 from kernel.errors import (
+    ArenaFull,
     InternalError,
     InvalidArgument,
     NoDescriptorLeft,
@@ -19,16 +24,50 @@ from kernel.errors import (
     RegionNotFound,
     file_error,
 )
+from kernel.memory.distrust import DISTRUST_NS, DistrustedUsers
+from kernel.memory.region_tables import RegionTables
 from shm import posix
+from shm.lease import Lease
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shm.budget import ByteBudget
+    from shm.lease import RegionLease
     from shm.tensor import ClientSpan
+
+logger = logging.getLogger(__name__)
 
 #: Limits the descriptors that clients can make the server hold. No known client needs as many.
 MAX_REGIONS = 1024
 _UINT64_MAX = 2**64 - 1
+
+
+class CopiedLease(Lease):
+    """A use of a region whose bytes are copied: the copy counts in the budget until the use ends."""
+
+    __slots__ = ("_budget", "_byte_size", "_held", "_lease", "region")
+
+    def __init__(self, lease: RegionLease, byte_size: int, budget: ByteBudget) -> None:
+        """The caller has checked that `budget` has room."""
+        self.region = lease.region
+        self._lease = lease
+        self._byte_size = byte_size
+        self._budget = budget
+        self._held = True
+        budget.add(byte_size)
+
+    def share(self) -> RegionLease:
+        """See `Lease`: the new lease is of the region alone."""
+        return self._lease.share()
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._budget.remove(self._byte_size)
+            self._lease.release()
 
 
 class RegionRegistry:
@@ -36,16 +75,37 @@ class RegionRegistry:
 
     A region that is unregistered while requests use it stays listed and usable until the last of them has ended, as
     in Triton since 2024-11. Then the region is removed and its memory is freed.
+
+    Workers map regions. After a client has shortened one, the regions of its user are copied for a time, see
+    `kernel/memory/distrust.py`.
     """
 
-    def __init__(self) -> None:
-        self._regions: dict[str, Region] = {}
+    def __init__(
+        self,
+        *,
+        owned: bool = False,
+        per_peer_limit: int = 0,
+        budget: ByteBudget | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """With `owned`, only the client that has registered a region may use, list and unregister it.
+
+        `per_peer_limit` is the most regions of a client; 0 for no limit. Copies of regions count in `budget`.
+        """
+        #: Whether `lease` needs to know the client.
+        self.owned = owned
+        self.per_peer_limit = per_peer_limit
+        self._tables = RegionTables(owned=owned)
+        self._shared = self._tables.shared  # every request with a region looks it up
+        self._budget = budget
+        self._now_ns = now_ns
+        self._distrusted = DistrustedUsers()
 
     # ---- system shared memory ----------------------------------------------------------------
 
-    def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
+    def register_system(self, name: str, key: str, offset: int, byte_size: int, peer: str = "") -> None:
         """Register `byte_size` bytes from `offset` of the POSIX object `key` under `name`. Raises `ServingError`."""
-        if name in self._regions:
+        if name in self._tables.names(peer):
             raise RegionExists(name)
         if posix.is_reserved(key):
             raise InvalidArgument(
@@ -54,11 +114,7 @@ class RegionRegistry:
             )
         if not key.strip("/"):
             raise InvalidArgument(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
-        if len(self._regions) >= MAX_REGIONS:
-            raise InvalidArgument(
-                f"cannot register shared memory region '{name}': {MAX_REGIONS} regions are registered already; "
-                "unregister those that are not needed"
-            )
+        self._check_count(name, peer)
         try:
             fd = posix.open_object(key)
         except posix.BadKey:
@@ -72,21 +128,37 @@ class RegionRegistry:
             os.close(fd)
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         region = Region(name, RegionKind.SYSTEM, FileHandle(fd), byte_size, key=key, offset=offset)
-        self._regions[name] = region
+        region.copied = self._distrusted.has(os.fstat(fd).st_uid, self._now_ns())
+        region.on_fault = self._faulted
+        self._tables.add(region, peer)
+
+    def _check_count(self, name: str, peer: str) -> None:
+        if len(self._tables) >= MAX_REGIONS:
+            raise InvalidArgument(
+                f"cannot register shared memory region '{name}': {MAX_REGIONS} regions are registered already; "
+                "unregister those that are not needed"
+            )
+        if self.per_peer_limit and self._tables.count(peer) >= self.per_peer_limit:
+            raise InvalidArgument(
+                f"cannot register shared memory region '{name}': this client has registered {self.per_peer_limit} "
+                "regions, which is the most that one client may have (--shared-memory-regions-per-peer); unregister "
+                "those that are not needed"
+            )
 
     # ---- CUDA shared memory ------------------------------------------------------------------
 
-    def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+    def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int, peer: str = "") -> None:
         """Refuse: no worker of this server can open device memory."""
         raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
     # ---- both --------------------------------------------------------------------------------
 
-    def status(self, kind: RegionKind, name: str = "") -> list[Region]:
+    def status(self, kind: RegionKind, name: str = "", peer: str = "") -> list[Region]:
         """Return the regions of `kind` in the order of their names, or the one called `name`."""
+        regions = self._tables.names(peer)
         if not name:
-            return [r for _, r in sorted(self._regions.items()) if r.kind is kind]
-        region = self._regions.get(name)
+            return [r for _, r in sorted(regions.items()) if r.kind is kind]
+        region = regions.get(name)
         if region is None:
             raise NotFound(f"Unable to find {kind.value} shared memory region: '{name}'")
         if region.kind is not kind:
@@ -97,9 +169,9 @@ class RegionRegistry:
             )
         return [region]
 
-    def unregister(self, kind: RegionKind, name: str = "") -> None:
+    def unregister(self, kind: RegionKind, name: str = "", peer: str = "") -> None:
         """Remove the region called `name`, or all of `kind`, once unused. An unknown name is not an error."""
-        for region in list(self._regions.values()):
+        for region in list(self._tables.names(peer).values()):
             if region.kind is kind and name in ("", region.name):
                 if region.lease_count:
                     region.on_unused(self._remove)
@@ -108,13 +180,16 @@ class RegionRegistry:
 
     def _remove(self, region: Region) -> None:
         """Remove a region and drop it."""
-        if self._regions.get(region.name) is region:
-            del self._regions[region.name]
+        self._tables.remove(region)
         region.drop()
 
-    def lease(self, wanted: ClientSpan) -> Span:
-        """Return a leased span for a client's span; the caller releases its lease. Raises `ServingError`."""
-        region = self._regions.get(wanted.name)
+    def lease(self, wanted: ClientSpan, peer: str = "") -> Span:
+        """Return a leased span for a client's span; the caller releases its lease. Raises `ServingError`.
+
+        `peer` matters only if `owned`.
+        """
+        regions = self._tables.names(peer) if self.owned else self._shared
+        region = regions.get(wanted.name)
         if region is None:
             raise RegionNotFound(wanted.name)
         end = wanted.offset + wanted.byte_size
@@ -130,10 +205,48 @@ class RegionRegistry:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{wanted.name}'")
         # The client may have shortened the object meanwhile: access beyond its end would kill a worker.
         if region.kind is RegionKind.SYSTEM and posix.size_of(region.fd) < region.offset + region.byte_size:
+            self._faulted([region], [])
             raise InvalidArgument(f"shared memory region '{wanted.name}' was truncated by its owner")
+        if region.copied and self._budget is not None:
+            if not self._budget.has_room(wanted.byte_size):
+                raise ArenaFull(wanted.byte_size)
+            return Span(CopiedLease(region.lease(), wanted.byte_size, self._budget), wanted.offset, wanted.byte_size)
         return Span(region.lease(), wanted.offset, wanted.byte_size)
+
+    # ---- shortened regions -------------------------------------------------------------------
+
+    def _faulted(self, mapped: Sequence[Region], used: Sequence[Region]) -> None:
+        """One of the regions `mapped` is shorter than it was registered, or was for a moment.
+
+        Those that are shorter now are removed. If none is, the owner has lengthened it again: then the regions that
+        were `used` at that moment are suspects, or else all of them.
+        """
+        shortened = [region for region in mapped if _is_shortened(region)]
+        for region in shortened or used or mapped:
+            self._distrust(os.fstat(region.fd).st_uid)
+            region.copy_from_now_on()  # requests that have leased it may still wait
+        for region in shortened:
+            logger.warning("shared memory region '%s' was truncated by its owner and is removed", region.name)
+            self._remove(region)
+
+    def _distrust(self, uid: int) -> None:
+        """Copy all regions of a user, and those that are registered within the next time."""
+        if not self._distrusted.add(uid, self._now_ns()):
+            return
+        logger.warning(
+            "a client's shared memory was truncated while it was registered: for %d minutes, the regions of user %d "
+            "are copied instead of mapped, which is slower",
+            DISTRUST_NS // 60_000_000_000, uid,
+        )  # fmt: skip
+        for region in self._tables:
+            if region.kind is RegionKind.SYSTEM and os.fstat(region.fd).st_uid == uid:
+                region.copy_from_now_on()
 
     def close(self) -> None:
         """Remove all regions, also those in use, whose memory is freed after the last lease."""
-        for region in list(self._regions.values()):
+        for region in self._tables:
             self._remove(region)
+
+
+def _is_shortened(region: Region) -> bool:
+    return posix.size_of(region.fd) < region.offset + region.byte_size

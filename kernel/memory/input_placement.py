@@ -36,15 +36,17 @@ class InputPlacer:
 
         If this or a later step fails, the caller releases the request's leases.
         """
+        regions = self._regions
+        peer = request.sink.peer if regions.owned else ""
         for tensor in request.inputs:
             if tensor.client_span is not None:
-                tensor.span, tensor.client_span = self._regions.lease(tensor.client_span), None
+                tensor.span, tensor.client_span = regions.lease(tensor.client_span, peer), None
                 request.leased = True
             elif tensor.span is not None:  # in the memory of another model's output
                 request.leased = True
         for output in request.outputs:
             if output.client_span is not None:
-                output.span, output.client_span = self._regions.lease(output.client_span), None
+                output.span, output.client_span = regions.lease(output.client_span, peer), None
                 request.leased = True
 
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:

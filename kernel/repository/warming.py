@@ -94,6 +94,8 @@ class _WarmupResponses:
 class _WarmupSink:
     """Sink and owner of a request. Consumes every response immediately, so that a decoupled model can send the next."""
 
+    peer = ""
+
     def __init__(self, responses: _WarmupResponses, instance: Instance) -> None:
         self._responses = responses
         self._instance = instance

@@ -99,6 +99,8 @@ def warmup_samples(
 
 
 class _UnusedSink:
+    peer = ""
+
     def send(self, response: object) -> None:
         raise AssertionError("a request that is only validated got a response")
 

@@ -97,6 +97,8 @@ class Kernel:
         self.stopping = False
         #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
         self.connections: dict[str, Callable[[], int]] = {}
+        #: Returns how many lines of the log were lost.
+        self.lost_log_lines: Callable[[], int] = int
         self._inputs = inputs
         self._clock = clock
         #: How many admitted requests are not submitted yet, because they are being decoded.

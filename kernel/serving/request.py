@@ -41,6 +41,8 @@ class RequestOwner(Protocol):
 class _NoSink:
     """The sink of a request that is not submitted itself: it is prepared, or was decoded for another process."""
 
+    peer = ""
+
     def send(self, response: Response) -> None:
         raise AssertionError("a request that was never submitted got a response")
 

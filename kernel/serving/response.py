@@ -45,4 +45,11 @@ class Response(msgspec.Struct, eq=False):
 class Sink(Protocol):
     """Receives the responses of a request. Called in the kernel's loop; never blocks, never raises."""
 
+    @property
+    def peer(self) -> str:
+        """The client that sent the request, as the owner of regions; empty for requests that cannot name any.
+
+        Read only with `--shared-memory-owner=peer`, while the request is submitted.
+        """
+
     def send(self, response: Response) -> None: ...

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.special_messages import ReceivedMessage
+    from protocols.peer_identity import Peer
     from shm.tensor import Buffer
 
 # A name of this module is found faster than a member of an enum (states.py).
@@ -101,6 +102,11 @@ class HandlerCall:
         #: Set by a handler that takes and sends messages by itself, see `set_callbacks`.
         self._on_readable: Callable[[], None] | None = None
         self._on_sent: Callable[[], None] | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """The client."""
+        return self._server_connection.peer
 
     # ---- protocols.grpc.h2.streams.StreamCallbacks -------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -17,15 +17,18 @@ from grpclib.exceptions import GRPCError
 
 from kernel.errors import NoMemory, ServingError
 from protocols.frontend import is_local
-from protocols.grpc.grpclib_internals import StreamClosedError
+from protocols.grpc.grpclib_internals import StreamClosedError, stream_of
 from protocols.grpc.status_text import status_text
 from protocols.internal_errors import unexpected_error
+from protocols.peer_identity import Peer
 from protocols.status import GRPC_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from grpclib.server import Stream
+
+    from protocols.grpc.handlers import HandlerCall
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -38,6 +41,13 @@ class Caller(msgspec.Struct, frozen=True):
     peer: object
     #: The headers of the call that are not gRPC's own, by names in lower case.
     metadata: Mapping[str, str | bytes] = {}
+    #: Who the peer is.
+    client: Peer = Peer(None)
+
+    @property
+    def identity(self) -> str:
+        """The peer as the owner of regions."""
+        return self.client.identity
 
     @property
     def local(self) -> bool:
@@ -63,7 +73,9 @@ def unary(
             if message is None:
                 raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")
             assert stream.metadata is not None, "grpclib sets it before the call begins"
-            await stream.send_message(await function(message, Caller(stream.peer.addr(), stream.metadata)))
+            call = cast("HandlerCall", stream_of(stream))
+            caller = Caller(stream.peer.addr(), stream.metadata, call.peer)
+            await stream.send_message(await function(message, caller))
 
     return Handler(handle, Cardinality.UNARY_UNARY, request_type, response_type)
 

@@ -43,7 +43,7 @@ _FOR_PROTOCOLS = {
 _PROTOCOLS_SHARED = {
     "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
     "protocols/status", "protocols/tls", "protocols/body_sizes", "protocols/internal_errors", "protocols/listening",
-    "protocols/exposure", "protocols/helpers", "protocols/keys", "protocols/prepared_cache",
+    "protocols/exposure", "protocols/helpers", "protocols/keys", "protocols/peer_identity", "protocols/prepared_cache",
     "protocols/request_limits", "protocols/traced_models", "protocols/written_releases",
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from tests.architecture.source import imports, source_files
 #: Decisions: no clock, no I/O, no asyncio.
 PURE = (
     "backends/supervision/backoff.py",
+    "backends/supervision/output_limits.py",
     "backends/supervision/watch/batch_stages.py",
     "backends/supervision/watch/instance_watch.py",
     "backends/config_requirements.py",
@@ -25,8 +26,11 @@ PURE = (
     "kernel/command/flags/known.py",
     "kernel/command/flags/read.py",
     "kernel/command/flags/traces.py",
+    "kernel/memory/distrust.py",
+    "kernel/memory/region_tables.py",
     "kernel/observe/custom_metrics.py",
     "kernel/observe/histogram.py",
+    "kernel/observe/line_queue.py",
     "kernel/observe/metric_rules.py",
     "kernel/observe/metrics_config.py",
     "kernel/observe/quantiles.py",

@@ -19,6 +19,7 @@ from kernel.command.flags.read import DEFAULTS
 from kernel.errors import MAX_MODEL_TEXT
 from kernel.loop import busy_poll
 from kernel.memory.client_regions import MAX_REGIONS
+from kernel.observe.line_queue import MAX_BYTE_SIZE, MAX_LINES
 from kernel.observe.metric_rules import MAX_LABELS_LENGTH, MAX_SERIES
 from kernel.repository.limits import MAX_INSTANCES
 from kernel.repository.override import (
@@ -65,7 +66,9 @@ STATEMENTS = {
         f"| {MAX_DEPTH} levels deep",
         f"| {size(body_sizes.MAX_BODY_BYTE_SIZE)}; compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
         f"| {limits.MAX_CONCURRENT_STREAMS} calls at once; header blocks of {size(limits.MAX_HEADER_BLOCK_BYTE_SIZE)}",
-        f"| regions of clients | {MAX_REGIONS} |",
+        f"| regions of clients | {MAX_REGIONS}; {DEFAULTS.regions_per_peer} of one client",
+        f"| {MAX_LINES:,}, and {size(MAX_BYTE_SIZE)}; further ones are dropped",
+        f"| {DEFAULTS.log.model_lines_per_s} lines and {size(DEFAULTS.log.model_bytes_per_s)} per second",
         f"| responses that a decoupled model is ahead of its client | {wire.CREDIT_WINDOW} |",
         f"| `config` of a load request | {size(MAX_CONFIG_BYTE_SIZE)} |",
         f"| files of a load request | {size(MAX_FILES_BYTE_SIZE)} |",
@@ -93,6 +96,10 @@ STATEMENTS = {
         f"More than {MAX_INSTANCES} instances",
         f"within less than {DEFAULTS.busy_poll_us / 1000} ms",
         f"can be {wire.CREDIT_WINDOW} responses ahead",
+    ],
+    "docs/flags-and-logs.md": [
+        f"up to {MAX_LINES:,} lines or {size(MAX_BYTE_SIZE)} wait",
+        f"to {DEFAULTS.log.model_lines_per_s} lines and {size(DEFAULTS.log.model_bytes_per_s)} per second",
     ],
     "docs/decisions/a-process-per-model-instance.md": [delays(), f"up to {PREFETCH_NS / 1e6} ms of work ahead"],
     "docs/decisions/busy-polling.md": [

@@ -100,6 +100,8 @@ def on_loop(server: ServerThread, work: Callable[[Kernel], Coroutine[Any, Any, N
 class FutureSink:
     """Waits for the only response of a request."""
 
+    peer = ""
+
     def __init__(self) -> None:
         self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 

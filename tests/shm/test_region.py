@@ -200,3 +200,15 @@ def test_threads_may_look_at_an_arena_for_the_first_time_at_once(monkeypatch: py
     second.join()
     assert seen == [b"23456"] * 2
     region.drop()
+
+
+def test_a_region_that_must_not_be_mapped_any_more_says_so_once() -> None:
+    region = Region("r", RegionKind.SYSTEM, memfd(), 64)
+    called: list[Region] = []
+    region.on_copied(called.append)
+    assert not region.copied
+    region.copy_from_now_on()
+    region.copy_from_now_on()
+    assert region.copied
+    assert called == [region]
+    region.drop()

@@ -34,6 +34,7 @@ _KEY = Kind("@FILE|$VARIABLE|TEXT", str)
 _MILLISECONDS = integer(0, metavar="MS")
 _SECONDS = integer(raised_to=0, metavar="SECONDS")
 _COUNT = integer(0)
+_BYTES = integer(0, metavar="BYTES")
 
 _CATEGORIES = "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging"
 
@@ -206,6 +207,11 @@ _LOG = FlagGroup(
         Flag(name="log-file", kind=Kind("FILE", str), option="log.file", help="Append all lines to this file."),
         Flag(name="log-access", kind=SWITCH, option="log.access",
              help="Log every HTTP request and gRPC call.", ours=True),
+        Flag(name="log-model-lines", kind=_COUNT, option="log.model_lines_per_s", ours=True,
+             help="The most lines per second that the log takes of what a model instance prints, ten times as many "
+             "after a quiet time; the rest is dropped and counted. 0 for no limit."),
+        Flag(name="log-model-bytes", kind=_BYTES, option="log.model_bytes_per_s", ours=True,
+             help="The same for bytes per second."),
     ),
 )  # fmt: skip
 
@@ -257,6 +263,12 @@ _SERVER = FlagGroup(
         Flag(name="allow-client-shm", kind=one_of("local", "true", "false", any_case=True), option="allow_client_shm",
              ours=True, help="Clients that may register shared memory: local (clients on this machine), true (all) or "
              "false (none). tritonserver's default is false, and it has no local."),
+        Flag(name="shared-memory-owner", kind=one_of("any", "peer", any_case=True), option="shared_memory_owner",
+             ours=True, help="Who may use, list, replace and unregister a region: any client, or only the one that has "
+             "registered it: the same user on this machine, or the same address."),
+        Flag(name="shared-memory-regions-per-peer", kind=_COUNT, option="regions_per_peer", ours=True,
+             help="The most regions that one client may register, of 1024 for all; 0 for no limit. A client is a user "
+             "on this machine, or an address."),
         Flag(name="event-loop", kind=one_of("uvloop", "asyncio"), option="event_loop",
              help="The event loop of the server; uvloop is faster.", ours=True),
         Flag(name="busy-poll-us", kind=integer(0, 1_000_000, metavar="US"), option="busy_poll_us", ours=True,

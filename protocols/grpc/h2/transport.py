@@ -17,6 +17,7 @@ from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.listening import send_small_writes_at_once
+from protocols.peer_identity import Peer
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.http2 = H2Connection(rules)
         self.sending = self.http2.sending
         self.transport: asyncio.Transport
+        #: The client.
+        self.peer: Peer
         #: When the last bytes arrived.
         self.last_received_ns = time.monotonic_ns()
         self._streams = self.http2.streams
@@ -93,6 +96,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self.peer = Peer(transport)
         send_small_writes_at_once(transport)
         self._releases = WrittenReleases(self.transport)
         if self._rules is not None:

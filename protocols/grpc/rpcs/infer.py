@@ -251,6 +251,10 @@ class InferCall(msgspec.Struct, eq=False):
 
     # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 
+    @property
+    def peer(self) -> str:
+        return self._connection.peer.identity
+
     def send(self, response: Response) -> None:
         if self._only is not None or response.outputs is None or not response.final:  # unusual
             only = self._collect(response)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SharedMemoryRpcs:
-    """System and CUDA regions. Whether a caller may change them is the kernel's setting; all may list."""
+    """System and CUDA regions. Whether a caller may change them is the kernel's setting; so is which it may list."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -22,7 +22,7 @@ class SharedMemoryRpcs:
         self, message: pb.SystemSharedMemoryStatusRequest, caller: Caller
     ) -> pb.SystemSharedMemoryStatusResponse:
         response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._kernel.regions.status(RegionKind.SYSTEM, message.name):
+        for region in self._kernel.regions.status(RegionKind.SYSTEM, message.name, caller.identity):
             entry = response.regions[region.name]
             entry.name, entry.key = region.name, region.key
             entry.offset, entry.byte_size = region.offset, region.byte_size
@@ -32,7 +32,9 @@ class SharedMemoryRpcs:
         self, message: pb.SystemSharedMemoryRegisterRequest, caller: Caller
     ) -> pb.SystemSharedMemoryRegisterResponse:
         self._kernel.check_client_shm(local_peer=caller.local)
-        self._kernel.regions.register_system(message.name, message.key, message.offset, message.byte_size)
+        self._kernel.regions.register_system(
+            message.name, message.key, message.offset, message.byte_size, caller.identity
+        )
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_unregister(
@@ -40,14 +42,14 @@ class SharedMemoryRpcs:
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Forget a region, or all for an empty name."""
         self._kernel.check_client_shm(local_peer=caller.local)
-        self._kernel.regions.unregister(RegionKind.SYSTEM, message.name)
+        self._kernel.regions.unregister(RegionKind.SYSTEM, message.name, caller.identity)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(
         self, message: pb.CudaSharedMemoryStatusRequest, caller: Caller
     ) -> pb.CudaSharedMemoryStatusResponse:
         response = pb.CudaSharedMemoryStatusResponse()
-        for region in self._kernel.regions.status(RegionKind.CUDA, message.name):
+        for region in self._kernel.regions.status(RegionKind.CUDA, message.name, caller.identity):
             entry = response.regions[region.name]
             entry.name, entry.device_id, entry.byte_size = region.name, region.device_id, region.byte_size
         return response
@@ -56,7 +58,9 @@ class SharedMemoryRpcs:
         self, message: pb.CudaSharedMemoryRegisterRequest, caller: Caller
     ) -> pb.CudaSharedMemoryRegisterResponse:
         self._kernel.check_client_shm(local_peer=caller.local)
-        self._kernel.regions.register_cuda(message.name, message.raw_handle, message.device_id, message.byte_size)
+        self._kernel.regions.register_cuda(
+            message.name, message.raw_handle, message.device_id, message.byte_size, caller.identity
+        )
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def cuda_unregister(
@@ -64,5 +68,5 @@ class SharedMemoryRpcs:
     ) -> pb.CudaSharedMemoryUnregisterResponse:
         """Forget a region, or all for an empty name."""
         self._kernel.check_client_shm(local_peer=caller.local)
-        self._kernel.regions.unregister(RegionKind.CUDA, message.name)
+        self._kernel.regions.unregister(RegionKind.CUDA, message.name, caller.identity)
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.special_messages import ReceivedMessage
     from protocols.helpers.request_task import RequestTask
+    from protocols.peer_identity import Peer
 
 #: Messages that a stream takes in one event-loop iteration, so that other clients are served, too.
 _MESSAGES_PER_ITERATION = 32
@@ -99,6 +100,11 @@ class StreamCall:
         self._task: RequestTask | None = None
         self._stopped = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def peer(self) -> Peer:
+        """The client of this stream."""
+        return self._call.peer
 
     async def run(self) -> None:
         """Serve until the client has sent its last request and each has its final response.

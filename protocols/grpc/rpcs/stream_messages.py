@@ -79,6 +79,10 @@ class StreamRequestSink(msgspec.Struct, eq=False):
     call: StreamCall
     request: Request | None = None
 
+    @property
+    def peer(self) -> str:
+        return self.call.peer.identity
+
     def send(self, response: Response) -> None:
         assert self.request is not None
         self.call.put(self.request, response)

@@ -31,6 +31,7 @@ from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response_task import HEADER_LENGTH
 from protocols.http.inference.tasks import header_length
 from protocols.http.sending import send
+from protocols.peer_identity import Peer
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -65,7 +66,7 @@ async def infer(call: HttpCall) -> web.StreamResponse:
             encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
             forwarded=call.rules.forwarded(http.raw_headers),
         )
-        waiter = _FutureWaiter()
+        waiter = _FutureWaiter(Peer(http.transport))
         infer_call = AiohttpInferCall(call.inference, head, waiter)
         if body is not None:
             infer_call.start(body)
@@ -102,7 +103,8 @@ class AiohttpInferCall(HttpInferCall):
 class _FutureWaiter:
     """A `ResponseWaiter` for a coroutine."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def response_ready(self) -> None:

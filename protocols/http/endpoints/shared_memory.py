@@ -11,6 +11,7 @@ from protocols.http.body import read_control_text
 from protocols.http.call import peer_of
 from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
 from protocols.http.responses import empty_response, json_response
+from protocols.peer_identity import Peer
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ async def system_status(call: HttpCall) -> web.Response:
     return json_response(
         [
             {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.byte_size}
-            for r in call.kernel.regions.status(RegionKind.SYSTEM, call.names["region"])
+            for r in call.kernel.regions.status(RegionKind.SYSTEM, call.names["region"], _peer(call))
         ]
     )
 
@@ -35,7 +36,7 @@ async def cuda_status(call: HttpCall) -> web.Response:
     return json_response(
         [
             {"name": region.name, "byte_size": region.byte_size}
-            for region in call.kernel.regions.status(RegionKind.CUDA, call.names["region"])
+            for region in call.kernel.regions.status(RegionKind.CUDA, call.names["region"], _peer(call))
         ]
     )
 
@@ -47,7 +48,7 @@ async def system_register(call: HttpCall) -> web.Response:
     offset = member(document, "offset")
     offset = 0 if offset is ABSENT else as_unsigned(offset)
     byte_size = as_unsigned(_field(document, "byte_size"))
-    call.kernel.regions.register_system(name, key, offset, byte_size)
+    call.kernel.regions.register_system(name, key, offset, byte_size, _peer(call))
     return empty_response()
 
 
@@ -63,7 +64,7 @@ async def cuda_register(call: HttpCall) -> web.Response:
         handle = b""
     if len(handle) != _CUDA_HANDLE_BYTE_SIZE:
         raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    call.kernel.regions.register_cuda(name, handle, device_id, byte_size)
+    call.kernel.regions.register_cuda(name, handle, device_id, byte_size, _peer(call))
     return empty_response()
 
 
@@ -78,7 +79,7 @@ async def cuda_unregister(call: HttpCall) -> web.Response:
 def _unregister(call: HttpCall, kind: RegionKind) -> web.Response:
     """Unregister a region, or all of a kind where the path names none."""
     _check_allowed(call)
-    call.kernel.regions.unregister(kind, call.names["region"])
+    call.kernel.regions.unregister(kind, call.names["region"], _peer(call))
     return empty_response()
 
 
@@ -89,6 +90,10 @@ def _check_registration(call: HttpCall, kind: str) -> str:
         raise InvalidArgument(f"'region name' is necessary to register {kind} shared memory region")
     _check_allowed(call)
     return name
+
+
+def _peer(call: HttpCall) -> str:
+    return Peer(call.http.transport).identity
 
 
 def _check_allowed(call: HttpCall) -> None:

@@ -22,6 +22,7 @@ from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.inference.response import http_error
 from protocols.listening import find_vanished_peers, send_small_writes_at_once
+from protocols.peer_identity import Peer
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class FastConnection(asyncio.Protocol):
     def __init__(self, fast_path: FastPath) -> None:
         self._fast_path = fast_path
         self._transport: asyncio.Transport
+        self.peer: Peer
         self._aiohttp: SharedAiohttp
         #: Memory of workers in responses that the transport keeps.
         self._releases: WrittenReleases
@@ -59,14 +61,13 @@ class FastConnection(asyncio.Protocol):
         self._known: KnownRequestHead | None = None
         #: Calls without a response, or with one that has to wait for those before it.
         self._calls: deque[FastCall] = deque()
-        self._taking = False
         #: A head has begun but not ended.
         self._head_begun = False
         #: No more messages are begun; the transport is closed when those that were have their responses.
         self._draining = False
         #: Nothing is taken any more: the transport is closed, or is about to be, or belongs to aiohttp.
         self._closing = False
-        self._write_paused = False
+        self._write_paused = self._taking = False
         #: Times of the fast path's clock: of the last bytes either way, and of the begin of a head or a body.
         self._active_s = self._begin_s = 0.0
         self._unread = UnreadResponse()
@@ -75,6 +76,7 @@ class FastConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self.peer = Peer(transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
         self._releases = WrittenReleases(self._transport)
         send_small_writes_at_once(transport)
@@ -291,16 +293,15 @@ class FastConnection(asyncio.Protocol):
         call = FastCall(self._fast_path.inference, infer, self)
         if self._access_log is not None:
             call.begin_ns = monotonic_ns()
-        byte_size = infer.body_byte_size
-        end = start + byte_size
+        end = start + infer.body_byte_size
         body, self._received = self._received[start:end], self._received[end:]
-        if len(body) == byte_size:
+        if len(body) == infer.body_byte_size:
             self._calls.append(call)
             call.start(body)
             return
         self._incoming = incoming = incoming_body(call)
         incoming.add(body)
-        self._missing = byte_size - len(body)
+        self._missing = infer.body_byte_size - len(body)
         self._begin_s = self._fast_path.now_s
         if incoming.receive_buffer is not None:
             self._transport.set_protocol(BodyReceiver(self, incoming))

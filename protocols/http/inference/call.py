@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from protocols.http.inference.head import InferRequestHead
     from protocols.http.inference.prepared import RequestBody
     from protocols.http.inference.response_template import ResponseTemplate
+    from protocols.peer_identity import Peer
     from shm.tensor import Tensor
 
 #: What Triton calls this call in errors.
@@ -60,6 +61,10 @@ class HttpInference:
 
 class ResponseWaiter(Protocol):
     """Sends the response of a call."""
+
+    @property
+    def peer(self) -> Peer:
+        """The client."""
 
     def response_ready(self) -> None:
         """The call has its response. Called once, possibly before `start` has returned."""
@@ -212,6 +217,10 @@ class HttpInferCall(msgspec.Struct, eq=False):
         self.finish(_error(error, plain=type(error) is InvalidArgument and error.before_queueing))
 
     # ---- kernel.serving.response.Sink --------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        return "" if self.waiter is None else self.waiter.peer.identity
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.empty or not response.final:  # unusual

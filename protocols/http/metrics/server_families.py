@@ -1,14 +1,13 @@
-"""Metrics of the server, not of a model: how busy the machine is, and how many connections there are.
+"""Metrics of the server, not of a model: how busy the machine is, connections, lost lines of the log.
 
-They are gauges in a registry of aioprometheus, written by its formatter. Further families can be added to that
-registry.
+They are in a registry of aioprometheus, written by its formatter. Further families can be added to that registry.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aioprometheus import Gauge, Registry
+from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
 from protocols.http.metrics.host_load import HostLoad
@@ -30,6 +29,11 @@ class ServerMetrics:
             self._memory_total = self._gauge("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes")
             self._memory_used = self._gauge("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes")
         self._connections = self._gauge("nv_server_open_connections", "Number of open connections of clients")
+        self._lost_log_lines = Counter(
+            "nv_server_log_lines_lost_total",
+            "Number of log lines that were dropped because nobody read the log, or could not be written",
+            registry=self.registry,
+        )
 
     def render(self, now_ns: int) -> str:
         """Return the lines in Prometheus' text format, each with its end."""
@@ -40,6 +44,7 @@ class ServerMetrics:
             self._memory_used.set({}, memory.total - memory.available)
         for protocol, count in self._kernel.connections.items():
             self._connections.set({"protocol": protocol}, count())
+        self._lost_log_lines.set({}, self._kernel.lost_log_lines())
         text: bytes
         # There is one format only. In OpenMetrics, which Prometheus prefers, counters must end in `_total`: it
         # would not find Triton's names.

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.helper_process import Helper
+from backends.supervision.output_limits import OutputLimits
 from backends.supervision.session import WorkerSession
+from backends.supervision.worker_output import WorkerOutput
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -38,6 +40,7 @@ class FakeWorker:
         self.is_stopped = False
         self.terminated = False
         self._on_lost: Callable[[str], None] | None = None
+        self.output = WorkerOutput("m_0", OutputLimits(), FakeClock())
 
     async def launch(self, title: str, *, helper: bool = False) -> FakeWorker:
         return self

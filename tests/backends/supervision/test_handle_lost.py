@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from backends.transport import wire
@@ -10,7 +12,8 @@ from kernel.errors import ServerStopping, WorkerLost
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
-from shm.tensor import Tensor
+from shm.region import FileHandle, Region, RegionKind
+from shm.tensor import Span, Tensor
 from tests.backends.supervision.played_worker import (
     Bench,
     input_part,
@@ -165,5 +168,25 @@ def test_a_lost_worker_is_sent_nothing() -> None:
         bench.handle.cancel(request)
         bench.handle.consumed(request, 1000)
         await settle()  # a message would fail: the connection is closed
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("cause", "reported"), [("killed by signal 7 (SIGBUS)", 1), ("killed by signal 9 (SIGKILL)", 0)]
+)
+def test_a_worker_that_ended_by_a_bus_error_is_reported_to_the_regions_of_clients(cause: str, reported: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        reports: list[int] = []
+        region = Region("r", RegionKind.SYSTEM, FileHandle(os.memfd_create("r")), 64)
+        region.on_fault = lambda mapped, used: reports.append(len(used))
+        tensor = Tensor("IN", "FP32", [1], None, Span(region.lease(), 0, 4))
+        request = Request("m", [tensor], RecordingSink(), leased=True)
+        bench.model.submit(request)
+        await settle()
+        bench.worker.die(cause)
+        assert reports == [1] * reported
+        tensor.release()  # the request waits for another worker, or has its error
+        region.drop()
 
     run(scenario)

@@ -19,8 +19,11 @@ import pytest
 
 from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_exit
 from backends.supervision.output_capture import OutputCapture
+from backends.supervision.output_limits import OutputLimits
+from backends.supervision.worker_output import WorkerOutput
 from backends.transport import wire
 from backends.transport.framing import MAX_WORKER_FRAME, FrameReader
+from kernel.loop.clock import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -42,7 +45,7 @@ sys.exit(3)
 def started(code: str) -> tuple[LocalProcess, subprocess.Popen[bytes]]:
     """Start a process as a worker is started, which runs `code`."""
     ours, theirs = socket.socketpair()
-    capture = OutputCapture("m")
+    capture = OutputCapture(WorkerOutput("m", OutputLimits(), LoopClock()))
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", code],
         stdin=subprocess.PIPE,

@@ -163,6 +163,39 @@ def test_a_region_is_attached_once_and_detached_when_it_is_closed(bench: Bench) 
     assert bench.session.sent[1:] == [wire.Detach(region.number)]
 
 
+def test_a_region_of_a_client_that_must_not_be_mapped_any_more_is_attached_again(bench: Bench) -> None:
+    region = bench.clients_region
+    bench.memory.attach(region, writable=True)
+    assert list(bench.memory.mapped_client_regions) == [region.number]
+    region.copy_from_now_on()
+    region.copy_from_now_on()
+    assert bench.session.sent[1:] == [wire.Attach(region.number, 4096, 0, True, True, True)]
+    assert bench.memory.mapped_client_regions == {}
+    assert region.number in bench.memory.attached
+
+
+def test_a_new_worker_never_maps_a_region_that_is_copied(bench: Bench) -> None:
+    bench.clients_region.copy_from_now_on()
+    bench.memory.attach(bench.clients_region, writable=True)
+    assert bench.session.sent == [wire.Attach(bench.clients_region.number, 4096, 0, True, True, True)]
+    assert bench.memory.mapped_client_regions == {}
+
+
+def test_the_regions_that_a_worker_had_mapped_are_reported_with_those_that_requests_used(bench: Bench) -> None:
+    reported: list[tuple[list[Region], list[Region]]] = []
+    idle = Region("idle", RegionKind.SYSTEM, FileHandle(os.memfd_create("idle")), 64)
+    for region in (idle, bench.clients_region):
+        region.on_fault = lambda mapped, used: reported.append((list(mapped), list(used)))
+        bench.memory.attach(region, writable=True)
+    bench.memory.attach(bench.kernels_arena.region, writable=True)
+    span = Span(bench.clients_region.lease(), 0, 8)
+    bench.memory.report_fault([Request("m", [], RecordingSink(), outputs=[RequestedOutput("OUT", span=span)])])
+    assert reported == [([idle, bench.clients_region], [bench.clients_region])]
+    span.lease.release()
+    idle.drop()
+    assert list(bench.memory.mapped_client_regions) == [bench.clients_region.number], "it is closed"
+
+
 def test_a_worker_that_is_gone_is_sent_nothing(bench: Bench) -> None:
     region = Region("s", RegionKind.SYSTEM, FileHandle(os.memfd_create("s")), 64)
     bench.memory.attach(region, writable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,11 +12,14 @@ from backends.worker.held_inputs import HeldInputs
 from backends.worker.memory import CopiedRegion
 from tests.backends.worker.regions import attached_region
 
+if TYPE_CHECKING:
+    from shm.tensor import Buffer
+
 
 class RecordingRegion:
     """A region that notes which of its inputs have ended."""
 
-    steady = shared = True
+    steady = shared = in_place = True
 
     def __init__(self, *, volatile: bool = False) -> None:
         self.volatile = volatile
@@ -28,6 +32,9 @@ class RecordingRegion:
         return memoryview(self._memory)[offset : offset + byte_size]
 
     input_view = view
+
+    def write(self, offset: int, data: Buffer) -> None:
+        self.view(offset, len(data))[:] = data
 
     def ended(self, offset: int, byte_size: int) -> None:
         self.ended_inputs.append((offset, byte_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from backends.transport import wire
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegions
+from backends.worker.memory import AttachedRegions, CopyBuffers, UnmappedRegion
 from backends.worker.request import WorkerRequest, in_memory_of_client
 from shm.lease import RegionNumber
 from shm.strings import encode_strings
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 ONES = np.ones(4, np.float32).tobytes()
 STRINGS = encode_strings(["a", "bc"])
 
-#: The kernel's arena, another worker's arena, and a region of a client: each holds `ONES` and behind them `STRINGS`.
-KERNELS, OTHERS, CLIENTS = 1, 2, 3
+#: The kernel's arena, another worker's arena, and regions of clients, of which one is not mapped: each holds `ONES` and
+#: behind them `STRINGS`.
+KERNELS, OTHERS, CLIENTS, UNMAPPED = 1, 2, 3, 4
 
 
 class Bench(Lab):
@@ -40,6 +42,9 @@ class Bench(Lab):
         self.regions.attach(KERNELS, attached_region(ONES + STRINGS))
         self.regions.attach(OTHERS, attached_region(ONES + STRINGS, writable=False))
         self.regions.attach(CLIENTS, attached_region(ONES + STRINGS, volatile=True))
+        self.unmapped_fd = os.memfd_create("test")
+        os.pwrite(self.unmapped_fd, ONES + STRINGS, 0)
+        self.regions.attach(UNMAPPED, UnmappedRegion(self.unmapped_fd, len(ONES + STRINGS), 0, CopyBuffers()))
 
     def requests(self, *inputs: list[Tensor]) -> list[WorkerRequest]:
         return [
@@ -56,21 +61,21 @@ def place(region: int, offset: int = 0, byte_size: int = len(ONES)) -> Span:
 def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
-    for number in (KERNELS, OTHERS, CLIENTS):
+    for number in (KERNELS, OTHERS, CLIENTS, UNMAPPED):
         made.regions.detach(number)
 
 
 def test_an_input_has_the_same_elements_wherever_it_lies(bench: Bench) -> None:
     given = [Tensor("A", "FP32", [2, 2], ONES)]
-    given += [Tensor("A", "FP32", [2, 2], None, place(region)) for region in (KERNELS, OTHERS, CLIENTS)]
+    given += [Tensor("A", "FP32", [2, 2], None, place(region)) for region in (KERNELS, OTHERS, CLIENTS, UNMAPPED)]
     requests = bench.requests(*([tensor] for tensor in given))
     assert bench.reader.read(requests) == requests
     tensors = [request.inputs[0] for request in requests]
     for tensor in tensors:
         assert (tensor.name, tensor.datatype, tensor.shape) == ("A", "FP32", [2, 2])
         np.testing.assert_array_equal(tensor.as_numpy(), np.ones((2, 2), np.float32))
-    assert [tensor.as_numpy().flags.writeable for tensor in tensors] == [False, True, True, False]
-    assert [in_memory_of_client(tensor) for tensor in tensors] == [False, False, False, True]
+    assert [tensor.as_numpy().flags.writeable for tensor in tensors] == [False, True, True, False, True]
+    assert [in_memory_of_client(tensor) for tensor in tensors] == [False, False, False, True, False]
 
 
 def test_what_a_model_writes_into_an_input_is_seen_by_others_in_the_kernels_arena_alone(bench: Bench) -> None:
@@ -113,6 +118,18 @@ def test_inputs_in_memory_of_a_client_are_copied_for_a_model_that_keeps_its_inpu
     bench.regions.get(CLIENTS).view(0, len(ONES))[:] = bytes(len(ONES))
     assert request.inputs[0].as_numpy().tolist() == [1, 1, 1, 1]
     assert request.inputs[0].as_numpy().flags.writeable
+
+
+def test_a_region_that_is_not_mapped_may_be_shortened_before_and_after_its_inputs_are_read(bench: Bench) -> None:
+    floats = Tensor("A", "FP32", [4], None, place(UNMAPPED))
+    strings = Tensor("S", "BYTES", [2], None, place(UNMAPPED, len(ONES), len(STRINGS)))
+    before, after = bench.requests([floats, strings], [floats])
+    assert bench.reader.read([before]) == [before]
+    os.truncate(bench.unmapped_fd, 0)
+    assert before.inputs[0].as_numpy().tolist() == [1, 1, 1, 1]
+    assert before.inputs[1].as_numpy().tolist() == [b"a", b"bc"]
+    assert bench.reader.read([after]) == []
+    assert bench.error(after).message == "shared memory region was truncated by its owner"
 
 
 def test_a_request_whose_input_is_not_usable_fails_and_the_others_do_not(bench: Bench) -> None:

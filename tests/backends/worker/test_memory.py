@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion
-from kernel.errors import InvalidArgument
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, CopyBuffers, UnmappedRegion
+from kernel.errors import InternalError, InvalidArgument
 from tests.backends.worker.regions import attached_region
 
 if TYPE_CHECKING:
@@ -231,6 +233,19 @@ def test_regions_are_known_by_their_numbers_until_they_are_detached() -> None:
             use(7)
 
 
+def test_a_region_that_is_attached_again_replaces_the_first_which_stays_open_for_threads_of_the_model() -> None:
+    regions = AttachedRegions()
+    first, second = attached_region(b"abc"), attached_region(b"def")
+    regions.attach(7, first)
+    regions.attach(7, second)
+    assert regions.get(7) is second
+    assert bytes(first.view(0, 3)) == b"abc"
+    before = len(os.listdir("/proc/self/fd"))
+    regions.detach(7)
+    assert len(os.listdir("/proc/self/fd")) == before - 3, "two descriptors, and that of the mapping"
+    assert regions.find(7) is None
+
+
 # ---- copies ---------------------------------------------------------------------------------
 
 
@@ -252,3 +267,91 @@ def test_bytes_outside_of_a_copied_region_are_refused(offset: int, data: bytes) 
     with pytest.raises(ValueError, match="of a region of 10"):
         region.write(offset, data)
     assert bytes(region.view(0, 10)) == bytes(10)
+
+
+# ---- regions that are not mapped ------------------------------------------------------------
+
+
+@pytest.fixture
+def unmapped(file: SharedFile) -> UnmappedRegion:
+    made = UnmappedRegion(os.dup(file.fd), file.byte_size - 100, 100, CopyBuffers())
+    file.regions.append(made)
+    return made
+
+
+def test_an_input_of_a_region_that_is_not_mapped_is_a_copy_which_belongs_to_the_model(
+    file: SharedFile, unmapped: UnmappedRegion
+) -> None:
+    view = unmapped.input_view(PAGE, PAGE)
+    file.fill(1, 9)
+    file.fill(2, 9)
+    assert bytes(view) == b"\1" * (PAGE - 100) + b"\2" * 100
+    view[0] = 7
+    assert file.byte(PAGE + 100) == 9
+    assert (unmapped.private, unmapped.steady, unmapped.shared, unmapped.volatile) == (True, True, False, False)
+
+
+def test_an_output_is_written_to_a_region_that_is_not_mapped(file: SharedFile, unmapped: UnmappedRegion) -> None:
+    unmapped.write(PAGE, b"abc")
+    assert os.pread(file.fd, 5, PAGE + 99) == b"\1abc\1"
+
+
+def test_a_region_that_is_not_mapped_and_is_shortened_at_any_time_causes_an_error(
+    file: SharedFile, unmapped: UnmappedRegion
+) -> None:
+    unmapped.input_view(PAGE, PAGE)
+    os.truncate(file.fd, PAGE + 200)
+    with pytest.raises(InvalidArgument, match="was truncated by its owner"):
+        unmapped.input_view(PAGE, PAGE)
+    with pytest.raises(InvalidArgument, match="was truncated by its owner"):
+        unmapped.write(PAGE, bytes(101))
+    unmapped.write(PAGE, bytes(100))
+    assert os.fstat(file.fd).st_size == PAGE + 200, "a write has lengthened the file"
+
+
+def test_a_region_without_memory_for_its_pages_causes_an_error(
+    unmapped: UnmappedRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("backends.worker.memory.os.pwrite", full)
+    with pytest.raises(InternalError, match="cannot be written: No space left on device"):
+        unmapped.write(0, b"a")
+
+
+# ---- memory for copies ----------------------------------------------------------------------
+
+
+def address(view: memoryview) -> int:
+    found: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return found
+
+
+def test_memory_is_used_again_when_the_last_array_over_it_is_gone() -> None:
+    buffers = CopyBuffers()
+    view = buffers.take(10_000)
+    first = address(view)
+    array = np.frombuffer(view, np.float32)[10:].reshape(2, -1)
+    del view
+    assert address(buffers.take(10_000)) != first
+    array[:] = 7
+    del array
+    assert address(buffers.take(9_000)) == first, "any size of the same power of two"
+
+
+def test_a_view_has_the_size_that_was_asked_for_and_is_writable() -> None:
+    buffers = CopyBuffers()
+    for byte_size in (0, 1, mmap.PAGESIZE, mmap.PAGESIZE + 1):
+        view = buffers.take(byte_size)
+        assert (len(view), view.readonly) == (byte_size, False)
+
+
+def test_a_limited_number_of_bytes_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.worker.memory.MAX_KEPT_BYTE_SIZE", 4 * mmap.PAGESIZE)
+    buffers = CopyBuffers()
+    views = [buffers.take(mmap.PAGESIZE) for _ in range(8)]
+    large = buffers.take(8 * mmap.PAGESIZE)
+    del views, large
+    buffers.take(3 * mmap.PAGESIZE)
+    assert sum(map(len, buffers._free)) <= 8 * mmap.PAGESIZE, "four pages, and the last view"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 from backends.transport import wire
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegions
+from backends.worker.memory import AttachedRegions, CopyBuffers, UnmappedRegion
 from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 INPUT = np.arange(4096, dtype=np.float32)
 #: Where the input lies in each of the regions: the kernel's arena, a client's region, the arena of another worker.
 OFFSET = 128
-KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA = 1, 2, 3
+KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA, CLIENTS_FILE = 1, 2, 3, 4
 
 
 class Bench:
@@ -148,6 +149,28 @@ def test_other_arrays_are_written_to_the_workers_arena(bench: Bench, changed: An
     (ref,) = bench.finish()
     assert place(ref)[0] == wire.OUTPUT_ARENA
     np.testing.assert_array_equal(bench.content(ref), expected)
+
+
+def test_an_output_is_written_to_a_region_that_is_not_mapped_when_it_is_complete(bench: Bench) -> None:
+    fd = os.memfd_create("client")
+    os.ftruncate(fd, 2 * INPUT.nbytes)
+    bench.regions.attach(CLIENTS_FILE, UnmappedRegion(fd, 2 * INPUT.nbytes, 0, CopyBuffers()))
+    asked = [
+        RequestedOutput("OUT", span=Span(RegionNumber(CLIENTS_FILE), 64, INPUT.nbytes)),
+        RequestedOutput("TOO_FAR", span=Span(RegionNumber(CLIENTS_FILE), INPUT.nbytes, INPUT.nbytes)),
+    ]
+    request = bench.request(*asked)
+    assert request.reserve("OUT", "FP32", [INPUT.size]) is None, "the model would write to a copy"
+    request.respond([out(INPUT)])
+    (output,) = bench.finish()
+    assert place(output) == (CLIENTS_FILE, 64, INPUT.nbytes)
+    assert os.pread(fd, INPUT.nbytes, 64) == INPUT.tobytes()
+    os.truncate(fd, INPUT.nbytes)
+    request = bench.request(*asked)
+    request.respond([out(INPUT, "TOO_FAR")])
+    (final,) = bench.answers.close_batch()
+    assert final.error_text == "shared memory region was truncated by its owner"
+    bench.regions.detach(CLIENTS_FILE)
 
 
 def test_an_output_that_the_client_wants_in_its_memory_is_copied_there(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import types
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.errors import (
+    ArenaFull,
     InternalError,
     InvalidArgument,
     NoDescriptorLeft,
@@ -19,11 +21,15 @@ from kernel.errors import (
     RegionNotFound,
 )
 from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.distrust import DISTRUST_NS
+from shm.budget import ByteBudget
 from shm.region import RegionKind
 from shm.tensor import ClientSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shm.region import Region
 
 
 @pytest.fixture
@@ -191,3 +197,162 @@ def test_without_any_descriptor_registering_says_so(
     monkeypatch.setattr("shm.posix.os.open", fail)
     with pytest.raises(NoDescriptorLeft):
         registry.register_system("r", key, 0, 4096)
+
+
+# ---- regions that are shortened -----------------------------------------------------------------
+
+
+def files(count: int) -> list[Path]:
+    made = [Path("/dev/shm", f"naiad_test_{uuid.uuid4().hex}") for _ in range(count)]
+    for path in made:
+        path.write_bytes(bytes(4096))
+    return made
+
+
+@pytest.fixture
+def shared_files() -> Iterator[list[Path]]:
+    made = files(3)
+    yield made
+    for path in made:
+        path.unlink()
+
+
+class Shortened:
+    """A registry with the regions `0`, `1` and `2`, and a clock."""
+
+    def __init__(self, paths: list[Path], budget: ByteBudget | None = None) -> None:
+        self.now_ns = 0
+        self.paths = paths
+        self.registry = RegionRegistry(now_ns=lambda: self.now_ns, budget=budget)
+        for number in range(3):
+            self.register(number)
+
+    def register(self, number: int) -> Region:
+        self.registry.register_system(str(number), f"/{self.paths[number].name}", 0, 4096)
+        [region] = self.registry.status(RegionKind.SYSTEM, str(number))
+        return region
+
+    @property
+    def copied(self) -> dict[str, bool]:
+        return {region.name: region.copied for region in self.registry.status(RegionKind.SYSTEM)}
+
+
+def test_a_region_that_is_found_shortened_is_removed_and_others_of_its_user_are_copied(
+    shared_files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = Shortened(shared_files)
+    assert lab.copied == {"0": False, "1": False, "2": False}
+    os.truncate(shared_files[0], 100)
+    with pytest.raises(InvalidArgument, match="^shared memory region '0' was truncated by its owner$"):
+        lab.registry.lease(ClientSpan("0", 64))
+    with pytest.raises(RegionNotFound, match="^Unable to find shared memory region: '0'$"):
+        lab.registry.lease(ClientSpan("0", 64))
+    assert lab.copied == {"1": True, "2": True}
+    assert f"the regions of user {os.getuid()} are copied" in caplog.text
+    os.truncate(shared_files[0], 4096)
+    assert lab.register(0).copied
+    lab.now_ns += DISTRUST_NS
+    lab.registry.unregister(RegionKind.SYSTEM)
+    assert not lab.register(0).copied, "it is forgiven after a time"
+    lab.registry.close()
+
+
+def test_after_a_bus_error_regions_that_are_shorter_are_the_cause(shared_files: list[Path]) -> None:
+    lab = Shortened(shared_files)
+    regions = lab.registry.status(RegionKind.SYSTEM)
+    waiting = regions[0].lease()
+    os.truncate(shared_files[0], 0)
+    assert regions[1].on_fault is not None
+    regions[1].on_fault(regions, regions[1:])
+    assert lab.copied == {"1": True, "2": True}
+    assert regions[0].copied, "a request that waits is not executed on a mapping either"
+    waiting.release()
+    assert regions[0].closed
+    lab.registry.close()
+
+
+def test_after_a_bus_error_without_a_shorter_region_those_in_use_are_suspects(
+    shared_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their owner has lengthened it again. Regions of other users are not touched."""
+    lab = Shortened(shared_files)
+    first, second, third = regions = lab.registry.status(RegionKind.SYSTEM)
+    stat = os.fstat
+    users = {first.fd: 1, second.fd: 2, third.fd: 2}
+
+    def of_user(fd: int) -> object:
+        found = stat(fd)
+        return types.SimpleNamespace(st_uid=users.get(fd, found.st_uid), st_size=found.st_size)
+
+    monkeypatch.setattr("kernel.memory.client_regions.os.fstat", of_user)
+    assert first.on_fault is not None
+    first.on_fault(regions, [second])
+    assert lab.copied == {"0": False, "1": True, "2": True}
+    first.on_fault(regions, [])
+    assert lab.copied == {"0": True, "1": True, "2": True}
+    lab.registry.close()
+
+
+def test_copies_count_in_the_budget_until_their_use_ends(shared_files: list[Path]) -> None:
+    budget = ByteBudget(100)
+    lab = Shortened(shared_files, budget)
+    [region] = lab.registry.status(RegionKind.SYSTEM, "0")
+    mapped = lab.registry.lease(ClientSpan("0", 1000))
+    assert budget.used_byte_size == 0
+    region.copy_from_now_on()
+    first = lab.registry.lease(ClientSpan("0", 60))
+    shared = first.lease.share()
+    assert (budget.used_byte_size, region.lease_count) == (60, 3)
+    with pytest.raises(ArenaFull):
+        lab.registry.lease(ClientSpan("0", 60))
+    for lease in (first.lease, first.lease, shared, mapped.lease):
+        lease.release()
+    assert (budget.used_byte_size, region.lease_count) == (0, 0)
+    lab.registry.close()
+
+
+# ---- clients ------------------------------------------------------------------------------------
+
+
+def test_a_client_may_have_a_limited_number_of_regions_and_others_find_room(key: str) -> None:
+    registry = RegionRegistry(per_peer_limit=2)
+    for name in ("a", "b"):
+        registry.register_system(name, key, 0, 64, "user 1")
+    with pytest.raises(InvalidArgument, match=r"'c': this client has registered 2 regions.*regions-per-peer"):
+        registry.register_system("c", key, 0, 64, "user 1")
+    registry.register_system("c", key, 0, 64, "user 2")
+    registry.unregister(RegionKind.SYSTEM, "a", "user 1")
+    registry.register_system("d", key, 0, 64, "user 1")
+    registry.close()
+
+
+def test_all_clients_together_may_have_a_limited_number_of_regions(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.memory.client_regions.MAX_REGIONS", 2)
+    registry = RegionRegistry(owned=True)
+    registry.register_system("a", key, 0, 64, "user 1")
+    registry.register_system("a", key, 0, 64, "user 2")
+    with pytest.raises(InvalidArgument, match="2 regions are registered already"):
+        registry.register_system("a", key, 0, 64, "user 3")
+    registry.close()
+
+
+def test_a_region_of_a_client_is_unknown_to_others(key: str) -> None:
+    registry = RegionRegistry(owned=True)
+    registry.register_system("r", key, 0, 4096, "user 1")
+    wanted = ClientSpan("r", 64)
+    registry.lease(wanted, "user 1").lease.release()
+    with pytest.raises(RegionNotFound):
+        registry.lease(wanted, "user 2")
+    assert registry.status(RegionKind.SYSTEM, "", "user 2") == []
+    with pytest.raises(NotFound):
+        registry.status(RegionKind.SYSTEM, "r", "user 2")
+    registry.unregister(RegionKind.SYSTEM, "r", "user 2")
+    registry.unregister(RegionKind.SYSTEM, "", "user 2")
+    assert len(registry.status(RegionKind.SYSTEM, "r", "user 1")) == 1
+    registry.register_system("r", key, 64, 64, "user 2")
+    [region] = registry.status(RegionKind.SYSTEM, "", "user 2")
+    assert region.offset == 64
+    registry.unregister(RegionKind.SYSTEM, "", "user 1")
+    assert registry.status(RegionKind.SYSTEM, "", "user 1") == []
+    assert registry.status(RegionKind.SYSTEM, "", "user 2") == [region]
+    registry.close()

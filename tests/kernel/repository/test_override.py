@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from kernel.repository.override import (
     UnusableParameters,
     file_paths,
     parse_load_parameters,
+    remove_abandoned_folders,
 )
 
 
@@ -114,4 +119,74 @@ def test_a_folder_that_cannot_be_filled_is_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(error):
         OverrideFolder(files)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what killed servers leave ------------------------------------------------------------------
+
+#: Makes a folder, writes its path, and waits to be killed.
+SERVER = """
+import signal
+from kernel.repository.override import OverrideFolder
+print(OverrideFolder({"1/model.py": b""}).path, flush=True)
+signal.pause()
+"""
+
+
+def test_only_folders_of_servers_that_have_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, env=environment, text=True)
+        for _ in range(2)
+    ]
+    paths = []
+    for server in servers:
+        assert server.stdout is not None
+        paths.append(server.stdout.readline().strip())
+    ours = OverrideFolder({})
+    (tmp_path / "naiad-model-file").touch()
+    (tmp_path / "naiad-model-link").symlink_to(tmp_path)
+    (tmp_path / "other").mkdir()
+    assert remove_abandoned_folders() == []
+    servers[0].kill()
+    servers[0].communicate()
+    assert remove_abandoned_folders() == [paths[0]]
+    assert not Path(paths[0]).exists()
+    assert Path(paths[1], "1/model.py").exists()
+    servers[1].kill()
+    servers[1].communicate()
+    assert remove_abandoned_folders() == [paths[1]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [Path(ours.path).name, "naiad-model-file", "naiad-model-link", "other"]
+    )
+    ours.release()
+    assert not Path(ours.path).exists()
+
+
+def test_folders_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "naiad-model-x").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert remove_abandoned_folders() == []
+    assert (tmp_path / "naiad-model-x").is_dir()
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    flock, calls = fcntl.flock, 0
+
+    def removed_first(fd: int, operation: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:  # the server that starts has the lock, and removes the folder
+            assert len(remove_abandoned_folders()) == 1
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
+    folder = OverrideFolder({"a": b""})
+    assert Path(folder.path, "a").exists()
+    folder.release()
     assert list(tmp_path.iterdir()) == []

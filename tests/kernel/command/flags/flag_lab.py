@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import logging
+import os
+import tempfile
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from kernel.observe.logs import ServerLog
     from kernel.repository.lifecycle import Lifecycle
     from kernel.serving.batch import Batch
     from kernel.serving.kernel import Kernel
@@ -176,9 +178,10 @@ def _own_log(lines: list[str]) -> Iterator[None]:
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(f"{record.levelname} {record.name} {record.getMessage()}")
 
-    def set_up(log: LogSettings) -> None:
-        set_up_logging(log)
+    def set_up(log: LogSettings) -> ServerLog:
+        server_log = set_up_logging(log)
         root.addHandler(Lines())
+        return server_log
 
     levels = {name: logging.getLogger(name).level for name in ("asyncio", "aiohttp", "grpclib", "hpack", "h2")}
     try:
@@ -220,9 +223,10 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
         return Supervisor(running, poller, {**options, "launcher": launcher})
 
     Operator.running, Operator.look = running, staticmethod(look)
-    errors = io.StringIO()
     with (
-        contextlib.redirect_stdout(io.StringIO()),
+        open(os.devnull, "w") as nowhere,
+        tempfile.TemporaryFile("w+") as errors,
+        contextlib.redirect_stdout(nowhere),
         contextlib.redirect_stderr(errors),
         _own_log(running.log),
         mock.patch.object(app, "Terminal", Operator),
@@ -234,7 +238,8 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
             cli(["run", *FREE_PORTS, *words], standalone_mode=False)
         except BadOption as error:  # the command line prints it
             running.errors = str(error)
-    running.errors += errors.getvalue()
+        errors.seek(0)
+        running.errors += errors.read()
     return running, Operator.found
 
 

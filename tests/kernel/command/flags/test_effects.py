@@ -274,6 +274,12 @@ _LOG_EFFECTS = {
         "--log-access=true", lambda r: r.call("/v2"), True,
         after=lambda r: any(line.startswith("INFO access ") for line in r.log),
     ),
+    "log-model-lines": Effect(
+        "--log-model-lines=7", lambda r: r.supervisors[0].options["launcher"].output_limits.lines_per_s, 7
+    ),
+    "log-model-bytes": Effect(
+        "--log-model-bytes=7", lambda r: r.supervisors[0].options["launcher"].output_limits.bytes_per_s, 7
+    ),
 }  # fmt: skip
 
 _SERVER_EFFECTS = {
@@ -303,6 +309,10 @@ _SERVER_EFFECTS = {
         lambda r: "--allow-client-shm" in r.call(
             "/v2/systemsharedmemory/region/r/register", {"key": "/no_such_key", "offset": 0, "byte_size": 4}).text,
         True,
+    ),
+    "shared-memory-owner": Effect("--shared-memory-owner=peer", lambda r: r.kernel.regions.owned, True),
+    "shared-memory-regions-per-peer": Effect(
+        "--shared-memory-regions-per-peer=7", lambda r: r.kernel.regions.per_peer_limit, 7
     ),
     "event-loop": Effect("--event-loop=asyncio", lambda r: type(r.loop).__module__, "asyncio.unix_events"),
     "busy-poll-us": Effect("--busy-poll-us=7", lambda r: r.supervisors[0].poller.polling.longest_ns, 7000),

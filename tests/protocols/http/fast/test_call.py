@@ -13,6 +13,7 @@ from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import http_error
 from protocols.http.inference.response_task import HEADER_LENGTH
+from protocols.peer_identity import Peer
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 class Waiter:
     def __init__(self) -> None:
+        self.peer = Peer(None)
         self.ready = 0
 
     def response_ready(self) -> None:

@@ -18,6 +18,7 @@ from protocols.http.inference.compression import GZIP, IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import HttpResponse
 from protocols.http.inference.response_task import HEADER_LENGTH
+from protocols.peer_identity import Peer
 from protocols.testing import LateHelpers
 from tests.leased_tensor import leased_tensor
 
@@ -49,6 +50,7 @@ class RecordedCall(HttpInferCall):
 
 class Waiter:
     def __init__(self) -> None:
+        self.peer = Peer(None)
         self.ready = 0
 
     def response_ready(self) -> None:

@@ -1,0 +1,177 @@
+"""Writes lines of the log in a thread of its own: only this thread waits when nobody reads the log."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.observe.line_queue import LineQueue
+from kernel.options import BadOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernel.observe.line_queue import QueuedLine
+
+
+class LogTarget(Protocol):
+    """Where lines are written."""
+
+    def write(self, lines: bytes) -> int:
+        """Write `lines`, which end with a line feed, and return how many of their bytes were written. May block."""
+
+
+class StreamTarget:
+    """A descriptor of standard output or standard error. Nobody else closes it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, lines: bytes) -> int:
+        """See `LogTarget`."""
+        written = 0
+        with memoryview(lines) as rest:
+            while written < len(lines):
+                try:
+                    written += os.write(self._fd, rest[written:])
+                except BlockingIOError:  # another process has made the pipe or terminal non-blocking
+                    room = select.poll()
+                    room.register(self._fd, select.POLLOUT)
+                    room.poll()
+                except OSError:  # nobody can read it any more
+                    break
+        return written
+
+
+class FileTarget:
+    """A log file. Lines are appended with one write, so that other processes may append to the file as well."""
+
+    def __init__(self, path: str) -> None:
+        """Open or create the file at `path`. Raises `BadOption`."""
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadOption(f"--log-file '{path}' cannot be written: {reason}") from None
+        #: The last line was written only in part, because the disk was full.
+        self._torn = False
+
+    def write(self, lines: bytes) -> int:
+        """See `LogTarget`."""
+        end_of_torn = b"\n" if self._torn else b""
+        try:
+            written = os.write(self._fd, end_of_torn + lines)
+        except OSError:  # a full disk
+            return 0
+        self._torn = written < len(end_of_torn) + len(lines)
+        return max(written - len(end_of_torn), 0)
+
+
+class LogWriter:
+    """A thread with a queue of lines. Lines that find the queue full, or that cannot be written, are counted, and one
+    line says how many they were as soon as a line can be written again."""
+
+    def __init__(self, target: LogTarget, loss_line: Callable[[int], bytes], waiting: LineQueue | None = None) -> None:
+        """`loss_line` returns the line about a number of lost lines; the thread calls it."""
+        self._target = target
+        self._loss_line = loss_line
+        self._waiting = LineQueue() if waiting is None else waiting
+        #: How many lines were lost since the start.
+        self.lost_line_count = 0
+        #: Lost lines about which no line was written.
+        self._unreported = 0
+        self._idle = True
+        self._closed = False
+        # Reentrant: the garbage collector may log while this thread has the lock.
+        self._changed = threading.Condition(threading.RLock())
+        # A daemon: a thread that waits for a reader must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="naiad log", daemon=True)
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether the next line will be lost. Then it need not be formatted: call `drop`."""
+        return self._waiting.full
+
+    def put(self, line: bytes) -> None:
+        """Write a line, which ends with a line feed, as soon as possible. Never waits."""
+        with self._changed:
+            if self._closed or self._waiting.full:
+                self.drop()
+                return
+            self._waiting.put(line)
+            self._wake()
+
+    def drop(self) -> None:
+        """Count a line that is not written."""
+        with self._changed:
+            self.lost_line_count += 1
+            self._waiting.drop()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._idle:
+            self._idle = False
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until no line waits, at most `timeout_s` seconds. Returns whether that is so."""
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._idle:
+                left_s = end_s - time.monotonic()
+                if left_s <= 0 or not self._thread.is_alive():
+                    return False
+                self._changed.wait(left_s)
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, at most `timeout_s` seconds long, and end. Later lines are lost."""
+        self.flush(timeout_s)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    if not self._idle:
+                        self._idle = True
+                        self._changed.notify_all()
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                items = self._waiting.take()
+            self._write(items)
+
+    def _write(self, items: Sequence[QueuedLine]) -> None:
+        """Write lines, and between them how many are lost."""
+        # Each line, and the number of lost lines that it reports; 0 for one that reports none.
+        lines: list[tuple[bytes, int]] = []
+        lost, self._unreported = self._unreported, 0
+        for item in (*items, b""):
+            if isinstance(item, int):
+                lost += item
+                continue
+            if lost:
+                lines.append((self._loss_line(lost), lost))
+                lost = 0
+            if item:
+                lines.append((item, 0))
+        written = self._target.write(b"".join(line for line, _ in lines))
+        end = 0
+        lost_now = 0
+        for line, reported in lines:
+            end += len(line)
+            if end > written:
+                self._unreported += reported or 1
+                lost_now += not reported
+        if lost_now:
+            with self._changed:
+                self.lost_line_count += lost_now

@@ -1,0 +1,142 @@
+"""Only the thread of the log waits for the reader of the log. What is lost is counted and reported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.observe.line_queue import LineQueue
+from kernel.observe.log_writer import LogWriter, StreamTarget
+from kernel.settings import LogSettings
+from tests.kernel.observe.conftest import FLUSH_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.kernel.observe.conftest import LogOutput
+
+logger = logging.getLogger("naiad.test")
+
+
+def loss_line(count: int) -> bytes:
+    return b"lost %d\n" % count
+
+
+class HeldTarget:
+    """A target that nobody reads before `read` is set. It then takes `room` bytes of each write."""
+
+    def __init__(self) -> None:
+        self.read = threading.Event()
+        self.waiting = threading.Event()
+        self.written = b""
+        self.room = 1 << 30
+
+    def write(self, lines: bytes) -> int:
+        self.waiting.set()
+        assert self.read.wait(FLUSH_TIMEOUT_S)
+        self.written += lines[: self.room]
+        return min(self.room, len(lines))
+
+
+@pytest.fixture
+def target() -> Iterator[HeldTarget]:
+    made = HeldTarget()
+    yield made
+    made.read.set()
+
+
+def test_lines_that_find_the_queue_full_are_dropped_and_reported_where_they_would_stand(target: HeldTarget) -> None:
+    writer = LogWriter(target, loss_line, LineQueue(max_lines=2))
+    writer.put(b"a\n")
+    assert target.waiting.wait(FLUSH_TIMEOUT_S)
+    for line in (b"b\n", b"c\n", b"d\n", b"e\n"):
+        writer.put(line)
+    assert writer.full
+    assert writer.lost_line_count == 2
+    assert not writer.flush(0)
+    target.read.set()
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    writer.put(b"f\n")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    assert target.written == b"a\nb\nc\nlost 2\nf\n"
+    writer.close(FLUSH_TIMEOUT_S)
+
+
+def test_lines_that_cannot_be_written_are_reported_with_the_next_line(target: HeldTarget) -> None:
+    target.read.set()
+    target.room = 3
+    writer = LogWriter(target, loss_line)
+    writer.put(b"a\n")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    target.room = 0
+    writer.put(b"b\n")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    writer.put(b"c\n")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    target.room = 1 << 30
+    writer.put(b"d\n")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    assert target.written == b"a\nlost 2\nd\n"
+    assert writer.lost_line_count == 2
+    writer.close(FLUSH_TIMEOUT_S)
+
+
+def test_closing_does_not_wait_longer_than_it_may_and_later_lines_are_lost(target: HeldTarget) -> None:
+    writer = LogWriter(target, loss_line)
+    writer.put(b"a\n")
+    writer.close(0.001)
+    writer.put(b"b\n")
+    assert writer.lost_line_count == 1
+    target.read.set()
+    writer._thread.join(FLUSH_TIMEOUT_S)
+    assert not writer._thread.is_alive()
+    assert target.written == b"a\nlost 1\n"
+
+
+def test_all_of_a_large_text_goes_through_a_pipe_that_does_not_block() -> None:
+    reader, fd = os.pipe()
+    os.set_blocking(fd, False)
+    text = b"x" * 300_000 + b"\n"
+    writer = LogWriter(StreamTarget(fd), loss_line)
+    writer.put(text)
+    found = b""
+    while len(found) < len(text):
+        found += os.read(reader, 65536)
+    assert found == text
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    os.close(reader)
+    writer.put(b"nobody can read this\n")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    assert writer.lost_line_count == 1
+    writer.close(FLUSH_TIMEOUT_S)
+    os.close(fd)
+
+
+def test_code_that_logs_never_waits_for_the_reader_of_a_full_pipe(
+    output: LogOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, fd = os.pipe()
+    with os.fdopen(fd, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        output.set_up(LogSettings())
+        for number in range(1000):
+            logger.info("%d %s", number, "x" * 1000)  # the pipe holds 64 KiB
+        assert not output.log.flush(0.001)
+        found = b""
+        while b'"999 ' not in found:
+            found += os.read(reader, 65536)
+        output.flush()
+        assert output.log.lost_line_count == 0
+    os.close(reader)
+
+
+def test_a_log_call_with_wrong_arguments_is_a_line_of_the_log(output: LogOutput) -> None:
+    output.set_up(LogSettings())
+    logger.info("%d", "no number")
+    captured = output.read()
+    assert "a line of the log could not be formatted: TypeError" in captured.out
+    assert captured.err == ""
