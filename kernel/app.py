@@ -146,7 +146,7 @@ class Server:
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
-        budget = ByteBudget(options.memory_byte_size or memory_byte_size())
+        budget = ByteBudget(options.memory_byte_size or memory_byte_size() // 2)
         settings = KernelSettings(
             trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,
