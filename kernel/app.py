@@ -147,7 +147,7 @@ class Server:
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         clock = LoopClock(polling.longest_ns)
-        budget = ByteBudget(options.memory_byte_size or memory_byte_size())
+        budget = ByteBudget(options.memory_byte_size or memory_byte_size() // 2)
         regions = RegionRegistry(
             owned=options.shared_memory_owner == "peer", per_peer_limit=options.regions_per_peer, budget=budget
         )
