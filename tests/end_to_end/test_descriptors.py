@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,13 @@ def test_clients_that_take_all_descriptors_leave_some_for_workers(server: Server
         wait_for(lambda: "is ready again" in server.log)
         assert infer(known, 1_000_000) == (200, 1_000_000), "an arena needs a descriptor, too"
 
-        before = processor_s(server.pid)
+        before, start_s = processor_s(server.pid), time.monotonic()
         refused = socket.create_connection(("127.0.0.1", server.http_port), timeout=20)
         with refused:
             while refused.recv(4096):
                 pass
-        assert processor_s(server.pid) - before < 1.0
-    assert server.log.count("connections are refused") == 3, "once for each port"
+        assert processor_s(server.pid) - before < (time.monotonic() - start_s) / 2, "it spins"
+    assert "connections are refused" in server.log
 
     def admitted() -> bool:
         with contextlib.suppress(OSError, http.client.HTTPException):
