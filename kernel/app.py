@@ -16,7 +16,7 @@ import anyio
 from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.launcher import LocalLauncher
-from backends.supervision.output_limits import OutputLimits
+from backends.supervision.output.limits import OutputLimits
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
@@ -38,12 +38,12 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
-from protocols.exposure import OpenPort, describe_exposure
+from protocols.access.exposure import OpenPort, describe_exposure
+from protocols.access.keys import KeyReader
 from protocols.frontend import is_local
 from protocols.grpc.server import GrpcServer
 from protocols.http.metrics.server import MetricsServer
 from protocols.http.server import HttpServer
-from protocols.keys import KeyReader
 from protocols.listening import listening_address
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocols.grpc.messages.tasks import DECODE_MESSAGE, decode_message_task
-from protocols.http.generate_tasks import (
+from protocols.http.bodies.load_request import DECODE_LOAD, decode_load_task
+from protocols.http.generate.tasks import (
     DECODE_GENERATE,
     ENCODE_GENERATE,
     decode_generate_task,
     encode_generate_task,
 )
 from protocols.http.inference.tasks import DECODE_INFER, ENCODE_INFER, decode_infer_task, encode_infer_task
-from protocols.http.load_body import DECODE_LOAD, decode_load_task
 
 if TYPE_CHECKING:
     from kernel.serving.helper_tasks import TaskFunction

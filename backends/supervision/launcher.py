@@ -16,9 +16,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from backends.supervision.output_capture import OutputCapture
-from backends.supervision.output_limits import OutputLimits
-from backends.supervision.worker_output import WorkerOutput
+from backends.supervision.output.capture import OutputCapture
+from backends.supervision.output.limits import OutputLimits
+from backends.supervision.output.worker_output import WorkerOutput
 from kernel.loop.clock import LoopClock
 
 if TYPE_CHECKING:

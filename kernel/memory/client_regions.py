@@ -3,7 +3,7 @@
 Texts and codes are Triton's (shared_memory_manager.cc). Nothing here maps memory: the kernel holds descriptors, and
 workers map them. The module is in `kernel` and not in `shm` because it raises errors of `kernel.errors`.
 
-A `peer` is the client that asks, as a text; front doors pass it on (`protocols/peer_identity.py`).
+A `peer` is the client that asks, as a text; front doors pass it on (`protocols/access/peer_identity.py`).
 """
 
 from __future__ import annotations

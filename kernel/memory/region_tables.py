@@ -20,7 +20,7 @@ _NO_REGIONS: dict[str, Region] = {}
 
 
 class RegionTables:
-    """Regions, each with the client that has registered it: a text, see `protocols/peer_identity.py`."""
+    """Regions, each with the client that has registered it: a text, see `protocols/access/peer_identity.py`."""
 
     def __init__(self, *, owned: bool) -> None:
         """With `owned`, each client has names of its own."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.restricted import Category
+from protocols.access.restricted import Category
 
 if TYPE_CHECKING:
+    from protocols.access.restricted import Restrictions
     from protocols.grpc.h2.headers import Fields, RequestHead
-    from protocols.restricted import Restrictions
 
 _INFERENCE_SERVICE = "inference.GRPCInferenceService"
 

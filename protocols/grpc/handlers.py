@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from grpclib.const import Handler
 
+    from protocols.access.peer_identity import Peer
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.grpclib_internals import Wrapper
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.special_messages import ReceivedMessage
-    from protocols.peer_identity import Peer
     from shm.tensor import Buffer
 
 # A name of this module is found faster than a member of an enum (states.py).

@@ -7,6 +7,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.options import AdminOptions, GrpcOptions
+from protocols.access.keys import KeyReader
+from protocols.access.restricted import GRPC, parse_restrictions
 from protocols.grpc.admission import Admission
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
@@ -17,16 +19,14 @@ from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
-from protocols.keys import KeyReader
 from protocols.listening import listening_address
-from protocols.restricted import GRPC, parse_restrictions
 from protocols.tls import server_context
 
 if TYPE_CHECKING:
     import socket
 
     from kernel.serving.kernel import Kernel
-    from protocols.restricted import Restrictions
+    from protocols.access.restricted import Restrictions
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from kernel.serving.kernel import Kernel
+    from protocols.access.restricted import AdminAccess
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.open_calls import OpenCalls
-    from protocols.restricted import AdminAccess
 
 SERVICE = "inference.GRPCInferenceService"
 #: The one RPC without a handler of grpclib, see `protocols.grpc.rpcs.infer`.

@@ -23,8 +23,8 @@ from kernel.texts import limited
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from protocols.access.restricted import Header
     from protocols.http.cors import CorsPolicy
-    from protocols.restricted import Header
 
 #: Methods that change nothing here.
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

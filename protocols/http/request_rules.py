@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from protocols.access.keys import KeyReader
+from protocols.access.restricted import HTTP, Restrictions, parse_restrictions
 from protocols.forwarding import make_forwarder
 from protocols.http.browsers import BrowserRules, HostNames, parse_host_names
 from protocols.http.cors import CorsPolicy
-from protocols.keys import KeyReader
 from protocols.listening import machine_names
-from protocols.restricted import HTTP, Restrictions, parse_restrictions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.options import AdminOptions, HttpOptions
+    from protocols.access.restricted import Category, Header
     from protocols.forwarding import ForwardedHeaders, HeaderForwarder
-    from protocols.restricted import Category, Header
 
 
 class RequestRules(msgspec.Struct, frozen=True):

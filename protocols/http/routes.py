@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
+from protocols.access.restricted import Category
 from protocols.http.call import HttpCall
 from protocols.http.endpoints import generate, health, infer, models, repository, settings, shared_memory
-from protocols.restricted import Category
 
 Handler = Callable[[HttpCall], Awaitable[web.StreamResponse]]
 

@@ -11,7 +11,7 @@ from kernel.options import AdminOptions, HttpOptions
 from protocols.frontend import is_local
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler
 from protocols.http.aiohttp_internals import check_not_begun
-from protocols.http.body import BodyTooSlow, TooManyChunks
+from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall, peer_of
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.call import HttpInference
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import socket
 
     from kernel.serving.kernel import Kernel
-    from protocols.keys import KeyReader
-    from protocols.restricted import Restrictions
+    from protocols.access.keys import KeyReader
+    from protocols.access.restricted import Restrictions
 
 _DEFAULTS = HttpOptions()
 

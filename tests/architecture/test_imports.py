@@ -41,10 +41,10 @@ _FOR_PROTOCOLS = {
     "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
-    "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
-    "protocols/status", "protocols/tls", "protocols/body_sizes", "protocols/internal_errors", "protocols/listening",
-    "protocols/exposure", "protocols/helpers", "protocols/keys", "protocols/peer_identity", "protocols/prepared_cache",
-    "protocols/request_limits", "protocols/traced_models", "protocols/written_releases",
+    "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
+    "protocols/internal_errors", "protocols/listening", "protocols/prepared_cache", "protocols/request_limits",
+    "protocols/response_sinks", "protocols/status", "protocols/tls", "protocols/traced_models",
+    "protocols/written_releases",
 }  # fmt: skip
 
 #: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a

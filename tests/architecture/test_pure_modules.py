@@ -9,7 +9,7 @@ from tests.architecture.source import imports, source_files
 #: Decisions: no clock, no I/O, no asyncio.
 PURE = (
     "backends/supervision/backoff.py",
-    "backends/supervision/output_limits.py",
+    "backends/supervision/output/limits.py",
     "backends/supervision/watch/batch_stages.py",
     "backends/supervision/watch/instance_watch.py",
     "backends/config_requirements.py",
@@ -78,7 +78,7 @@ PURE = (
     "protocols/http/browsers.py",
     "protocols/http/cors.py",
     "protocols/http/metrics/custom_families.py",
-    "protocols/http/generate_codec.py",
+    "protocols/http/generate/codec.py",
     "protocols/http/json/tensor.py",
     "protocols/http/inference/response_template.py",
     "protocols/http/inference/prepared.py",
@@ -89,8 +89,8 @@ PURE = (
     "protocols/http/openapi/schemas.py",
     "protocols/body_sizes.py",
     "protocols/prepared_cache.py",
-    "protocols/exposure.py",
-    "protocols/restricted.py",
+    "protocols/access/exposure.py",
+    "protocols/access/restricted.py",
     "protocols/http/metrics/families.py",
     "protocols/http/metrics/text.py",
     "schedulers/direct.py",

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from protocols.access.restricted import Category
 from protocols.http import routes
-from protocols.restricted import Category
 from tests.docs.documents import ROOT, code_blocks, document, section
 
 RECIPES = section(document("CONTRIBUTING.md"), "Recipes")

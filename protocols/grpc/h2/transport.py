@@ -11,13 +11,13 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
+from protocols.access.peer_identity import Peer
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
 from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.listening import send_small_writes_at_once
-from protocols.peer_identity import Peer
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from protocols.traced_models import check_traced_model
 if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from kernel.settings import TraceChange
+    from protocols.access.restricted import AdminAccess
     from protocols.grpc.rpc import Caller
-    from protocols.restricted import AdminAccess
 
 #: What can be asked for, in the order in which Triton looks at it. A change of the file is refused.
 _TRACE_SETTINGS = ("trace_file", "trace_level", "trace_rate", "trace_count", "log_frequency")

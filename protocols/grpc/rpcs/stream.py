@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
+    from protocols.access.peer_identity import Peer
     from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.special_messages import ReceivedMessage
     from protocols.helpers.request_task import RequestTask
-    from protocols.peer_identity import Peer
 
 #: Messages that a stream takes in one event-loop iteration, so that other clients are served, too.
 _MESSAGES_PER_ITERATION = 32

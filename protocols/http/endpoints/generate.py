@@ -12,11 +12,11 @@ from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
 from protocols.helpers.awaited import AwaitedRequest, AwaitedTask
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, tensor_with_own_lease
-from protocols.http.body import json_too_large, read_body_into
-from protocols.http.body_collector import BodyCollector
+from protocols.http.bodies.collector import BodyCollector
+from protocols.http.bodies.reading import json_too_large, read_body_into
 from protocols.http.call import REQUEST_ID
-from protocols.http.generate_codec import decode_generate, encode_generate
-from protocols.http.generate_tasks import DECODE_GENERATE, ENCODE_GENERATE, DecodeGenerateArguments
+from protocols.http.generate.codec import decode_generate, encode_generate
+from protocols.http.generate.tasks import DECODE_GENERATE, ENCODE_GENERATE, DecodeGenerateArguments
 from protocols.http.inference.codec import OutputFormat
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response import HttpResponse

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
 from kernel.serving.request import Request
+from protocols.access.peer_identity import Peer
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.helpers.request_task import LOOP_BYTE_SIZE
-from protocols.http.body import json_too_large, read_body_into
-from protocols.http.body_collector import BodyCollector
+from protocols.http.bodies.collector import BodyCollector
+from protocols.http.bodies.reading import json_too_large, read_body_into
 from protocols.http.call import REQUEST_ID
 from protocols.http.inference.call import ENTRY_POINT, HttpInferCall
 from protocols.http.inference.compression import (
@@ -31,7 +32,6 @@ from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response_task import HEADER_LENGTH
 from protocols.http.inference.tasks import header_length
 from protocols.http.sending import send
-from protocols.peer_identity import Peer
 
 if TYPE_CHECKING:
     from aiohttp import web

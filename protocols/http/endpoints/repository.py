@@ -9,10 +9,10 @@ import msgspec
 from kernel.errors import InternalError, InvalidArgument, Unsupported
 from protocols.helpers.awaited import AwaitedTask
 from protocols.helpers.request_task import LOOP_BYTE_SIZE
-from protocols.http.body import json_too_large, read_body_into, read_control_text
-from protocols.http.body_collector import BodyCollector
+from protocols.http.bodies.collector import BodyCollector
+from protocols.http.bodies.load_request import DECODE_LOAD, decode_load, load_parameters, read_load
+from protocols.http.bodies.reading import json_too_large, read_body_into, read_control_text
 from protocols.http.json.document import ABSENT, as_bool, member, parse
-from protocols.http.load_body import DECODE_LOAD, decode_load, load_parameters, read_load
 from protocols.http.responses import empty_response, json_response
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import binascii
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InvalidArgument
+from protocols.access.peer_identity import Peer
 from protocols.frontend import is_local
-from protocols.http.body import read_control_text
+from protocols.http.bodies.reading import read_control_text
 from protocols.http.call import peer_of
 from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
 from protocols.http.responses import empty_response, json_response
-from protocols.peer_identity import Peer
 from shm.region import RegionKind
 
 if TYPE_CHECKING:

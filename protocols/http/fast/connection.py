@@ -12,6 +12,7 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
+from protocols.access.peer_identity import Peer
 from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.http.client_timeouts import UnreadResponse
 from protocols.http.fast.access_log import ConnectionAccessLog
@@ -22,7 +23,6 @@ from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.inference.response import http_error
 from protocols.listening import find_vanished_peers, send_small_writes_at_once
-from protocols.peer_identity import Peer
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:

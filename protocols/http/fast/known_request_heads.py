@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
+from protocols.access.restricted import Category
 from protocols.http.fast.request_head import HttpRequestHead, InferFields, parse_head
 from protocols.http.fast.response_bytes import header_lines
 from protocols.http.inference.call import ENTRY_POINT
@@ -18,7 +19,6 @@ from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.responses import RESTRICTED
 from protocols.prepared_cache import PreparedCache
-from protocols.restricted import Category
 from protocols.status import HTTP_STATUS
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
     from kernel.serving.response import Response
+    from protocols.access.peer_identity import Peer
     from protocols.http.inference.head import InferRequestHead
     from protocols.http.inference.prepared import RequestBody
     from protocols.http.inference.response_template import ResponseTemplate
-    from protocols.peer_identity import Peer
     from shm.tensor import Tensor
 
 #: What Triton calls this call in errors.

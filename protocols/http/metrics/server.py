@@ -11,6 +11,7 @@ from aiohttp import web
 from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import HttpOptions, MetricsOptions
+from protocols.access.restricted import Category
 from protocols.frontend import is_local
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.custom_families import render_custom
@@ -19,14 +20,13 @@ from protocols.http.metrics.server_families import ServerMetrics
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import request_path
-from protocols.restricted import Category
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
     from kernel.serving.kernel import Kernel
-    from protocols.keys import KeyReader
+    from protocols.access.keys import KeyReader
 
 logger = logging.getLogger(__name__)
 

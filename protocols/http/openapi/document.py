@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocols.access.restricted import Category
 from protocols.http.openapi.model import model_paths
 from protocols.http.openapi.operation import ADMIN
 from protocols.http.openapi.paths import generic_paths
 from protocols.http.openapi.schemas import SCHEMAS
-from protocols.restricted import Category
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.config.spec import ModelSpec
+    from protocols.access.restricted import Restrictions
     from protocols.http.openapi.operation import Part
-    from protocols.restricted import Restrictions
 
 _DESCRIPTION = (
     "KServe's protocol version 2 with Triton's extensions. Bodies may be compressed (Content-Encoding: gzip or "

@@ -12,7 +12,7 @@ from protocols.http.openapi.document import openapi_document
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.serving.kernel import Kernel
-    from protocols.restricted import Restrictions
+    from protocols.access.restricted import Restrictions
 
 _encoder = msgspec.json.Encoder()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from protocols.restricted import Category, Restrictions
+    from protocols.access.restricted import Category, Restrictions
 
 #: A part of the document.
 Part = dict[str, Any]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from protocols.access.restricted import Category
 from protocols.http.openapi.operation import EVENTS, JSON, PLAIN, Operation, json_body, json_response, ref, response
-from protocols.restricted import Category
 
 if TYPE_CHECKING:
     from protocols.http.openapi.operation import Part

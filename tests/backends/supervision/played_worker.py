@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.helper_process import Helper
-from backends.supervision.output_limits import OutputLimits
+from backends.supervision.output.limits import OutputLimits
+from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.session import WorkerSession
-from backends.supervision.worker_output import WorkerOutput
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from kernel.config.generated.model_config_pb2 import ModelConfig

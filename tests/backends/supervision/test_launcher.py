@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_exit
-from backends.supervision.output_capture import OutputCapture
-from backends.supervision.output_limits import OutputLimits
-from backends.supervision.worker_output import WorkerOutput
+from backends.supervision.output.capture import OutputCapture
+from backends.supervision.output.limits import OutputLimits
+from backends.supervision.output.worker_output import WorkerOutput
 from backends.transport import wire
 from backends.transport.framing import MAX_WORKER_FRAME, FrameReader
 from kernel.loop.clock import LoopClock

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.supervision.helper_process import Helper
-from backends.supervision.output_limits import OutputLimits
+from backends.supervision.output.limits import OutputLimits
+from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
-from backends.supervision.worker_output import WorkerOutput
 from backends.transport import wire
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, ServerStopping

@@ -1,11 +1,11 @@
 from kernel.options import AdminOptions
+from protocols.access.keys import KeyReader
+from protocols.access.restricted import GRPC, AdminAccess, parse_restrictions
 from protocols.grpc.admission import ADMINISTERS, CATEGORIES, Admission
 from protocols.grpc.h2.headers import RequestHead, request_head
 from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_INFER, HealthService, InferenceService
-from protocols.keys import KeyReader
-from protocols.restricted import GRPC, AdminAccess, parse_restrictions
 from protocols.testing import FrontDoorLab
 
 READY = "/inference.GRPCInferenceService/ServerReady"

@@ -156,7 +156,7 @@ def test_with_local_access_only_clients_on_the_machine_administer_the_server(
     path: str,
     local: bool,
 ) -> None:
-    monkeypatch.setattr("protocols.restricted.is_local", lambda peer: local)
+    monkeypatch.setattr("protocols.access.restricted.is_local", lambda peer: local)
     served(AdminOptions("local"))
     _, text = talk(lab, lambda channel: outcome(channel, path, WRITES[path]))
     refused = "This protocol is restricted to clients on the server's machine (--admin-access=local)"

@@ -12,7 +12,7 @@ from aiohttp import StreamReader, web
 from aiohttp.http_parser import RawRequestMessage
 
 from protocols.http.aiohttp_internals import AiohttpServer, check_not_begun, is_response_begun, send_continue
-from protocols.http.body import read_body
+from protocols.http.bodies.reading import read_body
 from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:

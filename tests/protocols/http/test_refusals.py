@@ -312,7 +312,7 @@ def test_settings_can_be_read_without_the_key(talk: Callable[..., None]) -> None
 def test_with_local_access_only_clients_on_the_machine_administer_the_server(
     talk: Callable[..., None], monkeypatch: pytest.MonkeyPatch, path: str, local: bool
 ) -> None:
-    monkeypatch.setattr("protocols.restricted.is_local", lambda peer: local)
+    monkeypatch.setattr("protocols.access.restricted.is_local", lambda peer: local)
 
     async def conversation(client: Client, kernel: Any) -> None:
         status, error = await client.call("POST", path, body=BODY)

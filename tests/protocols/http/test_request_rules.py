@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernel.options import BadOption, HttpOptions
+from protocols.access.restricted import Category
 from protocols.forwarding import ForwardedHeaders
 from protocols.http.request_rules import RequestRules, make_request_rules
-from protocols.restricted import Category
 
 
 def test_without_options_nothing_is_refused_forwarded_or_added() -> None:

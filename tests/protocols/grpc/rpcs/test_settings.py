@@ -6,10 +6,10 @@ import pytest
 
 from kernel.config.spec import ModelSpec
 from kernel.errors import InvalidArgument, ServingError, Unsupported
+from protocols.access.restricted import AdminAccess
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
 from protocols.grpc.rpcs.settings import SettingsRpcs
-from protocols.restricted import AdminAccess
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")

@@ -7,13 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from kernel.serving.response import Response
+from protocols.access.peer_identity import Peer
 from protocols.http.fast.call import FastCall
 from protocols.http.inference.call import HttpInference
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import http_error
 from protocols.http.inference.response_task import HEADER_LENGTH
-from protocols.peer_identity import Peer
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 

@@ -11,6 +11,7 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, QueueFull, Unavailable
 from kernel.serving.response import Response
+from protocols.access.peer_identity import Peer
 from protocols.forwarding import ForwardedHeaders
 from protocols.http.inference import call as call_module
 from protocols.http.inference.call import HttpInferCall, HttpInference
@@ -18,7 +19,6 @@ from protocols.http.inference.compression import GZIP, IDENTITY
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import HttpResponse
 from protocols.http.inference.response_task import HEADER_LENGTH
-from protocols.peer_identity import Peer
 from protocols.testing import LateHelpers
 from tests.leased_tensor import leased_tensor
 

@@ -13,7 +13,7 @@ from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
-from protocols.http.generate_codec import decode_generate, encode_generate, fit_shape
+from protocols.http.generate.codec import decode_generate, encode_generate, fit_shape
 from shm.tensor import Tensor
 
 

@@ -16,7 +16,7 @@ import pytest
 from kernel.options import HttpOptions
 from kernel.serving.response import Response
 from kernel.testing import model_spec
-from protocols import peer_identity
+from protocols.access import peer_identity
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
 from protocols.http.server import HttpServer

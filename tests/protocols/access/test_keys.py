@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.options import BadOption
-from protocols.keys import KeyReader
+from protocols.access.keys import KeyReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.restricted import ADMIN_HEADER, Category
+from protocols.access.restricted import ADMIN_HEADER, Category
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from protocols.restricted import Restrictions
+    from protocols.access.restricted import Restrictions
 
 
 class OpenPort(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from protocols import peer_identity as module
-from protocols.peer_identity import LOOPBACK, Peer, peer_identity
+from protocols.access import peer_identity as module
+from protocols.access.peer_identity import LOOPBACK, Peer, peer_identity
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,7 +62,7 @@ def test_a_client_over_loopback_whose_user_is_not_known_is_one_of_all(
     def without_netlink(*arguments: Any) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("protocols.peer_identity.socket.socket", without_netlink)
+    monkeypatch.setattr("protocols.access.peer_identity.socket.socket", without_netlink)
     assert peer_identity(transport(connection.getpeername(), connection)) == LOOPBACK
 
 

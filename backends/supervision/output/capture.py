@@ -12,10 +12,10 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from backends.supervision.worker_output import LINES_PER_ITERATION
+from backends.supervision.output.worker_output import LINES_PER_ITERATION
 
 if TYPE_CHECKING:
-    from backends.supervision.worker_output import WorkerOutput
+    from backends.supervision.output.worker_output import WorkerOutput
 
 #: The longest line in bytes. A longer one is cut, also if its end is not received yet.
 MAX_LINE = 8192

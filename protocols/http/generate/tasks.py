@@ -11,7 +11,7 @@ from kernel.serving.helper_tasks import TaskResult
 from kernel.serving.request import NO_SINK, Request
 from protocols.helpers.decoded_request import TensorBytes, decode_steps
 from protocols.helpers.request_task import joined
-from protocols.http.generate_codec import decode_generate, encode_generate
+from protocols.http.generate.codec import decode_generate, encode_generate
 from protocols.http.inference.tasks import json_bytes, read_response
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.options import AdminOptions, BadOption
-from protocols.keys import KeyReader
-from protocols.restricted import GRPC, HTTP, Category, RestrictedProtocol, Restrictions, parse_restrictions
+from protocols.access.keys import KeyReader
+from protocols.access.restricted import GRPC, HTTP, Category, RestrictedProtocol, Restrictions, parse_restrictions
 
 if TYPE_CHECKING:
     from pathlib import Path

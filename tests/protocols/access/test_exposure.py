@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernel.options import AdminOptions
-from protocols.exposure import Exposure, OpenPort, describe_exposure
-from protocols.keys import KeyReader
-from protocols.restricted import GRPC, HTTP, Restrictions, parse_restrictions
+from protocols.access.exposure import Exposure, OpenPort, describe_exposure
+from protocols.access.keys import KeyReader
+from protocols.access.restricted import GRPC, HTTP, Restrictions, parse_restrictions
 
 ALL = "model-repository,logging,trace,shared-memory"
 

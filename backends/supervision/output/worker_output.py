@@ -7,10 +7,10 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from backends.supervision.output_limits import OutputAllowance
+from backends.supervision.output.limits import OutputAllowance
 
 if TYPE_CHECKING:
-    from backends.supervision.output_limits import OutputLimits
+    from backends.supervision.output.limits import OutputLimits
     from kernel.loop.clock import Clock
 
 logger = logging.getLogger("model")

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import StreamReader, web
 
 from kernel.errors import InvalidArgument, ServingError
-from protocols.http import body as body_module
-from protocols.http.body import BodyTooSlow, TooManyChunks, read_body
+from protocols.http.bodies import reading
+from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks, read_body
 from protocols.http.client_timeouts import ClientTimeouts
 
 if TYPE_CHECKING:
@@ -122,14 +122,14 @@ def test_a_body_without_an_announced_size_is_refused_above_the_limit(
 
 
 def test_too_many_chunks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(reading, "MAX_CHUNKS", 3)
     assert read(feed_chunks(*[b"x"] * 3), headers=CHUNKED) == b"xxx"
     with pytest.raises(TooManyChunks, match="^Chunked request body exceeds maximum of 3 non-empty chunks"):
         read(feed_chunks(*[b"x"] * 4), headers=CHUNKED)
 
 
 def test_a_body_that_stops_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "TIMEOUTS", ClientTimeouts(body_s=0.001))
+    monkeypatch.setattr(reading, "TIMEOUTS", ClientTimeouts(body_s=0.001))
     with pytest.raises(BodyTooSlow):
         read(feed(b"01234", end=False), content_length=10)
 

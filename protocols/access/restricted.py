@@ -18,7 +18,7 @@ from protocols.frontend import is_local
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from protocols.keys import KeyReader
+    from protocols.access.keys import KeyReader
 
     #: Returns the value of a request header by its name in any case of letters, None where it is absent.
     Header = Callable[[str], str | bytes | None]

@@ -8,9 +8,9 @@ import os
 import select
 from typing import TYPE_CHECKING
 
-from backends.supervision.output_capture import MAX_LINE, OutputCapture
-from backends.supervision.output_limits import OutputLimits
-from backends.supervision.worker_output import PAUSE_NS, WorkerOutput
+from backends.supervision.output.capture import MAX_LINE, OutputCapture
+from backends.supervision.output.limits import OutputLimits
+from backends.supervision.output.worker_output import PAUSE_NS, WorkerOutput
 from kernel.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def test_lines_of_messages_count_as_printed_ones(caplog: pytest.LogCaptureFixtur
 def test_lines_of_many_messages_are_logged_in_several_iterations_and_in_order(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.supervision.worker_output._MAX_WAITING", 200)
+    monkeypatch.setattr("backends.supervision.output.worker_output._MAX_WAITING", 200)
 
     async def main() -> None:
         output = WorkerOutput("m", OutputLimits(0, 0), FakeClock())

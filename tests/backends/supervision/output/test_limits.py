@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.supervision.output_limits import BURST_S, OutputAllowance, OutputLimits
+from backends.supervision.output.limits import BURST_S, OutputAllowance, OutputLimits
 
 S = 1_000_000_000
 
