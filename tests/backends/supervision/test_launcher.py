@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
@@ -21,9 +20,11 @@ from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_
 from backends.supervision.output.capture import OutputCapture
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.output.worker_output import WorkerOutput
+from backends.supervision.watcher_process import SessionWatcher
 from backends.transport import wire
 from backends.transport.framing import MAX_WORKER_FRAME, FrameReader
 from kernel.loop.clock import LoopClock
+from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -279,13 +280,18 @@ def test_an_end_is_described_by_its_code_or_signal(code: int, said: str) -> None
     assert describe_exit(code) == said
 
 
-def open_descriptors() -> set[int]:
-    found = set()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # it was that of the listing
-            os.fstat(fd)
-            found.add(fd)
-    return found
+class RecordingWatcher(SessionWatcher):
+    """Has no process, and keeps the sessions that live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: set[int] = set()
+
+    def add(self, session: int) -> None:
+        self.sessions.add(session)
+
+    def remove(self, session: int) -> None:
+        self.sessions.remove(session)
 
 
 def test_a_start_without_enough_descriptors_leaves_nothing_behind() -> None:
@@ -293,7 +299,8 @@ def test_a_start_without_enough_descriptors_leaves_nothing_behind() -> None:
 
     async def main() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        launcher, children = LocalLauncher(), psutil.Process().children()
+        watcher = RecordingWatcher()
+        launcher, children = LocalLauncher(watcher=watcher), psutil.Process().children()
         outcomes = []
         for free_count in range(20):
             before = open_descriptors()
@@ -306,7 +313,9 @@ def test_a_start_without_enough_descriptors_leaves_nothing_behind() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 assert open_descriptors() == before
                 assert psutil.Process().children() == children
+                assert watcher.sessions == set()
             else:
+                assert len(watcher.sessions) == 1
                 launched.kill()
                 await end_of(launched)
                 launched.socket.close()

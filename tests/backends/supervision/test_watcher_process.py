@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from backends.supervision.session_watcher import Watch, end_sessions, members_of, stat_of
 from backends.supervision.watcher_process import SessionWatcher
+from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -171,6 +174,37 @@ def test_a_watcher_that_cannot_be_started_is_no_error(
 
     run(scenario)
     assert "cannot be started" in caplog.text
+
+
+def test_a_start_without_enough_descriptors_leaves_nothing_behind(worker: FakeWorkerProcess) -> None:
+    """As many as a watcher needs, one after the other, are there before the next one lacks."""
+
+    async def start_with(free_count: int) -> bool:
+        watcher = SessionWatcher()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = open_descriptors()
+        free = [fd for fd in range(len(before) + free_count + 1) if fd not in before]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[free_count], hard))
+        try:
+            watcher.add(worker.session)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        started = bool(watcher.pid)
+        if not started:
+            assert open_descriptors() == before
+            assert watcher._restart is not None, "another one is started later"
+        await watcher.close()
+        return started
+
+    async def main() -> None:
+        children = psutil.Process().children()
+        outcomes = [await start_with(free_count) for free_count in range(10)]
+        assert psutil.Process().children() == children
+        failures = outcomes.count(False)
+        assert outcomes == [False] * failures + [True] * (10 - failures)
+        assert 3 <= failures < 10, "a pipe and a pidfd, and those of the start itself"
+
+    asyncio.run(main())
 
 
 def test_a_number_that_another_process_has_now_is_left_alone(worker: FakeWorkerProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 from collections import deque
@@ -172,6 +173,38 @@ def test_a_region_of_a_client_that_must_not_be_mapped_any_more_is_attached_again
     assert bench.session.sent[1:] == [wire.Attach(region.number, 4096, 0, True, True, True)]
     assert bench.memory.mapped_client_regions == {}
     assert region.number in bench.memory.attached
+
+
+def fail_without_descriptors(message: wire.ToWorker, fd: int) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_without_a_descriptor_a_region_is_attached_again_when_the_next_request_uses_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = bench.clients_region
+    bench.memory.attach(region, writable=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.session, "send_with_fd", fail_without_descriptors)
+        region.copy_from_now_on()
+        with pytest.raises(OSError, match="Too many open files"):
+            bench.memory.attach(region, writable=True)
+    assert list(bench.memory.mapped_client_regions) == [region.number], "the worker has the mapping still"
+    bench.memory.attach(region, writable=True)
+    assert bench.session.sent[1:] == [wire.Attach(region.number, 4096, 0, True, True, True)]
+    assert bench.memory.mapped_client_regions == {}
+    region.drop()
+    assert bench.session.sent[2:] == [wire.Detach(region.number)]
+
+
+def test_a_region_that_could_not_be_attached_again_is_detached_when_it_is_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.memory.attach(bench.clients_region, writable=True)
+    monkeypatch.setattr(bench.session, "send_with_fd", fail_without_descriptors)
+    bench.clients_region.copy_from_now_on()
+    bench.clients_region.drop()
+    assert bench.session.sent[1:] == [wire.Detach(bench.clients_region.number)]
 
 
 def test_a_new_worker_never_maps_a_region_that_is_copied(bench: Bench) -> None:

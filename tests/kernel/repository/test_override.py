@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kernel.errors import InternalError, InvalidArgument
+from kernel.errors import InternalError, InvalidArgument, NoDescriptorLeft
 from kernel.repository import override
 from kernel.repository.override import (
     MAX_CONFIG_BYTE_SIZE,
@@ -189,4 +190,37 @@ def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(
     folder = OverrideFolder({"a": b""})
     assert Path(folder.path, "a").exists()
     folder.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_removed_before_it_is_opened_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mkdtemp, made = tempfile.mkdtemp, []
+
+    def removed_at_once(prefix: str) -> str:
+        made.append(mkdtemp(prefix=prefix))
+        if len(made) == 1:
+            assert remove_abandoned_folders() == made
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", removed_at_once)
+    folder = OverrideFolder({"a": b""})
+    assert folder.path == made[1]
+    folder.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_locked_for_want_of_a_descriptor_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fail(path: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("kernel.repository.override.os.open", fail)
+    with pytest.raises(NoDescriptorLeft):
+        OverrideFolder({"a": b""})
     assert list(tmp_path.iterdir()) == []

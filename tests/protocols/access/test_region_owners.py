@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import uuid
@@ -19,6 +20,7 @@ from kernel.testing import model_spec
 from protocols.access import peer_identity
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
+from protocols.helpers.request_task import LOOP_BYTE_SIZE
 from protocols.http.server import HttpServer
 from protocols.testing import FrontDoorLab, listening
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
 
 UNKNOWN = "Unable to find shared memory region: 'r'"
+
+#: A parameter that makes a request so large that a helper decodes it.
+LARGE_TEXT = "x" * (LOOP_BYTE_SIZE + 1)
+
 SERVICE = "/inference.GRPCInferenceService/"
 
 
@@ -49,7 +55,9 @@ def each_connection_is_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
 class HttpClient:
     """A client with one connection."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, large: bool = False) -> None:
+        """The requests of a `large` client are decoded by helpers."""
+        self._parameters = {"text": LARGE_TEXT} if large else {}
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
@@ -71,7 +79,8 @@ class HttpClient:
         """Return the error, empty for none."""
         place = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
         tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "parameters": place}
-        error: str = self._call("POST", "/v2/models/m/infer", {"inputs": [tensor]}).get("error", "")
+        request = {"inputs": [tensor], "parameters": self._parameters}
+        error: str = self._call("POST", "/v2/models/m/infer", request).get("error", "")
         return error
 
     def close(self) -> None:
@@ -81,9 +90,9 @@ class HttpClient:
 class GrpcClient:
     """A client with one connection."""
 
-    streaming = False
-
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, large: bool = False) -> None:
+        """The requests of a `large` client are decoded by helpers."""
+        self._large = large
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
 
     def _call(self, name: str, message: Any, response_type: Any) -> Any:
@@ -108,7 +117,10 @@ class GrpcClient:
         tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
         tensor.parameters["shared_memory_region"].string_param = "r"
         tensor.parameters["shared_memory_byte_size"].int64_param = 4
-        return pb.ModelInferRequest(model_name="m", inputs=[tensor])
+        request = pb.ModelInferRequest(model_name="m", inputs=[tensor])
+        if self._large:
+            request.parameters["text"].string_param = LARGE_TEXT
+        return request
 
     def infer(self) -> str:
         """Return the error, empty for none."""
@@ -137,6 +149,10 @@ def respond(request: Request) -> None:
     request.respond(Response("m", "1", request.id, outputs=[]))
 
 
+#: How many requests `conversation` sends.
+REQUEST_COUNT = 6
+
+
 def conversation(make: Callable[[], Any], key: str) -> None:
     with contextlib.closing(make()) as owner, contextlib.closing(make()) as other:
         owner.register(key)
@@ -163,16 +179,21 @@ def run(lab: FrontDoorLab, make_door: Any, make_client: Callable[[int], Any], ke
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("fast_path", [True, False])
-def test_a_region_is_its_clients_alone_over_http(key: str, fast_path: bool) -> None:
+def test_a_region_is_its_clients_alone_over_http(key: str, fast_path: bool, large: bool) -> None:
     lab = FrontDoorLab(regions_are_owned=True)
-    run(lab, lambda sock: HttpServer(lab.kernel, sock, HttpOptions(), fast_path=fast_path), HttpClient, key)
+    make_client = functools.partial(HttpClient, large=large)
+    run(lab, lambda sock: HttpServer(lab.kernel, sock, HttpOptions(), fast_path=fast_path), make_client, key)
+    assert len(lab.helpers.started) == (REQUEST_COUNT if large else 0)
 
 
-@pytest.mark.parametrize("make_client", [GrpcClient, StreamingClient])
-def test_a_region_is_its_clients_alone_over_grpc(key: str, make_client: Callable[[int], Any]) -> None:
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("client", [GrpcClient, StreamingClient])
+def test_a_region_is_its_clients_alone_over_grpc(key: str, client: type[GrpcClient], large: bool) -> None:
     lab = FrontDoorLab(regions_are_owned=True)
-    run(lab, lambda sock: GrpcServer(lab.kernel, sock), make_client, key)
+    run(lab, lambda sock: GrpcServer(lab.kernel, sock), functools.partial(client, large=large), key)
+    assert len(lab.helpers.started) == (REQUEST_COUNT if large else 0)
 
 
 def test_by_default_all_clients_share_regions(key: str) -> None:
