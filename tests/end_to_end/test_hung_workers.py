@@ -141,6 +141,17 @@ def test_a_stopped_worker_makes_its_model_not_ready_until_it_goes_on(write_model
         assert list(server.workers("m")) == [worker]
 
 
+def test_a_request_that_a_killed_worker_was_sent_and_had_not_begun_goes_to_the_next(write_model: WriteModel) -> None:
+    repository = write_model("m", CONFIG, LOOPING)
+    with ServerProcess(repository) as server:
+        [worker] = server.workers("m")
+        os.kill(worker, signal.SIGSTOP)
+        with in_flight(server, 5) as results:
+            os.kill(worker, signal.SIGKILL)
+        assert results == [(200, 5)]
+        assert worker not in server.workers("m")
+
+
 def test_an_unloaded_model_in_an_endless_loop_ends_after_its_grace(write_model: WriteModel) -> None:
     repository = write_model("m", CONFIG, LOOPING)
     flags = ("--model-control-mode=explicit", "--load-model=m", "--model-unload-timeout-secs=1")

@@ -56,7 +56,7 @@ def test_a_worker_gets_sigterm_at_its_limit_and_sigkill_after_the_grace() -> Non
     ]
 
 
-def test_a_worker_that_was_told_to_end_is_killed_also_if_its_execution_has_ended() -> None:
+def test_a_worker_that_was_asked_to_end_is_killed_also_if_its_execution_has_ended() -> None:
     found = watch(timeout_s=2)
     steps = [found.look(Sight(at * S, marks)).step for at, marks in ((1, [A]), (3, [A]), (4, []))]
     assert steps == [WatchStep.NONE, WatchStep.TERMINATE, WatchStep.KILL]
