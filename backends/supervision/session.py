@@ -210,7 +210,7 @@ class WorkerSession:
                     self._attach_outbox()
                 case wire.Log(level=level, text=text):
                     assert self._launched is not None
-                    self._launched.output.log(_LEVELS.get(level, logging.INFO), text)
+                    self._launched.output.log(_LEVELS.get(level, logging.INFO), shortened(text))
                 case _:
                     if self._response is None or self._response.done():
                         self._unexpected(message)

@@ -13,6 +13,7 @@ from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.framing import frame
 from backends.transport.outbox import BYTE_SIZE, Outbox
+from backends.transport.texts import MAX_TEXT_BYTES
 from kernel.errors import InternalError, InvalidArgument, Unavailable, WorkerLost
 from kernel.testing import RecordingSink
 from tests.backends.supervision.played_worker import (
@@ -201,6 +202,17 @@ def test_metrics_of_the_model_arrive_and_end_with_the_worker() -> None:
         assert shown() == {"count": 2.0}
 
     run(scenario)
+
+
+def test_a_line_that_a_worker_logs_is_cut_by_the_kernel_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.say(wire.Log("WARNING", "x" * 100_000))
+
+    run(scenario)
+    [line] = caplog.messages
+    assert len(line) < MAX_TEXT_BYTES + 100
+    assert line.startswith("m_0: xxx")
+    assert line.endswith("(cut: the whole text has 100000 characters)")
 
 
 def test_a_worker_of_another_protocol_is_refused() -> None:
