@@ -49,7 +49,8 @@ class Sink(Protocol):
     def peer(self) -> str:
         """The client that sent the request, as the owner of regions; empty for requests that cannot name any.
 
-        Read only with `--shared-memory-owner=peer`, while the request is submitted.
+        Read only with `--shared-memory-owner=peer`, while the request is submitted. Raises `ServingError` if the client
+        is not known: it has gone.
         """
 
     def send(self, response: Response) -> None: ...

@@ -12,6 +12,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
+from kernel.errors import NoDescriptorLeft, RequestCancelled, lacks_descriptors
 from protocols.frontend import is_local
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
 _ALL_STATES = 0xFFFFFFFF
-#: nlmsghdr, and where in the inet_diag_msg behind it the user id stands (linux/inet_diag.h).
+#: nlmsghdr, and where in the inet_diag_msg behind it the user id stands, and then the inode (linux/inet_diag.h).
 _MESSAGE_HEAD = struct.Struct("=IHHII")
 _UID_OFFSET = _MESSAGE_HEAD.size + 4 + 48 + 3 * 4
 
@@ -32,7 +33,8 @@ _UID_OFFSET = _MESSAGE_HEAD.size + 4 + 48 + 3 * 4
 def peer_identity(transport: asyncio.BaseTransport | None) -> str:
     """Return who the client of a connection is, such as `user 1000` or `192.0.2.1`; empty without a connection.
 
-    Asks the system with up to three system calls; call it once for a connection.
+    Asks the system with up to three system calls; call it once for a connection. Raises `ServingError` if the client
+    has closed the connection, so that its user is not known any more, or if no file descriptor is left to ask with.
     """
     if transport is None:
         return ""
@@ -54,7 +56,7 @@ class Peer:
 
     @property
     def identity(self) -> str:
-        """See `peer_identity`."""
+        """See `peer_identity`. Raises `ServingError`."""
         if self._identity is None:
             self._identity = peer_identity(self._transport)
         return self._identity
@@ -73,18 +75,23 @@ def _address(peer: object) -> str:
 
 
 def _user_of(sock: Any, peer: Any) -> int | None:
-    """Return the user id of the process at the other end, None if the system does not say."""
+    """Return the user id of the process at the other end, None if the system does not say. Raises `ServingError`."""
     try:
         if sock.family == socket.AF_UNIX:
             _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             return int(uid)
         return _user_of_tcp(sock.family, peer, sock.getsockname())
-    except OSError:  # no netlink in this container, or the client has gone
-        return None
+    except OSError as error:
+        if lacks_descriptors(error):  # must not make a client another one
+            raise NoDescriptorLeft from None
+        return None  # no netlink in this container, or the connection is lost
 
 
 def _user_of_tcp(family: int, client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
-    """Return the user id of the client's socket of a TCP connection within this machine. Raises `OSError`."""
+    """Return the user id of the client's socket of a TCP connection within this machine; None if there is none.
+
+    Raises `OSError`, and `RequestCancelled` if the client has closed its socket.
+    """
     ends = struct.pack("!HH", client[1], server[1])
     for address in (client[0], server[0]):
         ends += socket.inet_pton(family, address.partition("%")[0]).ljust(16, b"\0")
@@ -97,5 +104,7 @@ def _user_of_tcp(family: int, client: tuple[Any, ...], server: tuple[Any, ...]) 
         response = netlink.recv(4096)
     if _MESSAGE_HEAD.unpack_from(response)[1] != _SOCK_DIAG_BY_FAMILY:
         return None
-    (uid,) = struct.unpack_from("=I", response, _UID_OFFSET)
+    uid, inode = struct.unpack_from("=II", response, _UID_OFFSET)
+    if not inode:  # no process has the socket any more, and the system says 0 in place of the user
+        raise RequestCancelled("the client has closed the connection")
     return int(uid)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from kernel.errors import NoDescriptorLeft, RequestCancelled
 from protocols.access import peer_identity as module
 from protocols.access.peer_identity import LOOPBACK, Peer, peer_identity
 
@@ -33,8 +35,8 @@ def transport(peer: object, sock: object = None) -> asyncio.BaseTransport:
 
 
 @pytest.fixture(params=["IPv4", "IPv6", "IPv4 written as IPv6"])
-def connection(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
-    """The server's end of a connection over loopback from this process, which stays open."""
+def both_ends(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The server's and the client's end of a connection over loopback from this process."""
     family = socket.AF_INET if request.param == "IPv4" else socket.AF_INET6
     both = request.param == "IPv4 written as IPv6"
     try:
@@ -42,10 +44,16 @@ def connection(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
     except OSError:
         pytest.skip("this machine has no IPv6")
     client = "::1" if request.param == "IPv6" else "127.0.0.1"
-    with listening, socket.create_connection((client, listening.getsockname()[1])):
+    with listening, socket.create_connection((client, listening.getsockname()[1])) as connecting:
         accepted, _ = listening.accept()
         with accepted:
-            yield accepted
+            yield accepted, connecting
+
+
+@pytest.fixture
+def connection(both_ends: tuple[socket.socket, socket.socket]) -> socket.socket:
+    """The server's end of a connection whose client stays."""
+    return both_ends[0]
 
 
 def test_a_client_over_loopback_is_the_user_who_has_connected(connection: socket.socket) -> None:
@@ -64,6 +72,35 @@ def test_a_client_over_loopback_whose_user_is_not_known_is_one_of_all(
 
     monkeypatch.setattr("protocols.access.peer_identity.socket.socket", without_netlink)
     assert peer_identity(transport(connection.getpeername(), connection)) == LOOPBACK
+
+
+def test_a_client_that_has_closed_its_socket_is_nobody(both_ends: tuple[socket.socket, socket.socket]) -> None:
+    """For such a socket the system says user 0."""
+    ours, theirs = both_ends
+    theirs.sendall(b"request")
+    peer = ours.getpeername()
+    theirs.shutdown(socket.SHUT_WR)
+    assert ours.recv(100) == b"request"
+    assert peer_identity(transport(peer, ours)) == USER, "it may wait for the response"
+    theirs.close()
+    client = Peer(transport(peer, ours))
+    for _ in range(2):
+        with pytest.raises(RequestCancelled, match="^the client has closed the connection$"):
+            _ = client.identity
+
+
+def test_without_a_descriptor_a_client_is_not_taken_for_another_one(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_descriptor(*arguments: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client = Peer(transport(connection.getpeername(), connection))
+    with monkeypatch.context() as patch:
+        patch.setattr("protocols.access.peer_identity.socket.socket", without_descriptor)
+        with pytest.raises(NoDescriptorLeft):
+            _ = client.identity
+    assert client.identity == USER
 
 
 def test_a_client_of_a_unix_socket_is_the_user_who_has_connected() -> None:
