@@ -39,6 +39,6 @@ def decompression_limit(byte_size: int, byte_size_limit: int, max_ratio: int) ->
 def ratio_exceeded(byte_size: int, most: int, max_ratio: int) -> str:
     """Return the error of a compressed request that becomes larger than `decompression_limit` says."""
     return (
-        f"the {byte_size} bytes of the compressed request become more than {most} bytes, {max_ratio} times as many. Use "
-        "--max-decompression-ratio to increase the limit."
+        f"the {byte_size} bytes of the compressed request become more than {most} bytes, {max_ratio} times as many. "
+        "Use --max-decompression-ratio to increase the limit."
     )
