@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: Clients of this machine whose user the system does not say.
 LOOPBACK = "loopback"
 
+_CLIENT_GONE = "the client has closed the connection"
+
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
@@ -31,13 +33,13 @@ _UID_OFFSET = _MESSAGE_HEAD.size + 4 + 48 + 3 * 4
 
 
 def peer_identity(transport: asyncio.BaseTransport | None) -> str:
-    """Return who the client of a connection is, such as `user 1000` or `192.0.2.1`; empty without a connection.
+    """Return who the client of a connection is, such as `user 1000` or `192.0.2.1`.
 
     Asks the system with up to three system calls; call it once for a connection. Raises `ServingError` if the client
     has closed the connection, so that its user is not known any more, or if no file descriptor is left to ask with.
     """
-    if transport is None:
-        return ""
+    if transport is None:  # aiohttp forgets that of a lost connection
+        raise RequestCancelled(_CLIENT_GONE)
     peer = transport.get_extra_info("peername")
     if not is_local(peer):
         return _address(peer)
@@ -106,5 +108,5 @@ def _user_of_tcp(family: int, client: tuple[Any, ...], server: tuple[Any, ...]) 
         return None
     uid, inode = struct.unpack_from("=II", response, _UID_OFFSET)
     if not inode:  # no process has the socket any more, and the system says 0 in place of the user
-        raise RequestCancelled("the client has closed the connection")
+        raise RequestCancelled(_CLIENT_GONE)
     return int(uid)

@@ -244,6 +244,22 @@ def test_a_real_worker_says_hello_and_ends_when_the_kernel_is_gone() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("helper", [False, True])
+def test_the_session_of_a_worker_or_helper_is_watched_until_it_has_ended(helper: bool) -> None:
+    async def scenario() -> None:
+        watcher = RecordingWatcher()
+        launcher = LocalLauncher(task_module="tests.backends.supervision.task_functions", watcher=watcher)
+        launched = await launcher.launch("m_0", helper=helper)
+        assert isinstance(launched, LocalProcess)
+        assert watcher.sessions == {launched.pid}
+        launched.kill()
+        await end_of(launched)
+        assert watcher.sessions == set()
+        launched.socket.close()
+
+    run(scenario())
+
+
 def test_what_a_worker_prints_is_logged_under_its_title(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         launched = await LocalLauncher().launch("m_0")

@@ -130,4 +130,8 @@ def test_the_client_of_a_connection_is_found_out_once() -> None:
     assert fake.asked == 0
     assert [peer.identity, peer.identity] == ["192.0.2.1"] * 2
     assert fake.asked == 1
-    assert Peer(None).identity == ""
+
+
+def test_the_client_of_a_lost_connection_is_not_known() -> None:
+    with pytest.raises(RequestCancelled):
+        _ = Peer(None).identity

@@ -7,13 +7,24 @@ from typing import Any, TypeVar
 import pytest
 
 from kernel.errors import ClientSharedMemoryDisabled, InvalidArgument, NotFound, RegionExists
+from protocols.access.peer_identity import Peer
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
 from protocols.grpc.rpcs.shared_memory import SharedMemoryRpcs
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")
-LOCAL, REMOTE = Caller(("127.0.0.1", 40000)), Caller(("192.0.2.1", 40000))
+
+
+class OneClient(Peer):
+    """The client of all connections."""
+
+    @property
+    def identity(self) -> str:
+        return "user 1000"
+
+
+LOCAL, REMOTE = (Caller((address, 40000), {}, OneClient(None)) for address in ("127.0.0.1", "192.0.2.1"))
 
 
 def done(call: Coroutine[Any, Any, T]) -> T:
