@@ -43,6 +43,20 @@ sys.exit(3)
 """
 
 
+class RecordingWatcher(SessionWatcher):
+    """Has no process, and keeps the sessions that live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: set[int] = set()
+
+    def add(self, session: int) -> None:
+        self.sessions.add(session)
+
+    def remove(self, session: int) -> None:
+        self.sessions.remove(session)
+
+
 def started(code: str) -> tuple[LocalProcess, subprocess.Popen[bytes]]:
     """Start a process as a worker is started, which runs `code`."""
     ours, theirs = socket.socketpair()
@@ -294,20 +308,6 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest
 )
 def test_an_end_is_described_by_its_code_or_signal(code: int, said: str) -> None:
     assert describe_exit(code) == said
-
-
-class RecordingWatcher(SessionWatcher):
-    """Has no process, and keeps the sessions that live."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sessions: set[int] = set()
-
-    def add(self, session: int) -> None:
-        self.sessions.add(session)
-
-    def remove(self, session: int) -> None:
-        self.sessions.remove(session)
 
 
 def test_a_start_without_enough_descriptors_leaves_nothing_behind() -> None:
