@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.closed = False
+        self.reading = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -44,11 +46,13 @@ class FakeTransport(asyncio.Transport):
         return self.closed
 
     def is_reading(self) -> bool:
-        return True
+        return self.reading
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.reading = False
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.reading = True
 
 
 def run(handler: Handler, test: Callable[[AiohttpServer, AiohttpConnection, FakeTransport], Awaitable[None]]) -> None:
@@ -302,3 +306,39 @@ def test_bodies_are_left_compressed() -> None:
 
     run(handler, test)
     assert bodies == [b"abcd"]
+
+
+def test_many_small_chunks_are_parsed_in_several_iterations_and_more_is_read_only_when_all_are() -> None:
+    chunks = b"1\r\nx\r\n" * 20_000
+    bodies: list[bytes] = []
+
+    async def handler(http: web.BaseRequest) -> web.StreamResponse:
+        bodies.append(await read_body(http, 100_000, lambda byte_size: pytest.fail("too large")))
+        return empty_response()
+
+    async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
+        connection.data_received(CHUNKED + chunks)
+        assert not transport.reading
+        assert sum(map(len, connection.slices)) == len(CHUNKED + chunks), "nothing was parsed in this iteration"
+        waiting = []
+        while connection.slices:
+            waiting.append(sum(map(len, connection.slices)))
+            assert not transport.reading, "what comes meanwhile would pile up"
+            await asyncio.sleep(0)
+        steps = [before - after for before, after in itertools.pairwise(waiting)]
+        assert max(steps) <= 4096
+        await until(lambda: transport.reading)
+        connection.data_received(b"0\r\n\r\n")
+        await until(lambda: b"200 OK" in transport.written)
+        assert bodies == [b"x" * 20_000]
+
+    run(handler, test)
+
+
+def test_a_connection_that_is_lost_forgets_what_was_not_parsed() -> None:
+    async def test(server: AiohttpServer, connection: AiohttpConnection, transport: FakeTransport) -> None:
+        connection.data_received(CHUNKED + b"1\r\nx\r\n" * 5_000)
+        connection.connection_lost(None)
+        await until(lambda: not connection.slices)
+
+    run(nothing, test)
