@@ -165,10 +165,7 @@ class Kernel:
         Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
         gets no response, and no lease is kept.
         """
-        if prepared is not None:
-            model = prepared.model
-        else:
-            model = self._resolve_for(request)
+        model = prepared.model if prepared is not None else self._resolve_for(request)
         if self.stopping and not admitted:
             request.release_leases()
             raise ServerStopping(request.id)

@@ -173,7 +173,7 @@ def test_a_request_that_is_refused_raises_the_error() -> None:
         decode(lab)
         with pytest.raises(Exception, match="Request for unknown model: 'other' is not found"):
             await submitting
-        assert (lab.requests, lab.kernel.in_flight) == ([], 0)
+        assert (lab.requests, lab.kernel.in_flight, lab.block_count) == ([], 0, 0)
 
     run(test)
 
