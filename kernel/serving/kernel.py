@@ -167,16 +167,13 @@ class Kernel:
         Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
         gets no response, and no lease is kept.
         """
-        if prepared is not None:
-            model = prepared.model
-        elif request.streaming:
-            model = self.catalog.resolve(request.model_name, request.model_version)
-        else:
-            model = self.resolve_unary(request.model_name, request.model_version, request.entry_point)
+        model = prepared.model if prepared is not None else self._resolve_for(request)
         if self.stopping and not admitted:
+            request.release_leases()
             raise ServerStopping(request.id)
         budget = self._budget
         if budget.used_byte_size > budget.limit_byte_size:  # by responses that clients do not read
+            request.release_leases()
             raise MemoryFull
         request.received_ns = self._clock.now_ns()
         if prepared is None or not prepared.small:
@@ -192,6 +189,16 @@ class Kernel:
                 raise
         model.submit(request)
         return model
+
+    def _resolve_for(self, request: Request) -> Model:
+        """Return the model of a request that is not prepared; if that fails, the request keeps no lease."""
+        try:
+            if request.streaming:
+                return self.catalog.resolve(request.model_name, request.model_version)
+            return self.resolve_unary(request.model_name, request.model_version, request.entry_point)
+        except BaseException:
+            request.release_leases()
+            raise
 
     def begin_preparing(self, request: Request) -> None:
         """Admit `request`, which cannot be submitted before it was decoded. Raises `ServerStopping`.
