@@ -131,6 +131,8 @@ def test_a_task_without_memory_of_the_server_gets_none() -> None:
 
 
 class Sink:
+    peer = ""
+
     def send(self, response: Response) -> None:
         response.release()
 
