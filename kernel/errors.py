@@ -216,7 +216,11 @@ class ClientSharedMemoryDisabled(Unsupported):
         super().__init__("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")
 
 
-class ArenaFull(Unavailable):
+class NoMemory(Unavailable):
+    """The request needs more memory than there is for it."""
+
+
+class ArenaFull(NoMemory):
     """The arena has no free block of this size. The request fails; it does not wait."""
 
     def __init__(self, byte_size: int) -> None:

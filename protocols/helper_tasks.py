@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocols.grpc.messages.tasks import DECODE_MESSAGE, decode_message_task
+from protocols.http.generate_tasks import (
+    DECODE_GENERATE,
+    ENCODE_GENERATE,
+    decode_generate_task,
+    encode_generate_task,
+)
 from protocols.http.inference.tasks import DECODE_INFER, ENCODE_INFER, decode_infer_task, encode_infer_task
 
 if TYPE_CHECKING:
@@ -12,4 +19,7 @@ if TYPE_CHECKING:
 TASKS: dict[str, TaskFunction] = {
     DECODE_INFER: decode_infer_task,
     ENCODE_INFER: encode_infer_task,
+    DECODE_GENERATE: decode_generate_task,
+    ENCODE_GENERATE: encode_generate_task,
+    DECODE_MESSAGE: decode_message_task,
 }

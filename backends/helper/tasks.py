@@ -14,7 +14,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from kernel.errors import ErrorCode, ServingError
+from kernel.errors import ErrorCode, NoMemory, ServingError
 from shm.arena import INLINE_LIMIT
 from shm.tensor import Tensor
 
@@ -89,11 +89,10 @@ class TaskRunner:
             response = self._done(number, stop.value)
         except ServingError as error:
             self._end()
-            response = wire.TaskFailed(number, error.code.value, error.message, error.before_queueing)
+            response = _failed(number, error)
         except MemoryError:
             self._end()
-            text = "the message needs too much memory to be decoded or encoded"
-            response = wire.TaskFailed(number, ErrorCode.UNAVAILABLE.value, text)
+            response = _failed(number, NoMemory("the message needs too much memory to be decoded or encoded"))
         except Exception as error:
             self._end()
             logger.exception("a task of the helper failed")
@@ -108,7 +107,7 @@ class TaskRunner:
             try:
                 output = self._written(result.output)
             except ServingError as error:
-                return wire.TaskFailed(number, error.code.value, error.message)
+                return _failed(number, error)
         return wire.TaskDone(number, result.message, output)
 
     def _written(self, parts: Sequence[Buffer]) -> Tensor:
@@ -140,3 +139,9 @@ class TaskRunner:
 
     def _view(self, span: Span) -> memoryview:
         return self._regions.get(span.lease.region_number).view(span.offset, span.byte_size)
+
+
+def _failed(number: int, error: ServingError) -> wire.TaskFailed:
+    return wire.TaskFailed(
+        number, error.code.value, error.message, error.before_queueing, no_memory=isinstance(error, NoMemory)
+    )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from backends.supervision.session import WorkerSession
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import ArenaFull, ErrorCode, InvalidArgument, ServingError, Unavailable, error_of
+from kernel.errors import ArenaFull, ErrorCode, InvalidArgument, NoMemory, ServingError, Unavailable, error_of
 from shm.arena import Arena
 from shm.tensor import Span
 
@@ -161,8 +161,8 @@ class Helper:
                 self._give_memory(task, text)
             case wire.TaskDone(task=task, result=result, output=output):
                 self._end_task(task, self._leased(output), result)
-            case wire.TaskFailed(task=task, error_code=code, error_text=text, error_before_queueing=early):
-                self._fail_task(task, code, text, early)
+            case wire.TaskFailed():
+                self._fail_task(message)
             case wire.ArenaCreated(byte_size=byte_size):
                 self._memory.take_output_arena(byte_size)
             case _:
@@ -193,11 +193,12 @@ class Helper:
             raise ValueError(f"task {number} has a result, and does not run")
         self._task_result.set_result((result, output))
 
-    def _fail_task(self, number: int, code: str, text: str, before_queueing: bool) -> None:
-        if self._task_result is None or self._task_result.done() or number != self._task_number:
-            raise ValueError(f"task {number} has failed, and does not run")
-        error = error_of(ErrorCode(code), text)
-        error.before_queueing = before_queueing
+    def _fail_task(self, failed: wire.TaskFailed) -> None:
+        if self._task_result is None or self._task_result.done() or failed.task != self._task_number:
+            raise ValueError(f"task {failed.task} has failed, and does not run")
+        text = failed.error_text
+        error = NoMemory(text) if failed.no_memory else error_of(ErrorCode(failed.error_code), text)
+        error.before_queueing = failed.error_before_queueing
         self._task_result.set_exception(error)
 
     def _task_done(self, task: int, span: Span | None, error_text: str) -> None:

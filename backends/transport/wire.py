@@ -557,6 +557,8 @@ class TaskFailed(Message):
     error_text: str
     #: As in `ResponseMessage`.
     error_before_queueing: bool = False
+    #: Whether it is a `kernel.errors.NoMemory`.
+    no_memory: bool = False
 
 
 ToWorker = (

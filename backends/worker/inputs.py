@@ -9,6 +9,7 @@ import numpy as np
 from backends.worker.strings_check import check_strings
 from kernel.errors import ServingError
 from shm.arrays import RAW_TYPES
+from shm.datatypes import DATATYPES
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
@@ -58,8 +59,13 @@ class InputReader:
     def _view(self, tensor: Tensor, span: Span, request: WorkerRequest) -> memoryview:
         """Return the bytes of an input in shared memory."""
         region = self._regions.get(span.lease.region_number)
-        # Another process could change string lengths after the check: copy the bytes.
-        if (tensor.datatype == "BYTES" and not region.steady) or (region.volatile and self.copies_volatile):
+        # Another process could change string lengths after the check: copy the bytes. A tensor that the kernel left
+        # where it was received may begin anywhere, and many models need it aligned.
+        if (
+            (tensor.datatype == "BYTES" and not region.steady)
+            or (region.volatile and self.copies_volatile)
+            or not _is_aligned(tensor, span)
+        ):
             return memoryview(bytearray(region.view(span.offset, span.byte_size)))
         if region.private:
             return region.input_view(span.offset, span.byte_size)
@@ -72,11 +78,16 @@ class InputReader:
         start = address_of(array)
         for ref, tensor in zip(request.ref.inputs, request.inputs, strict=True):
             span = ref.span
-            if span is not None and self._regions.get(span.lease.region_number).shared:
+            if span is not None and _is_aligned(ref, span) and self._regions.get(span.lease.region_number).shared:
                 skip = start - address_of(np.asarray(tensor.data))
                 if 0 <= skip <= span.byte_size - array.nbytes:
                     return Span(span.lease, span.offset + skip, array.nbytes)
         return None
+
+
+def _is_aligned(tensor: Tensor, span: Span) -> bool:
+    """Whether the elements of `tensor` begin at multiples of their size. If not, the worker uses a copy."""
+    return span.offset % (DATATYPES[tensor.datatype].byte_size or 1) == 0
 
 
 def address_of(array: Array) -> int:

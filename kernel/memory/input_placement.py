@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from kernel.errors import ArenaFull
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
-from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +28,8 @@ class InputPlacer:
         self._regions = regions
         self._arena_byte_size = arena_byte_size
         self._budget = budget
+        #: Messages for helpers; None before the first.
+        self._message_arena: Arena | None = None
 
     def lease(self, request: Request) -> None:
         """Lease the client regions that `request` names. Raises `ServingError`.
@@ -70,6 +71,19 @@ class InputPlacer:
             raise ArenaFull(byte_size)
         return block
 
+    def message_buffer(self, byte_size: int) -> ReceiveBuffer:
+        """Return a buffer for a message that a helper decodes; its model may be unknown. Raises `ArenaFull`."""
+        return ReceiveBuffer(self.take_for_helper(byte_size), 0, byte_size, of_model=False)
+
+    def take_for_helper(self, byte_size: int) -> Block:
+        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
+        if self._message_arena is None:
+            self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget)
+        block = self._message_arena.take(byte_size)
+        if block is None:
+            raise ArenaFull(byte_size)
+        return block
+
     def reserve(self, byte_size: int) -> Callable[[], None] | None:
         """See `Kernel.reserve`. Without a budget there is always room."""
         budget = self._budget
@@ -83,8 +97,7 @@ class InputPlacer:
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
         """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
 
-        Inputs in `received_in` stay there if they are aligned; others are copied. After this call no input refers to
-        `received_in.view`.
+        Inputs in `received_in` stay there; others are copied. After this call no input refers to `received_in.view`.
         """
         # If the model was reloaded while the message was received, it has a new arena: then the inputs are copied.
         in_arena = received_in is not None and received_in.region is self._arena(model).region
@@ -120,7 +133,7 @@ def _nothing() -> None:
 
 def _use_in_place(tensor: Tensor, buffer: ReceiveBuffer) -> bool:
     assert tensor.data is not None
-    tensor.span = buffer.span(tensor.data, DATATYPES[tensor.datatype].byte_size or 1)
+    tensor.span = buffer.span(tensor.data)
     if tensor.span is None:
         return False
     tensor.data = None

@@ -22,11 +22,13 @@ ALIGNMENT = 64
 class ReceiveBuffer:
     """A block of an arena with room for one message. The front door that requested it releases it once."""
 
-    __slots__ = ("_block", "_start", "view")
+    __slots__ = ("_block", "_start", "of_model", "view")
 
-    def __init__(self, block: Block, start: int, byte_size: int) -> None:
+    def __init__(self, block: Block, start: int, byte_size: int, *, of_model: bool = True) -> None:
         """The message has `byte_size` bytes from `start` of `block`. The buffer owns the block's lease from now on."""
         self._block = block
+        #: Whether the block is in the arena of the message's model. If not, only a helper reads it.
+        self.of_model = of_model
         self._start = start
         #: The memory for the message, writable. Do not use it after `release`.
         self.view = block.view()[start : start + byte_size]
@@ -35,17 +37,16 @@ class ReceiveBuffer:
     def region(self) -> Region:
         return self._block.lease.region
 
-    def span(self, data: Buffer, alignment: int) -> Span | None:
-        """Return the span of `data` with a lease that the caller owns.
+    def span(self, data: Buffer) -> Span | None:
+        """Return the span of `data` with a lease that the caller owns; None if `data` is not a part of `view`.
 
-        None if `data` is not a part of `view`, or does not begin at a multiple of `alignment` bytes: then a worker
-        cannot use it in place.
+        Tensors in it may begin anywhere: workers copy those that are not aligned (`backends/worker/inputs.py`).
         """
         if type(data) is not memoryview or data.readonly:
             return None
         position = _address(data) - _address(self.view)
         start = self._block.offset + self._start + position
-        if not 0 <= position <= len(self.view) - len(data) or start % alignment:
+        if not 0 <= position <= len(self.view) - len(data):
             return None
         return Span(self._block.lease.share(), start, len(data))
 

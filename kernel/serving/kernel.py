@@ -211,6 +211,14 @@ class Kernel:
         """Return a block that workers of `model` can read; the caller releases it. Raises `ArenaFull`."""
         return self._inputs.take(model, byte_size)
 
+    def message_buffer(self, byte_size: int) -> ReceiveBuffer:
+        """Return a buffer in which to receive a message that a helper decodes. Raises `ArenaFull`."""
+        return self._inputs.message_buffer(byte_size)
+
+    def memory_for_helper(self, byte_size: int) -> Block:
+        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
+        return self._inputs.take_for_helper(byte_size)
+
     def reserve(self, byte_size: int) -> Callable[[], None] | None:
         """Count `byte_size` bytes of a message that is received into ordinary memory in the server's budget.
 

@@ -13,6 +13,7 @@ from grpclib.const import Status
 from kernel.observe.access import Access, log_access, peer_text
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.service import MODEL_INFER
+from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.sending import SendingHalf
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
+    from protocols.grpc.special_messages import ReceivedMessage
     from shm.tensor import Buffer
 
 #: Tags of the fields of a ModelInferRequest that clients send first (grpc_service.proto).
@@ -69,11 +71,15 @@ class _LogEntry:
         """Note the model of the request that has arrived, before the call takes it."""
         stream, access = self._stream, self._access
         if stream.complete_message is not None:
-            message: Buffer | None = stream.complete_message
+            message: ReceivedMessage | None = stream.complete_message
         else:
             messages = stream.message_reader.messages
             message = messages[0] if messages else None
-        if message is not None and stream.request_head.path == MODEL_INFER and not access.model:
+        if isinstance(message, RefusedMessage):
+            message = message.start
+        if message is None or isinstance(message, CompressedMessage):
+            return
+        if stream.request_head.path == MODEL_INFER and not access.model:
             access.model, access.version, access.request_id = names_in_request(message)
 
     def add_sent(self, byte_size: int) -> None:

@@ -1,7 +1,7 @@
 """Messages of gRPC out of the bytes of a call: each is a compressed flag, a length and that many bytes. Pure.
 
 A large message is received into memory of its announced size, whose pages cost nothing before bytes arrive.
-Compressed messages are inflated, up to a limit.
+Compressed messages are inflated, up to a limit; large ones are left to those who take them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
+from kernel.errors import ServingError
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE, RECEIVE_BUFFER_BYTE_SIZE
+from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
+from protocols.helpers.request_task import LOOP_BYTE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from protocols.grpc.special_messages import ReceivedMessage
     from shm.tensor import Buffer
 
 #: The largest message that a compressed one may become; HTTP has the same limit for bodies.
@@ -45,11 +49,36 @@ class MessageFault(msgspec.Struct, frozen=True):
     text: str
 
 
+class InflatedTooLarge(Exception):
+    """A compressed message has more bytes than the limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"Decompressed message larger than max ({limit})")
+
+
+def inflate(message: Buffer, encoding: str, limit: int) -> bytes | None:
+    """Return the content of a compressed message; None if it is broken. Raises `InflatedTooLarge`."""
+    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        inflated = inflater.decompress(message, limit + 1)
+    except zlib.error:
+        return None
+    if len(inflated) > limit:
+        raise InflatedTooLarge(limit)
+    return inflated if inflater.eof else None
+
+
+def broken_compression(encoding: str) -> str:
+    """Return the error of a message that cannot be inflated."""
+    return f"unable to decompress a message ({encoding})"
+
+
 class MessageReader:
     """Finds the messages of one call. After a fault it accepts no more bytes."""
 
     __slots__ = (
-        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "choose_buffer", "fault", "messages",
+        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "_refusal", "choose_buffer", "fault",
+        "messages",
     )  # fmt: skip
 
     def __init__(self, encoding: str) -> None:
@@ -61,11 +90,14 @@ class MessageReader:
         self._compressed = False
         self._large: memoryview | None = None
         self._filled = 0
+        #: Why the message that is being received is forgotten, and its first bytes.
+        self._refusal: RefusedMessage | None = None
         #: Messages that are complete and were not taken yet.
-        self.messages: deque[Buffer] = deque()
+        self.messages: deque[ReceivedMessage] = deque()
         self.fault: MessageFault | None = None
-        #: Returns the buffer for a large message by its first bytes and its length, None for any memory.
-        self.choose_buffer: Callable[[bytes, int], memoryview | None] | None = None
+        #: Returns the buffer for a large message by its first bytes (none for a compressed one) and its length. Raises
+        #: `ServingError` for a message that is refused.
+        self.choose_buffer: Callable[[bytes, int], memoryview] | None = None
 
     @property
     def between_messages(self) -> bool:
@@ -106,6 +138,7 @@ class MessageReader:
         """Return where the next bytes of a large message belong, None if no large message is being received."""
         if (
             self._large is None
+            and self._refusal is None
             and self._length >= RECEIVE_BUFFER_BYTE_SIZE
             and len(self._gathered) >= MESSAGE_START_BYTE_SIZE
         ):
@@ -116,8 +149,7 @@ class MessageReader:
         """Count `byte_size` bytes that were written to what `direct_buffer` returned."""
         self._filled += byte_size
         if self._filled == self._length:
-            assert self._large is not None
-            self._complete(self._large)
+            self._complete(self._large if self._large is not None else b"")
 
     def _take_prefix(self, data: memoryview) -> int:
         taken = min(_PREFIX_BYTE_SIZE - len(self._gathered), len(data))
@@ -152,23 +184,31 @@ class MessageReader:
     def _allocate(self) -> None:
         """Give a large message memory, now that its first bytes are known."""
         gathered = self._gathered
-        choose = self.choose_buffer if not self._compressed else None
-        chosen = choose(bytes(gathered[:MESSAGE_START_BYTE_SIZE]), self._length) if choose is not None else None
+        start = b"" if self._compressed else bytes(gathered[:MESSAGE_START_BYTE_SIZE])
+        taken = len(gathered)
         try:
-            self._large = memoryview(mmap.mmap(-1, self._length)) if chosen is None else chosen
+            if self.choose_buffer is None:
+                self._large = memoryview(mmap.mmap(-1, self._length))
+            else:
+                self._large = self.choose_buffer(start, self._length)
+            self._large[:taken] = gathered
+        except ServingError as error:
+            self._refusal = RefusedMessage(error, start)
         except OSError:
             self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {self._length} bytes")
             return
-        taken = len(gathered)
-        self._large[:taken] = gathered
         gathered.clear()
         self.received_directly(taken)
 
     def _take_content(self, data: memoryview) -> int:
-        if self._large is None and self._is_due():
+        if self._large is None and self._refusal is None and self._is_due():
             self._allocate()
             if self.fault is not None:
                 return 0
+        if self._refusal is not None:
+            taken = min(self._length - self._filled, len(data))
+            self.received_directly(taken)
+            return taken
         if self._large is not None:
             taken = min(self._length - self._filled, len(data))
             self._large[self._filled : self._filled + taken] = data[:taken]
@@ -184,27 +224,24 @@ class MessageReader:
     def _complete(self, message: Buffer) -> None:
         self._large = None
         self._length = -1
-        if self._compressed:
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            self.messages.append(refusal)
+        elif not self._compressed:
+            self.messages.append(message)
+        else:
             inflated = self._inflate(message)
-            if inflated is None:
-                return
-            message = inflated
-        self.messages.append(message)
+            if inflated is not None:
+                self.messages.append(inflated)
 
-    def _inflate(self, message: Buffer) -> bytes | None:
-        inflater = zlib.decompressobj(_WINDOW_BITS[self._encoding])
+    def _inflate(self, message: Buffer) -> bytes | CompressedMessage | None:
+        """Return the content of a compressed message, or the message if it is large. None where that is a fault."""
         try:
-            inflated = inflater.decompress(message, MAX_INFLATED_BYTE_SIZE + 1)
-        except zlib.error:
-            inflated = None
-        if inflated is not None and len(inflated) > MAX_INFLATED_BYTE_SIZE:
-            self.fault = MessageFault(
-                Status.RESOURCE_EXHAUSTED, f"Decompressed message larger than max ({MAX_INFLATED_BYTE_SIZE})"
-            )
-            return None
-        if inflated is None or not inflater.eof:
-            self.fault = MessageFault(Status.INTERNAL, f"unable to decompress a message ({self._encoding})")
-            return None
+            inflated = inflate(message, self._encoding, LOOP_BYTE_SIZE)
+        except InflatedTooLarge:
+            return CompressedMessage(message, self._encoding)
+        if inflated is None:
+            self.fault = MessageFault(Status.INTERNAL, broken_compression(self._encoding))
         return inflated
 
     def _refuse_size(self, length: int, limit: int) -> None:

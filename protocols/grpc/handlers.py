@@ -13,11 +13,12 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from protocols.grpc.compression import compress
-from protocols.grpc.framing import PREFIX
+from protocols.grpc.framing import PREFIX, InflatedTooLarge, broken_compression, inflate
 from protocols.grpc.grpclib_internals import CallConnection, StreamClosedError, run_handler
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import encode_block, encode_trailers
 from protocols.grpc.h2.states import StreamState
+from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,10 +31,14 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.headers import Fields
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
+    from protocols.grpc.special_messages import ReceivedMessage
     from shm.tensor import Buffer
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
+
+#: The most bytes of a compressed message of other RPCs than inference.
+_INFLATED_BYTE_SIZE = 1 << 20
 
 #: The status message of a call that the server terminates because it stops.
 CALL_TERMINATED = "Server exiting: the call took too long"
@@ -129,11 +134,12 @@ class HandlerCall:
         if self._unread is not None:
             unread, self._unread = self._unread, None
             return bytes(unread)
-        while (message := self.take_message()) is None:
+        while (received := self.take_message()) is None:
             if self._stream.request_ended:
                 return b""
             self._reading = asyncio.get_running_loop().create_future()
             await self._reading
+        message = _inflated(received)
         if len(message):
             self._unread = message
         return PREFIX.pack(0, len(message))
@@ -144,7 +150,7 @@ class HandlerCall:
         self,
         readable: Callable[[], None],
         sent: Callable[[], None],
-        choose_buffer: Callable[[bytes, int], memoryview | None],
+        choose_buffer: Callable[[bytes, int], memoryview],
     ) -> None:
         """Have the handler called from now on. None of the functions may raise.
 
@@ -156,7 +162,7 @@ class HandlerCall:
         self._on_readable, self._on_sent = readable, sent
         self._reader.choose_buffer = choose_buffer
 
-    def take_message(self) -> Buffer | None:
+    def take_message(self) -> ReceivedMessage | None:
         """Return the bytes of the next message, None if there is none yet. Raises `GRPCError` for a fault behind it."""
         reader = self._reader
         if not reader.messages:
@@ -233,6 +239,20 @@ class HandlerCall:
     def _check_open(self) -> None:
         if not self._stream.is_open:
             raise StreamClosedError(self._stream.id)
+
+
+def _inflated(message: ReceivedMessage) -> Buffer:
+    """Return the bytes of a message of an RPC other than inference. Raises `GRPCError` for one that is too large."""
+    assert not isinstance(message, RefusedMessage), "only inference refuses messages before they have arrived"
+    if not isinstance(message, CompressedMessage):
+        return message
+    try:
+        content = inflate(message.content, message.encoding, _INFLATED_BYTE_SIZE)
+    except InflatedTooLarge as error:
+        raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from None
+    if content is None:
+        raise GRPCError(Status.INTERNAL, broken_compression(message.encoding))
+    return content
 
 
 class CompressedCall(HandlerCall):

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from kernel.errors import ServingError
+from kernel.errors import NoMemory, ServingError
 from protocols.frontend import is_local
 from protocols.grpc.grpclib_internals import StreamClosedError
 from protocols.grpc.status_text import status_text
@@ -72,6 +72,8 @@ def grpc_error(error: Exception, title: str) -> GRPCError:
     """Return the status that a client gets for `error`; `title` names the RPC in the log."""
     if isinstance(error, GRPCError):
         return error
+    if isinstance(error, NoMemory):
+        return GRPCError(Status.RESOURCE_EXHAUSTED, status_text(error.message))
     if isinstance(error, ServingError):
         return GRPCError(GRPC_STATUS[error.code], status_text(error.message))
     if isinstance(error, DecodeError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.helper_tasks import TaskSteps
     from kernel.serving.request import ParameterValue, Request
+    from shm.tensor import Buffer
 
 #: Each tensor begins at a multiple of this many bytes, as in `kernel.memory.receive_buffer`.
 ALIGNMENT = 64
@@ -42,6 +43,9 @@ class DecodedRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     timeout_us: int = 0
     #: What the front door needs for the response, encoded by itself.
     response_options: bytes = b""
+    #: As the client gave them. Not used where the front door knows the model before the helper does.
+    model_name: str = ""
+    model_version: str = ""
 
     @property
     def byte_size(self) -> int:
@@ -77,6 +81,8 @@ def describe(request: Request, byte_sizes: list[int], response_options: bytes = 
             request.priority,
             request.timeout_us,
             response_options,
+            request.model_name,
+            request.model_version,
         )
     )
     if len(described) > MAX_DESCRIPTION_BYTE_SIZE:
@@ -114,6 +120,16 @@ class TensorBytes:
         """`write` fills the memory that it gets and returns how many bytes it has written."""
         self.byte_size = byte_size
         self.write = write
+
+    @classmethod
+    def of(cls, data: Buffer) -> TensorBytes:
+        """Return bytes that are in the message as they are."""
+
+        def write(memory: memoryview) -> int:
+            memory[:] = data
+            return len(data)
+
+        return cls(len(data), write)
 
 
 def decode_steps(request: Request, contents: list[TensorBytes | None], response_options: bytes = b"") -> TaskSteps:

@@ -42,14 +42,17 @@ class RequestTask:
     def __init__(
         self,
         kernel: Kernel,
-        model: Model,
+        model: Model | None,
         request: Request,
         caller: Preparing,
         name: str,
         arguments: bytes,
         sources: list[Tensor],
     ) -> None:
-        """The task owns the leases of `sources`, and from the end on `request` owns those of its inputs."""
+        """The task owns the leases of `sources`, and from the end on `request` owns those of its inputs.
+
+        Without `model` the helper finds out its name and version.
+        """
         self.name = name
         self.arguments = arguments
         self.sources = sources
@@ -85,6 +88,9 @@ class RequestTask:
         request = self._request
         described.fill(request)
         self._response_options = described.response_options
+        if self._model is None:
+            request.model_name, request.model_version = described.model_name, described.model_version
+            self._model = self._resolve(request)
         block = self._block = self._kernel.memory_for(self._model, max(1, described.byte_size))
         position = block.offset
         for tensor, byte_size in zip(request.inputs, described.byte_sizes, strict=True):
@@ -94,6 +100,11 @@ class RequestTask:
                 position += aligned(byte_size)
         self._kernel.check_shapes(request, self._model)
         return Span(block.lease, block.offset, block.byte_size)
+
+    def _resolve(self, request: Request) -> Model:
+        if request.streaming:
+            return self._kernel.resolve(request.model_name, request.model_version)
+        return self._kernel.resolve_unary(request.model_name, request.model_version, request.entry_point)
 
     def done(self, result: bytes, output: Tensor | None) -> None:
         """Cut the tensors of which only the largest size was known, and let the caller submit the request."""
@@ -127,18 +138,24 @@ class RequestTask:
             source.release()
 
 
-def sources_of(kernel: Kernel, model: Model, body: Buffer, received_in: ReceiveBuffer | None) -> list[Tensor]:
+def sources_of(kernel: Kernel, body: Buffer, received_in: ReceiveBuffer | None) -> list[Tensor]:
     """Return `body` as the source of a task, with a lease of its own. Raises `ArenaFull`."""
     if received_in is not None:
-        span = received_in.span(memoryview(body), 1)
+        span = received_in.span(memoryview(body))
         if span is None:
             raise InternalError("a message is not in the buffer that it was received in")
         return [Tensor("", "UINT8", [len(body)], None, span)]
     if len(body) <= _INLINE_BYTE_SIZE:
         return [Tensor("", "UINT8", [len(body)], bytes(body))]
-    block = kernel.memory_for(model, len(body))
+    block = kernel.memory_for_helper(len(body))
     block.view()[:] = body
     return [Tensor("", "UINT8", [len(body)], None, block.span)]
+
+
+def tensor_with_own_lease(tensor: Tensor) -> Tensor:
+    """Return a tensor with the same bytes as a source, with a lease for the task."""
+    span = None if tensor.span is None else tensor.span.shared()
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, span)
 
 
 def joined(sources: Sequence[memoryview]) -> memoryview:

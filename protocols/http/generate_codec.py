@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError, error_of, request_prefix
-from protocols.http.inference.codec import custom_parameter, decode_json_data
+from protocols.http.inference.codec import JsonDataReader, custom_parameter, decode_json_data
 from protocols.http.json.document import UNDECODABLE, as_members, as_string, parse, parse_leniently
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import json_values
+from protocols.request_limits import check_count
 from shm.datatypes import DATATYPES, element_count
 from shm.tensor import Tensor
 
@@ -34,17 +35,29 @@ _elements_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 
 
-def decode_generate(body: bytes, request: Request, spec: ModelSpec, max_input_size: int) -> None:
-    """Fill `request` from `body`. Raises `ServingError`; then the request must not be used."""
+def decode_generate(
+    body: bytes, request: Request, spec: ModelSpec, max_input_size: int, read_data: JsonDataReader = decode_json_data
+) -> None:
+    """Fill `request` from `body`, of whose inputs `read_data` decodes the elements.
+
+    Raises `ServingError`; then the request must not be used.
+    """
     try:
-        _fill(_members(body), request, spec, max_input_size)
+        _fill(_members(body), request, spec, max_input_size, read_data)
     except JsonSyntaxError:
         # The error is in the text of a member: parse again, for its position in the body.
         parse_leniently(body)
         raise
 
 
-def _fill(members: dict[str, msgspec.Raw], request: Request, spec: ModelSpec, max_input_size: int) -> None:
+def _fill(
+    members: dict[str, msgspec.Raw],
+    request: Request,
+    spec: ModelSpec,
+    max_input_size: int,
+    read_data: JsonDataReader,
+) -> None:
+    check_count("members", len(members))
     if "id" in members:
         try:
             request.id = as_string(parse(bytes(members["id"])))
@@ -52,7 +65,7 @@ def _fill(members: dict[str, msgspec.Raw], request: Request, spec: ModelSpec, ma
             raise InternalError(f"Unable to parse 'id': {error.message}") from None
     for key, text in members.items():
         if key != _NESTED:
-            _map(key, text, request, spec, max_input_size)
+            _map(key, text, request, spec, max_input_size, read_data)
             continue
         if _NESTED in spec.inputs:
             raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
@@ -62,9 +75,10 @@ def _fill(members: dict[str, msgspec.Raw], request: Request, spec: ModelSpec, ma
             raise InternalError(
                 f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as object"
             ) from None
+        check_count("parameters", len(nested))
         try:
             for inner_key, inner_text in nested.items():
-                _map(inner_key, inner_text, request, spec, max_input_size)
+                _map(inner_key, inner_text, request, spec, max_input_size, read_data)
         except ServingError as error:
             raise error_of(error.code, f"Converting keyword: '{_NESTED}': {error.message}") from None
 
@@ -78,9 +92,11 @@ def _members(text: bytes) -> dict[str, msgspec.Raw]:
     return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in document.items()}
 
 
-def _map(key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_input_size: int) -> None:
+def _map(
+    key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_input_size: int, read_data: JsonDataReader
+) -> None:
     if key in spec.inputs:
-        tensor = _decode_input(spec.inputs[key], bytes(text), max_input_size)
+        tensor = _decode_input(spec.inputs[key], bytes(text), max_input_size, read_data)
         # Checked here, so that the error says whether it is within `parameters` (Triton).
         if any(given.name == key for given in request.inputs):
             raise InvalidArgument(f"{request_prefix(request.id)}input '{key}' already exists in request")
@@ -89,7 +105,7 @@ def _map(key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_inp
         request.parameters[key] = custom_parameter(key, parse(bytes(text)))
 
 
-def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int) -> Tensor:
+def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int, read_data: JsonDataReader) -> Tensor:
     """Return a scalar or an array as a tensor of the shape that the model wants."""
     count = _outer_count(text)
     shape = fit_shape(tensor.name, tensor.shape, count)
@@ -101,7 +117,7 @@ def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int) -> Tenso
         )
     if not text.startswith(b"["):
         text = b"[" + text + b"]"
-    data = decode_json_data(tensor.name, tensor.datatype, text, count, max_input_size)
+    data = read_data(tensor.name, tensor.datatype, memoryview(text), count, max_input_size)
     return Tensor(tensor.name, tensor.datatype, shape, data)
 
 

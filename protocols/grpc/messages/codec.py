@@ -7,15 +7,17 @@ The order of checks and the texts are Triton's (`SetInferenceRequestMetadata`, `
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, InvalidArgument
 from kernel.serving.request import Request
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
-from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelInferResponse
+from protocols.grpc.generated.grpc_service_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse
 from protocols.grpc.messages.contents import pack_contents
 from protocols.grpc.messages.raw_contents import split_raw_contents, varint
 from protocols.grpc.status_text import clean
+from protocols.request_limits import check_count
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
@@ -42,8 +44,9 @@ _FIELD_TYPES = {
 }
 
 
-#: From here on the tensors of a message stay where they were received; below, taking them out costs more.
-_LARGE_BYTE_SIZE = 16 * 2**10
+#: From here on the tensors of a message stay where they were received, and what is left may not have more bytes:
+#: parsing it takes up to 1 us a byte.
+_LARGE_BYTE_SIZE = 8 * 2**10
 
 #: The tags of `ModelStreamInferResponse.infer_response`, field 2, and of `ModelInferResponse.id` and
 #: `raw_output_contents`, fields 3 and 6, all with a length.
@@ -55,14 +58,24 @@ _RAW_OUTPUT_TAG = b"\x32"
 # ---- requests -------------------------------------------------------------------------------
 
 
-def parse_request(message: Buffer) -> tuple[ModelInferRequest, Sequence[Buffer]]:
+def parse_soon(message: Buffer) -> tuple[ModelInferRequest, Sequence[Buffer]] | None:
     """Return a request message and its raw contents, which for large messages are views of `message`.
 
-    Raises protobuf's `DecodeError`.
+    None for a message that takes too long to be parsed on the event loop. Raises protobuf's `DecodeError`.
     """
-    if len(message) >= _LARGE_BYTE_SIZE and (split := split_raw_contents(message)) is not None:
-        rest, raw_contents = split
-        return ModelInferRequest.FromString(rest), raw_contents
+    if len(message) < _LARGE_BYTE_SIZE:
+        parsed = ModelInferRequest.FromString(bytes(message))
+        return parsed, parsed.raw_input_contents
+    split = split_raw_contents(message)
+    if split is None or len(split[0]) > _LARGE_BYTE_SIZE:
+        return None
+    return ModelInferRequest.FromString(split[0]), split[1]
+
+
+def parse_request(message: Buffer) -> tuple[ModelInferRequest, Sequence[Buffer]]:
+    """Do the same for any message; for helpers."""
+    if (split := split_raw_contents(message)) is not None:
+        return ModelInferRequest.FromString(split[0]), split[1]
     parsed = ModelInferRequest.FromString(bytes(message))
     return parsed, parsed.raw_input_contents
 
@@ -79,12 +92,28 @@ def start_request(message: ModelInferRequest, sink: Sink, *, streaming: bool) ->
     )
 
 
-def decode_request(message: ModelInferRequest, request: Request, raw_contents: Sequence[Buffer] | None = None) -> bool:
+#: Returns the raw bytes of an input from its typed contents, of which it also gets datatype, name and model. Raises
+#: `InvalidArgument`.
+ContentsReader = Callable[[InferTensorContents, str, str, str], "Buffer"]
+
+
+def decode_request(
+    message: ModelInferRequest,
+    request: Request,
+    raw_contents: Sequence[Buffer] | None = None,
+    read_contents: ContentsReader = pack_contents,
+) -> bool:
     """Fill `request` from `message`. Raises `InvalidArgument`.
 
-    `raw_contents` are those that `parse_request` took out of the message.
+    `raw_contents` are those that `parse_soon` took out of the message.
     Returns whether the client asked for an empty final response of a decoupled model.
     """
+    for what, count in (
+        ("parameters", len(message.parameters)),
+        ("inputs", len(message.inputs)),
+        ("outputs", len(message.outputs)),
+    ):
+        check_count(what, count)
     wants_empty_final = False
     for key, parameter in sorted(message.parameters.items()):
         if key == _EMPTY_FINAL_RESPONSE:
@@ -100,7 +129,8 @@ def decode_request(message: ModelInferRequest, request: Request, raw_contents: S
             )
         else:
             request.parameters[key] = _custom_value(key, parameter)
-    request.inputs = _decode_inputs(message, message.raw_input_contents if raw_contents is None else raw_contents)
+    raw = message.raw_input_contents if raw_contents is None else raw_contents
+    _decode_inputs(message, raw, request.inputs, read_contents)
     request.outputs = [_decode_output(output) for output in message.outputs]
     return wants_empty_final
 
@@ -145,14 +175,16 @@ def _custom_value(key: str, parameter: InferParameter) -> ParameterValue:
     )
 
 
-def _decode_inputs(message: ModelInferRequest, raw: Sequence[Buffer]) -> list[Tensor]:
-    """Return the inputs; raw contents belong to those with neither shared memory nor typed contents."""
+def _decode_inputs(
+    message: ModelInferRequest, raw: Sequence[Buffer], inputs: list[Tensor], read_contents: ContentsReader
+) -> None:
+    """Append the inputs; raw contents belong to those with neither shared memory nor typed contents."""
     model = message.model_name
     raw_contents = iter(raw)
     has_raw = len(raw) > 0
-    inputs: list[Tensor] = []
     for tensor in message.inputs:
         name = tensor.name
+        check_count("dimensions of a shape", len(tensor.shape))
         # Triton turns a name that it does not know into this one.
         datatype = tensor.datatype if tensor.datatype in DATATYPES else "<invalid>"
         found = Tensor(name, datatype, list(tensor.shape))
@@ -171,12 +203,11 @@ def _decode_inputs(message: ModelInferRequest, raw: Sequence[Buffer]) -> list[Te
                     f"contents field must not be specified when using raw_input_contents for '{name}' for "
                     f"model '{model}'"
                 )
-            found.data = pack_contents(tensor.contents, datatype, name, model)
+            found.data = read_contents(tensor.contents, datatype, name, model)
         else:
             found.data = next(raw_contents, None)
             if found.data is None:
                 raise InvalidArgument(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
-    return inputs
 
 
 def _decode_output(output: ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:

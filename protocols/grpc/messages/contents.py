@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class _Field(msgspec.Struct, frozen=True):
+class ContentsField(msgspec.Struct, frozen=True):
     """One repeated field: the datatype it stands for, smaller ones that it also carries, its array type."""
 
     datatype: str
@@ -29,16 +29,28 @@ class _Field(msgspec.Struct, frozen=True):
     typecode: str = ""
 
 
-_FIELDS: dict[int, _Field] = {
-    InferTensorContents.BOOL_CONTENTS_FIELD_NUMBER: _Field("BOOL", typecode="B"),
-    InferTensorContents.INT_CONTENTS_FIELD_NUMBER: _Field("INT32", ("INT8", "INT16"), "i"),
-    InferTensorContents.INT64_CONTENTS_FIELD_NUMBER: _Field("INT64", typecode="q"),
-    InferTensorContents.UINT_CONTENTS_FIELD_NUMBER: _Field("UINT32", ("UINT8", "UINT16"), "I"),
-    InferTensorContents.UINT64_CONTENTS_FIELD_NUMBER: _Field("UINT64", typecode="Q"),
-    InferTensorContents.FP32_CONTENTS_FIELD_NUMBER: _Field("FP32", typecode="f"),
-    InferTensorContents.FP64_CONTENTS_FIELD_NUMBER: _Field("FP64", typecode="d"),
-    InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER: _Field("BYTES"),
+_FIELDS: dict[int, ContentsField] = {
+    InferTensorContents.BOOL_CONTENTS_FIELD_NUMBER: ContentsField("BOOL", typecode="B"),
+    InferTensorContents.INT_CONTENTS_FIELD_NUMBER: ContentsField("INT32", ("INT8", "INT16"), "i"),
+    InferTensorContents.INT64_CONTENTS_FIELD_NUMBER: ContentsField("INT64", typecode="q"),
+    InferTensorContents.UINT_CONTENTS_FIELD_NUMBER: ContentsField("UINT32", ("UINT8", "UINT16"), "I"),
+    InferTensorContents.UINT64_CONTENTS_FIELD_NUMBER: ContentsField("UINT64", typecode="Q"),
+    InferTensorContents.FP32_CONTENTS_FIELD_NUMBER: ContentsField("FP32", typecode="f"),
+    InferTensorContents.FP64_CONTENTS_FIELD_NUMBER: ContentsField("FP64", typecode="d"),
+    InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER: ContentsField("BYTES"),
 }
+
+
+class FoundContents(msgspec.Struct, frozen=True):
+    """The elements of an input, checked against its datatype."""
+
+    field: ContentsField
+    values: Any
+    datatype: str
+
+
+#: How many strings become objects at a time.
+_STRINGS_AT_A_TIME = 16384
 
 
 def pack_contents(contents: InferTensorContents, datatype: str, tensor: str, model: str) -> bytes:
@@ -47,10 +59,20 @@ def pack_contents(contents: InferTensorContents, datatype: str, tensor: str, mod
     How many elements there are is not checked here. `tensor` and `model` are for the error texts.
     Raises `InvalidArgument` where a field does not fit `datatype` or more than one is set.
     """
-    packed: bytes | None = None
+    found = check_contents(contents, datatype, tensor, model)
+    if found is None:
+        return b""
+    if found.field.typecode:
+        return _pack_numbers(found.values, found.field.typecode, datatype)
+    return encode_strings(found.values)
+
+
+def check_contents(contents: InferTensorContents, datatype: str, tensor: str, model: str) -> FoundContents | None:
+    """Return the elements of the field that is set; None where none is. Raises as `pack_contents`."""
+    found: FoundContents | None = None
     for descriptor, values in contents.ListFields():  # set fields only, by number: Triton's order
         field = _FIELDS[descriptor.number]
-        if packed is not None:
+        if found is not None:
             raise InvalidArgument(
                 f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}', "
                 "binary data was already supplied."
@@ -60,8 +82,33 @@ def pack_contents(contents: InferTensorContents, datatype: str, tensor: str, mod
                 f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}' of type "
                 f"'{field.datatype}', expected datatype '{datatype}'"
             )
-        packed = _pack_numbers(values, field.typecode, datatype) if field.typecode else encode_strings(values)
-    return packed or b""
+        found = FoundContents(field, values, datatype)
+    return found
+
+
+def packed_size(contents: InferTensorContents, found: FoundContents) -> int:
+    """Return the most bytes that the elements become.
+
+    A string of n bytes takes n + 2 in a message, with its tag and length, or more, and n + 4 raw bytes.
+    """
+    if found.field.typecode:
+        return len(found.values) * DATATYPES[found.datatype].byte_size
+    return contents.ByteSize() * 2
+
+
+def write_contents(found: FoundContents, memory: memoryview) -> int:
+    """Write the raw bytes of the elements to `memory`, strings in pieces, and return how many they are."""
+    values = found.values
+    if found.field.typecode:
+        packed = _pack_numbers(values, found.field.typecode, found.datatype)
+        memory[: len(packed)] = packed
+        return len(packed)
+    position = 0
+    for start in range(0, len(values), _STRINGS_AT_A_TIME):
+        packed = encode_strings(values[start : start + _STRINGS_AT_A_TIME])
+        memory[position : position + len(packed)] = packed
+        position += len(packed)
+    return position
 
 
 def _pack_numbers(values: Iterable[Any], typecode: str, datatype: str) -> bytes:

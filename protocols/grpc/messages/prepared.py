@@ -158,6 +158,15 @@ def model_of(message_start: bytes) -> tuple[str, str] | None:
         return None
 
 
+def names_at_start(message_start: bytes) -> tuple[str, str, str]:
+    """Return model, version and id at the start of a message; empty texts where they do not stand there."""
+    fields = _first_fields(message_start)
+    target = model_of(message_start)
+    if fields is None or target is None:
+        return "", "", ""
+    return *target, fields[1]
+
+
 def _first_fields(message: Buffer) -> tuple[bytes, str, int] | None:
     """Return the fields of name and version, the id, and where it ends; None where the message begins otherwise."""
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocols.request_limits import MAX_PARTS
+
 if TYPE_CHECKING:
     from shm.tensor import Buffer
 
@@ -11,8 +13,8 @@ if TYPE_CHECKING:
 _RAW_FIELD = 7
 _VARINT, _FIXED64, _WITH_LENGTH, _FIXED32 = 0, 1, 2, 5
 
-#: A message with more fields than this is parsed by protobuf alone.
-_MAX_FIELDS = 4096
+#: A message with more fields than this is parsed by protobuf alone: four kinds of parts, and a few other fields.
+_MAX_FIELDS = 4 * MAX_PARTS + 64
 
 
 def split_raw_contents(message: Buffer) -> tuple[bytes, list[memoryview]] | None:

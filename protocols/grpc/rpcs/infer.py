@@ -12,36 +12,37 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
-from kernel.errors import InternalError
+from kernel.errors import InternalError, ServingError
+from kernel.serving.request import Request
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.handlers import CALL_TERMINATED
-from protocols.grpc.messages.codec import decode_request, parse_request, response_parts, start_request
+from protocols.grpc.messages.codec import decode_request, parse_soon, response_parts, start_request
+from protocols.grpc.messages.message_task import message_task
 from protocols.grpc.messages.prepared import PreparedMessages
-from protocols.grpc.messages.receive_buffers import receive_buffer_for
+from protocols.grpc.messages.receive_buffers import ENTRY_POINT, receive_buffer_for
 from protocols.grpc.open_calls import ServerShuttingDown
 from protocols.grpc.rpc import grpc_error
+from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 from protocols.response_sinks import OnlyResponse
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.open_calls import OpenCalls
+    from protocols.grpc.special_messages import ReceivedMessage
+    from protocols.helpers.request_task import RequestTask
     from shm.tensor import Buffer
 
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
-
-#: What Triton calls this call in errors.
-ENTRY_POINT = "ModelInfer RPC"
 
 
 class Inference:
@@ -61,12 +62,13 @@ class Inference:
         self.forwarder = forwarder
         self.prepared = PreparedMessages()
 
-    def receive_buffer(self, message_start: bytes, byte_size: int) -> ReceiveBuffer | None:
-        """Return a buffer for a message that begins with `message_start`, None where any memory will do."""
+    def receive_buffer(self, message_start: bytes, byte_size: int) -> ReceiveBuffer:
+        """Return a buffer for a message that begins with `message_start`. Raises `ServingError`."""
         matched = self.prepared.match_start(message_start, byte_size, self.kernel.catalog.generation)
         if matched is not None:
             model, first_tensor = matched
-            return self.kernel.receive_buffer(model, byte_size, first_tensor)
+            buffer = self.kernel.receive_buffer(model, byte_size, first_tensor)
+            return buffer or self.kernel.message_buffer(byte_size)
         return receive_buffer_for(self.kernel, message_start, byte_size, streaming=False)
 
 
@@ -80,8 +82,10 @@ class InferCall(msgspec.Struct, eq=False):
     #: Made where the response is not a single one with the final flag.
     _only: OnlyResponse | None = None
     _deadline: asyncio.TimerHandle | None = None
-    #: The memory of a model that the message is received in, if it is.
+    #: The memory that a large message is received in.
     _buffer: ReceiveBuffer | None = None
+    #: Decodes the request, where a helper does that.
+    _task: RequestTask | None = None
 
     def expect(self) -> None:
         """Start the deadline of the call, if it has one, and get ready for its message, if it is still to arrive."""
@@ -95,9 +99,9 @@ class InferCall(msgspec.Struct, eq=False):
 
     def readable(self) -> None:
         """Give the request to the kernel, once all of it has arrived, or respond what is wrong with it."""
-        if self._request is not None:
+        if self._request is not None or self._task is not None:
             return
-        message: Buffer | None = self._stream.complete_message
+        message: ReceivedMessage | None = self._stream.complete_message
         if message is None:  # unusual
             message = self._take_message()
             if message is None:
@@ -107,6 +111,12 @@ class InferCall(msgspec.Struct, eq=False):
         try:
             if inference.calls.stopping:
                 raise ServerShuttingDown
+            if type(message) is not bytes and (
+                isinstance(message, (CompressedMessage, RefusedMessage))
+                or (self._buffer is not None and not self._buffer.of_model)
+            ):
+                self._decode_in_helper(message)
+                return
             forwarder = inference.forwarder
             forwarded = forwarder.of_call(self._stream.request_head) if forwarder is not None else None
             matched = inference.prepared.match(message, kernel.catalog.generation, self)
@@ -116,7 +126,11 @@ class InferCall(msgspec.Struct, eq=False):
                     request.parameters = {**request.parameters, **forwarded}
                 kernel.submit(request, known.prepared, self._buffer)
             else:
-                request = self._parse(message)
+                parsed = self._parse(message)
+                if parsed is None:
+                    self._decode_in_helper(message)
+                    return
+                request = parsed
 
                 def keep(checked: Request, model: Model) -> None:
                     inference.prepared.add(message, checked, model)
@@ -140,8 +154,7 @@ class InferCall(msgspec.Struct, eq=False):
         if self._deadline is not None:
             self._deadline.cancel()
         self._release_buffer()
-        if self._request is not None:
-            self._inference.kernel.cancel(self._request)
+        self._cancel()
 
     def terminate(self) -> None:
         if not self._stream.headers_sent:  # a response that is being sent gets no second status
@@ -154,12 +167,18 @@ class InferCall(msgspec.Struct, eq=False):
     def _give_up(self, status: Status, text: str | None) -> None:
         """Respond in place of the model."""
         self._fail(status, text)
-        if self._request is not None:
+        self._cancel()
+
+    def _cancel(self) -> None:
+        """The response is not wanted any more."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._request is not None:
             self._inference.kernel.cancel(self._request)
 
     # ---- the request ---------------------------------------------------------------------------
 
-    def _take_message(self) -> Buffer | None:
+    def _take_message(self) -> ReceivedMessage | None:
         """Return the message, None as long as it is not complete, or where the call has failed."""
         reader = self._stream.message_reader
         if reader.fault is not None:
@@ -172,28 +191,63 @@ class InferCall(msgspec.Struct, eq=False):
             self._fail(Status.UNIMPLEMENTED, "the call ended without a request message")
         return None
 
-    def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview | None:
-        """Return memory of the model for a large message; a second message is refused when it has arrived."""
-        if self._buffer is None:
-            self._buffer = self._inference.receive_buffer(message_start, byte_size)
-            if self._buffer is not None:
-                return self._buffer.view
-        return None
+    def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview:
+        """Return memory for a large message. Raises `ServingError`, also for a second message."""
+        if self._buffer is not None:
+            raise InternalError("more than one request message")
+        self._buffer = self._inference.receive_buffer(message_start, byte_size)
+        return self._buffer.view
 
     def _release_buffer(self) -> None:
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             buffer.release()
 
-    def _parse(self, message: Buffer) -> Request:
-        """Return the request in `message`. Raises what is wrong with it."""
-        parsed, raw_contents = parse_request(message)
+    def _parse(self, message: Buffer) -> Request | None:
+        """Return the request in `message`; None if a helper is to decode it. Raises what is wrong with it."""
+        found = parse_soon(message)
+        if found is None:
+            return None
+        parsed, raw_contents = found
         # Refused before its tensors are decoded, as in Triton.
         self._inference.kernel.resolve_unary(parsed.model_name, parsed.model_version, ENTRY_POINT)
         request = start_request(parsed, self, streaming=False)
         request.entry_point = ENTRY_POINT
         decode_request(parsed, request, raw_contents)
         return request
+
+    # ---- protocols.helpers.request_task.Preparing ----------------------------------------------------
+
+    def _decode_in_helper(self, message: ReceivedMessage) -> None:
+        """Have a helper decode `message`. Raises `ServingError`."""
+        kernel = self._inference.kernel
+        request = Request("", [], self, entry_point=ENTRY_POINT)
+        task = message_task(kernel, request, self, message, self._buffer)
+        self._request, self._task = request, task
+        try:
+            task.start()
+        except ServingError:
+            self._request = self._task = None
+            raise
+
+    def prepared(self, response_options: bytes) -> None:
+        """See `Preparing`."""
+        request, self._task = self._request, None
+        assert request is not None, "the request was cancelled"
+        forwarder = self._inference.forwarder
+        forwarded = forwarder.of_call(self._stream.request_head) if forwarder is not None else None
+        if forwarded:
+            request.parameters = {**request.parameters, **forwarded}
+        try:
+            self._inference.kernel.submit(request, admitted=True)
+        except Exception as error:
+            self._request = None
+            self._fail_with(error)
+
+    def refused(self, error: ServingError) -> None:
+        """See `Preparing`."""
+        self._request = self._task = None
+        self._fail_with(error)
 
     # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 

@@ -10,62 +10,47 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-import msgspec
 from google.protobuf.message import DecodeError
 
-from kernel.errors import ServingError
+from kernel.errors import InternalError, NoMemory, ServingError
+from kernel.serving.request import Request
 from kernel.serving.response import Response
-from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
 from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.codec import (
     decode_request,
-    encode_stream_end,
-    encode_stream_error,
-    parse_request,
+    parse_soon,
     start_request,
-    stream_response_parts,
 )
+from protocols.grpc.messages.message_task import message_task
+from protocols.grpc.messages.prepared import names_at_start
 from protocols.grpc.messages.receive_buffers import receive_buffer_for
 from protocols.grpc.open_calls import ServerShuttingDown
 from protocols.grpc.rpc import grpc_error
 from protocols.grpc.rpcs.response_order import RequestOrder
+from protocols.grpc.rpcs.stream_messages import (
+    EncodedStreamResponse,
+    OpenRequest,
+    PreparingOnStream,
+    StreamRequestSink,
+    encode_for_stream,
+)
+from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from grpclib.server import Stream
 
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from kernel.serving.request import Request
+    from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
     from protocols.grpc.metadata import MetadataForwarder
-    from shm.tensor import Buffer
+    from protocols.grpc.special_messages import ReceivedMessage
+    from protocols.helpers.request_task import RequestTask
 
 #: How many requests without a final response a stream may have while its client does not read its responses.
 MAX_OPEN_REQUESTS = 256
-
-
-class _OpenRequest(msgspec.Struct):
-    """What the stream knows of a request whose final response was not sent yet."""
-
-    #: Whether its responses wait for those of older requests; those of decoupled models do not.
-    ordered: bool = True
-    wants_empty_final: bool = False
-    #: Whether it was refused at once, so that its error is not a model's response.
-    refused: bool = False
-
-
-class _EncodedResponse(msgspec.Struct):
-    """What is sent for a response; without parts it only ends its request."""
-
-    request: Request
-    #: The bytes of a message, which may be memory of the response's worker until `release` is called.
-    parts: list[Buffer]
-    release: Callable[[], None] | None
-    final: bool
 
 
 class StreamCall:
@@ -95,18 +80,20 @@ class StreamCall:
         #: stream starts).
         assert stream.metadata is not None, "grpclib sets it before the call begins"
         self._fails_on_error = stream.metadata.get("triton_grpc_error") == "true"
-        self._open_requests: dict[Request, _OpenRequest] = {}
-        self._order: RequestOrder[Request, _EncodedResponse] = RequestOrder()
+        self._open_requests: dict[Request, OpenRequest] = {}
+        self._order: RequestOrder[Request, EncodedStreamResponse] = RequestOrder()
         #: Responses of the kernel, and encoded ones that are to be sent, both in order.
         self._responses: deque[tuple[Request, Response]] = deque()
-        self._encoded: deque[_EncodedResponse] = deque()
+        self._encoded: deque[EncodedStreamResponse] = deque()
         #: The response that has not left: the next one waits for `_message_sent`.
-        self._leaving: _EncodedResponse | None = None
+        self._leaving: EncodedStreamResponse | None = None
         self._sending_headers: asyncio.Task[None] | None = None
         self._headers_sent = False
         #: Whether more requests are accepted, and whether one is being submitted now.
         self._reads = True
         self._submitting = False
+        #: Decodes a request in a helper. No more messages are taken before it is submitted.
+        self._task: RequestTask | None = None
         self._stopped = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -122,6 +109,8 @@ class StreamCall:
             await self._ended
         finally:
             self._ended.cancel()  # responses that are still to come are released
+            if self._task is not None:
+                self._task.cancel()
             self._release()
             for request in self._open_requests:
                 self._kernel.cancel(request)
@@ -163,7 +152,12 @@ class StreamCall:
     def _read(self) -> None:
         """Take the messages that have arrived, unless the client does not read its responses."""
         try:
-            while self._reads and not (self._leaving is not None and self._backed_up) and not self._ended.done():
+            while (
+                self._reads
+                and self._task is None
+                and not (self._leaving is not None and self._backed_up)
+                and not self._ended.done()
+            ):
                 message = self._call.take_message()
                 if message is not None:
                     self._submit(message)
@@ -181,16 +175,15 @@ class StreamCall:
         limit = self._max_response_pool_size
         return len(self._open_requests) >= MAX_OPEN_REQUESTS or (limit is not None and len(self._responses) >= limit)
 
-    def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview | None:
-        """Return memory of its model for a large message, None where any memory will do."""
+    def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview:
+        """Return memory for a large message. Raises `ServingError`."""
         buffer = receive_buffer_for(self._kernel, message_start, byte_size, streaming=True)
-        if buffer is None:
-            return None
         self._buffers.append(buffer)
         return buffer.view
 
-    def _submit(self, message: Buffer) -> None:
-        received_in = self._buffers[0] if self._buffers and self._buffers[0].view is message else None
+    def _submit(self, message: ReceivedMessage) -> None:
+        content = message.content if isinstance(message, CompressedMessage) else message
+        received_in = self._buffers[0] if self._buffers and self._buffers[0].view is content else None
         self._submitting = True
         try:
             self._start(message, received_in)
@@ -201,20 +194,29 @@ class StreamCall:
         if self._responses:
             self._write()
 
-    def _start(self, message: Buffer, received_in: ReceiveBuffer | None) -> None:
+    def _start(self, message: ReceivedMessage, received_in: ReceiveBuffer | None) -> None:
         """Give the request in `message` to the kernel, or respond why it is refused."""
         kernel = self._kernel
-        sink = _StreamRequestSink(self)
+        sink = StreamRequestSink(self)
+        if isinstance(message, (CompressedMessage, RefusedMessage)) or not (
+            received_in is None or received_in.of_model
+        ):
+            self._decode_in_helper(message, received_in, sink)
+            return
         matched = self._prepared.match(message, kernel.catalog.generation, sink)
         if matched is not None:
             request, known = matched
-            opened = _OpenRequest(True, known.wants_empty_final)
+            opened = OpenRequest(True, known.wants_empty_final)
         else:
             try:
-                parsed, raw_contents = parse_request(message)
+                found = parse_soon(message)
             except DecodeError as error:
                 raise grpc_error(error, "") from None
-            request, opened = start_request(parsed, sink, streaming=True), _OpenRequest()
+            if found is None:
+                self._decode_in_helper(message, received_in, sink)
+                return
+            parsed, raw_contents = found
+            request, opened = start_request(parsed, sink, streaming=True), OpenRequest()
         sink.request = request
         self._open_requests[request] = opened
         try:
@@ -237,11 +239,71 @@ class StreamCall:
             # A request that a scheduler does not queue is refused as well.
             opened.refused = request.failed and not request.dispatched
         except ServingError as error:
-            opened.refused = True
-            refusal = Response(request.model_name, request.model_version, request.id, error=error)
-            self._responses.append((request, refusal))
+            self._refuse(request, opened, error)
         if opened.ordered:
             self._order.begin(request)
+
+    def _refuse(self, request: Request, opened: OpenRequest, error: ServingError) -> None:
+        """Respond why a request is refused."""
+        opened.refused = True
+        refusal = Response(request.model_name, request.model_version, request.id, error=error)
+        self._responses.append((request, refusal))
+
+    # ---- requests that a helper decodes --------------------------------------------------------
+
+    def _decode_in_helper(
+        self, message: ReceivedMessage, received_in: ReceiveBuffer | None, sink: StreamRequestSink
+    ) -> None:
+        """Have a helper decode `message`, or respond why it is refused."""
+        request, opened = Request("", [], sink, streaming=True), OpenRequest()
+        sink.request = request
+        self._open_requests[request] = opened
+        try:
+            if isinstance(message, RefusedMessage):
+                request.model_name, request.model_version, request.id = names_at_start(message.start)
+            self._task = message_task(
+                self._kernel, request, PreparingOnStream(self, request, opened), message, received_in
+            )
+            self._task.start()
+        except ServingError as error:
+            self._task = None
+            self._refuse(request, opened, error)
+            self._order.begin(request)
+
+    def request_prepared(self, request: Request, opened: OpenRequest, response_options: bytes) -> None:
+        """Submit the request that a helper has decoded, and take more messages."""
+        self._task = None
+        opened.wants_empty_final = bool(response_options)
+        self._submitting = True
+        try:
+            opened.ordered = not self._kernel.resolve(request.model_name, request.model_version).spec.decoupled
+            forwarded = self._forwarder.of_stream(self._stream) if self._forwarder is not None else None
+            if forwarded:
+                request.parameters = {**request.parameters, **forwarded}
+            self._kernel.submit(request, admitted=True)
+            opened.refused = request.failed and not request.dispatched
+        except ServingError as error:
+            self._refuse(request, opened, error)
+        finally:
+            self._submitting = False
+        if opened.ordered:
+            self._order.begin(request)
+        self._go_on()
+
+    def request_refused(self, request: Request, opened: OpenRequest, error: ServingError) -> None:
+        """Respond why a request that a helper should decode is refused, and take more messages."""
+        self._task = None
+        if type(error) in (InternalError, NoMemory) and error.before_queueing:  # the message is broken
+            self._fail(error)
+            return
+        self._refuse(request, opened, error)
+        self._order.begin(request)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._responses:
+            self._write()
+        self._read()
 
     # ---- responses ---------------------------------------------------------------------------
 
@@ -283,13 +345,13 @@ class StreamCall:
         opened = self._open_requests[request]
         if response.error is not None and self._fails_on_error and not opened.refused:
             raise response.error
-        encoded = _encode(request, opened, response)
+        encoded = encode_for_stream(request, opened, response)
         if opened.ordered:
             self._encoded += self._order.put(request, encoded, final=encoded.final)
         else:
             self._encoded.append(encoded)
 
-    def _send(self, encoded: _EncodedResponse) -> None:
+    def _send(self, encoded: EncodedStreamResponse) -> None:
         if not encoded.parts:
             if encoded.release is not None:
                 encoded.release()
@@ -315,40 +377,9 @@ class StreamCall:
         self._write()
         self._read()
 
-    def _finish(self, encoded: _EncodedResponse) -> None:
+    def _finish(self, encoded: EncodedStreamResponse) -> None:
         """The response has been sent."""
         if encoded.final:
             del self._open_requests[encoded.request]
             if not self._reads:
                 self._end_if_done()
-
-
-class _StreamRequestSink(msgspec.Struct, eq=False):
-    """The sink of one request; `request` is set before it is submitted."""
-
-    call: StreamCall
-    request: Request | None = None
-
-    def send(self, response: Response) -> None:
-        assert self.request is not None
-        self.call.put(self.request, response)
-
-
-def _encode(request: Request, opened: _OpenRequest, response: Response) -> _EncodedResponse:
-    """Return what is sent for a response, which is released with it."""
-    release = None if response.leased is False else response.release
-    try:
-        if response.outputs is not None and response.error is None:
-            return _EncodedResponse(request, stream_response_parts(response), release, response.final)
-        error = response.error
-    except ServingError as not_encodable:  # by gRPC
-        error = not_encodable
-    message = ModelStreamInferResponse()
-    if error is not None:
-        # The error of a request that was refused names only its id.
-        encode_stream_error(request, error.message, message, final=None if opened.refused else response.final)
-    elif response.final and opened.wants_empty_final and not opened.ordered:
-        encode_stream_end(request, message)
-    else:
-        return _EncodedResponse(request, [], release, response.final)
-    return _EncodedResponse(request, [message.SerializeToString()], release, response.final)

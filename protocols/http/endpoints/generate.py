@@ -5,54 +5,89 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
-from protocols.http.body import read_json_text
+from protocols.helpers.awaited import AwaitedRequest, AwaitedTask
+from protocols.helpers.request_task import LOOP_BYTE_SIZE, tensor_with_own_lease
+from protocols.http.body import json_too_large, read_body_into
+from protocols.http.body_collector import BodyCollector
 from protocols.http.call import REQUEST_ID
 from protocols.http.generate_codec import decode_generate, encode_generate
+from protocols.http.generate_tasks import DECODE_GENERATE, ENCODE_GENERATE, DecodeGenerateArguments
+from protocols.http.inference.codec import OutputFormat
 from protocols.http.inference.compression import IDENTITY
+from protocols.http.inference.response import HttpResponse
+from protocols.http.inference.response_task import takes_long
+from protocols.http.inference.tasks import encode_arguments
 from protocols.http.responses import JSON, SERVER_HEADER, error_body
+from protocols.http.sending import send, write
 from protocols.response_sinks import StreamSink
 from protocols.status import HTTP_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from kernel.serving.model import Model
+    from kernel.serving.response import Response
     from protocols.http.call import HttpCall
+    from shm.tensor import Buffer, Tensor
+
+_ALL_JSON = OutputFormat()
 
 _NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
 )
 
-#: HTTP status and JSON body.
-_Encoded = tuple[int, bytes]
+
+class _Encoded(msgspec.Struct):
+    """A response, encoded."""
+
+    status: int
+    #: JSON. The memory is that of `source`, if there is one.
+    body: Buffer
+    source: Tensor | None = None
+
+    def release(self) -> None:
+        if self.source is not None:
+            self.source.release()
 
 
-async def generate(call: HttpCall) -> web.Response:
+async def generate(call: HttpCall) -> web.StreamResponse:
     """Return the only response. More or fewer responses are an error within a 200 (Triton)."""
     found: list[_Encoded] = []
-    async with contextlib.aclosing(_responses(call)) as stream:
-        async for encoded in stream:
-            found.append(encoded)
-            if len(found) > 1:
-                break
-    status, body = found[0] if found else (200, b"")
-    if len(found) != 1:
-        body = error_body(_NOT_ONE_RESPONSE)
-    return web.Response(status=status, body=body, content_type=JSON, headers=SERVER_HEADER)
+    try:
+        async with contextlib.aclosing(_responses(call)) as stream:
+            async for encoded in stream:
+                found.append(encoded)
+                if len(found) > 1:
+                    break
+        status = found[0].status if found else 200
+        if len(found) != 1:
+            return await send(call, HttpResponse(status, JSON, [error_body(_NOT_ONE_RESPONSE)]))
+        return await send(call, HttpResponse(status, JSON, [found[0].body]))
+    finally:
+        for each in found:
+            each.release()
 
 
 async def generate_stream(call: HttpCall) -> web.StreamResponse:
     """Send every response as a server-sent event; the HTTP status is that of the first."""
     response: web.StreamResponse | None = None
     async with contextlib.aclosing(_responses(call)) as stream:
-        async for status, body in stream:
-            if response is None:
-                response = await _begin_events(call, status)
-            await response.write(b"data: " + body + b"\n\n")
+        async for encoded in stream:
+            try:
+                if response is None:
+                    response = await _begin_events(call, encoded.status)
+                if encoded.source is None:
+                    await response.write(b"".join((b"data: ", encoded.body, b"\n\n")))
+                else:
+                    await write(response, [b"data: ", encoded.body, b"\n\n"])
+            finally:
+                encoded.release()
     return response or await _begin_events(call, 200)
 
 
@@ -77,10 +112,8 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
     port = stream.port()
     request = Request(call.names["model"], [], port, model_version=call.names["version"], streaming=True)
     port.request = request
-    decode_generate(await read_json_text(call), request, model.spec, call.max_input_size)
-    call.http[REQUEST_ID] = request.id
-    call.kernel.submit(request)
     try:
+        await _submit(call, model, request)
         final = False
         while not final:
             _, response = await stream.next()
@@ -90,9 +123,9 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
                     continue
                 if response.error is not None:
                     raise response.error
-                encoded = 200, encode_generate(response)
+                encoded = await _encode(call, response)
             except ServingError as error:
-                encoded = HTTP_STATUS[error.code], error_body(error.message)
+                encoded = _Encoded(HTTP_STATUS[error.code], error_body(error.message))
             finally:
                 response.release()
             yield encoded
@@ -100,3 +133,32 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
         if not request.finished:
             call.kernel.cancel(request)
         stream.close()
+
+
+async def _submit(call: HttpCall, model: Model, request: Request) -> None:
+    """Receive, decode and submit the request. Raises `ServingError`."""
+    kernel, limit = call.kernel, call.max_input_size
+    collector = BodyCollector(kernel.memory_for_helper, call.http.content_length)
+    try:
+        await read_body_into(call.http, limit, lambda byte_size: json_too_large(call, byte_size), collector.add)
+        if collector.byte_size > LOOP_BYTE_SIZE:
+            arguments = msgspec.msgpack.encode(DecodeGenerateArguments(model.spec, limit))
+            await AwaitedRequest(kernel, model, request, DECODE_GENERATE, arguments, collector.sources()).submit()
+        else:
+            decode_generate(collector.body(), request, model.spec, limit)
+            kernel.submit(request)
+    finally:
+        call.http[REQUEST_ID] = request.id
+        collector.release()
+
+
+async def _encode(call: HttpCall, response: Response) -> _Encoded:
+    """Encode a response. Raises `ServingError`."""
+    if not takes_long(response, _ALL_JSON, IDENTITY):
+        return _Encoded(200, encode_generate(response))
+    arguments, sources = encode_arguments(response, _ALL_JSON, IDENTITY)
+    # The sources have the leases of the response, which its holder releases: the task needs some of its own.
+    shared = [tensor_with_own_lease(source) for source in sources]
+    _, output = await AwaitedTask(call.kernel, ENCODE_GENERATE, arguments, shared).run()
+    assert output is not None, "an encoded response has bytes"
+    return _Encoded(200, output.raw(), output)

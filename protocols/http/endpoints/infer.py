@@ -10,8 +10,6 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from kernel.errors import InvalidArgument
 from kernel.serving.request import Request
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
@@ -19,7 +17,6 @@ from protocols.helpers.request_task import LOOP_BYTE_SIZE
 from protocols.http.body import json_too_large, read_body_into
 from protocols.http.body_collector import BodyCollector
 from protocols.http.call import REQUEST_ID
-from protocols.http.client_timeouts import TIMEOUTS
 from protocols.http.inference.call import ENTRY_POINT, HttpInferCall
 from protocols.http.inference.compression import (
     IDENTITY,
@@ -33,17 +30,16 @@ from protocols.http.inference.compression import (
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response_task import HEADER_LENGTH
 from protocols.http.inference.tasks import header_length
-from protocols.http.responses import SERVER_HEADER
+from protocols.http.sending import send
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from kernel.errors import ServingError
     from protocols.http.call import HttpCall
     from protocols.http.inference.response import HttpResponse
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
-#: Larger responses are sent in pieces of this size.
-_PIECE_BYTE_SIZE = 256 << 10
-
 _NUMBER = re.compile(r"-?[0-9]+", re.ASCII)
 
 
@@ -88,7 +84,7 @@ async def infer(call: HttpCall) -> web.StreamResponse:
         raise
     http[REQUEST_ID] = infer_call.request_id
     assert infer_call.response is not None, "the call has no response"
-    return await _send(call, infer_call.response)
+    return await send(call, infer_call.response)
 
 
 class AiohttpInferCall(HttpInferCall):
@@ -101,35 +97,6 @@ class AiohttpInferCall(HttpInferCall):
         if self.waiter is None and response.source is not None:  # the client has gone
             response.source.release()
         self._left()
-
-
-async def _send(call: HttpCall, response: HttpResponse) -> web.StreamResponse:
-    """Return the response for aiohttp. One that is large is sent here, in pieces: aiohttp would copy it as a whole."""
-    headers = {**SERVER_HEADER, **response.headers}
-    byte_size = sum(map(len, response.body))
-    try:
-        if byte_size <= _PIECE_BYTE_SIZE:
-            return web.Response(
-                status=response.status,
-                body=b"".join(response.body),
-                content_type=response.content_type,
-                headers=headers,
-            )
-        headers |= {"Content-Type": response.content_type, **call.response_headers}
-        stream = web.StreamResponse(status=response.status, headers=headers)
-        stream.content_length = byte_size
-        await stream.prepare(call.http)
-        for part in response.body:
-            view = memoryview(part)
-            for start in range(0, len(view), _PIECE_BYTE_SIZE):
-                async with asyncio.timeout(TIMEOUTS.send_s):
-                    await stream.write(bytes(view[start : start + _PIECE_BYTE_SIZE]))
-        return stream
-    except TimeoutError:
-        raise ConnectionResetError("the client does not read its response") from None
-    finally:
-        if response.source is not None:
-            response.source.release()
 
 
 class _FutureWaiter:

@@ -117,7 +117,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         head, inference = self.head, self.inference
         request = Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
         if head.header_length > LOOP_BYTE_SIZE:
-            sources = sources_of(inference.kernel, head.model, body, received_in)
+            sources = sources_of(inference.kernel, body, received_in)
             self.decode_in_helper(request, sources, head.header_length)
             return
         outputs = decode_body(body, head.header_length, request, head.model, inference.max_input_size)

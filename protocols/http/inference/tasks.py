@@ -76,7 +76,7 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
     if length:
 
         def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
-            deferred[len(request.inputs)] = _json_bytes(name, datatype, text, count, max_input_size)
+            deferred[len(request.inputs)] = json_bytes(name, datatype, text, count, max_input_size)
             return b""
 
         options = decode_infer(bytes(body[:length]), body[length:], request, known.max_input_size, defer)
@@ -87,7 +87,7 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
     return (yield from decode_steps(request, contents, encode_output_format(options)))
 
 
-def _json_bytes(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> TensorBytes:
+def json_bytes(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> TensorBytes:
     """Return the bytes of an input in JSON. Raises `ServingError` where there are too many."""
     if count == 0:
         return TensorBytes(0, lambda memory: 0)
@@ -108,14 +108,7 @@ def _json_bytes(name: str, datatype: str, text: memoryview, count: int, max_inpu
 def _given_bytes(tensor: Tensor) -> TensorBytes | None:
     """Return the bytes of an input in binary form, None for one in a client's region."""
     data = tensor.data
-    if data is None:
-        return None
-
-    def write(memory: memoryview) -> int:
-        memory[:] = data
-        return len(data)
-
-    return TensorBytes(len(data), write)
+    return None if data is None else TensorBytes.of(data)
 
 
 def header_length(announced: int | None, body_byte_size: int) -> int:
@@ -189,13 +182,7 @@ def read_lengths(message: bytes) -> tuple[int, bool]:
 def encode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:
     """Encode the response to an inference request; the output is the body, compressed if that was asked for."""
     known = _encode_arguments_decoder.decode(arguments)
-    data = iter(sources)
-    outputs = [
-        Tensor(name, datatype, shape, next(data)) if given else Tensor(name, datatype, shape, client_span=_IN_REGION)
-        for (name, datatype, shape), given in zip(known.outputs, known.given, strict=True)
-    ]
-    parameters: dict[str, ParameterValue] | None = None if known.parameters is None else dict(known.parameters)
-    response = Response(known.model_name, known.model_version, known.id, outputs, parameters)
+    response = read_response(arguments, sources)
     encoded = encode_infer(response, read_output_format(known.output_format))
     message = msgspec.msgpack.encode((len(encoded.header), encoded.has_binary))
     parts: list[Buffer] = [encoded.header, *encoded.binary]
@@ -203,3 +190,15 @@ def encode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
         parts = compress_parts(parts, known.encoding)
     return TaskResult(message, parts)
     yield b""  # never: it makes a generator, as every task function is
+
+
+def read_response(arguments: bytes, sources: Sequence[memoryview]) -> Response:
+    """Return the response that `encode_arguments` has described, with the bytes of its outputs."""
+    known = _encode_arguments_decoder.decode(arguments)
+    data = iter(sources)
+    outputs = [
+        Tensor(name, datatype, shape, next(data)) if given else Tensor(name, datatype, shape, client_span=_IN_REGION)
+        for (name, datatype, shape), given in zip(known.outputs, known.given, strict=True)
+    ]
+    parameters: dict[str, ParameterValue] | None = None if known.parameters is None else dict(known.parameters)
+    return Response(known.model_name, known.model_version, known.id, outputs, parameters)

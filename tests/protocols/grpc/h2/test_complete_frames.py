@@ -43,7 +43,7 @@ def fed(octets: bytes, step: int) -> H2Connection:
 
 def messages(stream: Stream) -> list[bytes]:
     """Return the messages of a stream as bytes."""
-    return [bytes(message) for message in stream.message_reader.messages]
+    return [bytes(message) for message in stream.message_reader.messages]  # type: ignore[arg-type]
 
 
 def state(connection: H2Connection) -> object:

@@ -38,7 +38,7 @@ class Receiver:
         assert not rest
 
     def messages(self, stream_id: int) -> list[bytes]:
-        return [bytes(found) for found in self.streams.by_id[stream_id].message_reader.messages]
+        return [bytes(found) for found in self.streams.by_id[stream_id].message_reader.messages]  # type: ignore[arg-type]
 
     @property
     def resets(self) -> list[tuple[int, H2ErrorCode]]:

@@ -48,10 +48,10 @@ def test_a_body_with_a_receive_buffer_is_received_there(with_kernel: WithKernel)
         room[:] = data[1000:]
         incoming.received += len(room)
         assert bytes(incoming.body) == data
-        span = buffer.span(buffer.view[100:8000], 64)
-        assert span is not None, "the first tensor is aligned"
-        assert buffer.span(buffer.view[101:8000], 4) is None
-        assert buffer.span(memoryview(bytearray(data)), 1) is None, "not a part of it"
+        span = buffer.span(buffer.view[100:8000])
+        assert span is not None
+        assert span.offset % 64 == 0, "the first tensor is aligned"
+        assert buffer.span(memoryview(bytearray(data))) is None, "not a part of it"
         assert model.input_arena is not None
         incoming.release()
         assert model.input_arena.allocator.block_count == 1
