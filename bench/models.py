@@ -88,8 +88,11 @@ def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> N
         _write_python_model(root / instances_name("waiting", count), config, WAITING, count)
 
 
-#: Models that return their input, and their datatypes.
-ECHOES = {"text": "TYPE_STRING", "fp32": "TYPE_FP32", "int32": "TYPE_INT32", "bool": "TYPE_BOOL", "uint8": "TYPE_UINT8"}
+#: Models that return their input, and their datatypes. `spare` is for requests that load and unload it.
+ECHOES = {
+    "text": "TYPE_STRING", "fp32": "TYPE_FP32", "int32": "TYPE_INT32", "bool": "TYPE_BOOL", "uint8": "TYPE_UINT8",
+    "spare": "TYPE_FP32",
+}  # fmt: skip
 
 
 def write_echoes(root: Path, *, builtin: bool) -> None:

@@ -20,9 +20,8 @@ def numbered(part: str, byte_size: int) -> str:
 
 def infer(datatype: str, shape: str, data: str, *, more: str = "", tensor: str = "") -> bytes:
     """Return an inference request with one input. `more` and `tensor` are members of the request and of the input."""
-    return (
-        f'{{{more}"inputs":[{{"name":"INPUT0",{tensor}"datatype":"{datatype}","shape":{shape},"data":{data}}}]}}'.encode()
-    )
+    input_0 = f'{{"name":"INPUT0",{tensor}"datatype":"{datatype}","shape":{shape},"data":{data}}}'
+    return f'{{{more}"inputs":[{input_0}]}}'.encode()
 
 
 def elements(datatype: str, part: str, byte_size: int) -> bytes:
@@ -38,14 +37,26 @@ def nested(opening: str, byte_size: int) -> str:
     return opening * depth + ("0" if opening != "[" else "") + closing * depth
 
 
+def different_floats(byte_size: int) -> bytes:
+    """Return an inference request with numbers that compress as badly as those of real clients."""
+    numbers = ",".join([f"{(n * 2654435761 % 2**32) / 1e4}" for n in range(100_000)])
+    times = max(1, byte_size // len(numbers))
+    return infer("FP32", f"[{times * 100_000}]", f"[{','.join([numbers] * times)}]")
+
+
 def binary(
-    datatype: str, count: int, data: bytes, *, wanted: dict[str, object] | None = None
+    datatype: str,
+    count: int,
+    data: bytes,
+    *,
+    wanted: dict[str, object] | None = None,
+    outputs: list[dict[str, object]] | None = None,
 ) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of a request with one input in binary form. `wanted` are its parameters."""
     tensor = {
         "name": "INPUT0", "datatype": datatype, "shape": [count], "parameters": {"binary_data_size": len(data)},
     }  # fmt: skip
-    head = json.dumps({"inputs": [tensor], "parameters": wanted or {}}).encode()
+    head = json.dumps({"inputs": [tensor], "outputs": outputs or [], "parameters": wanted or {}}).encode()
     return head + data, {"Inference-Header-Content-Length": str(len(head))}
 
 

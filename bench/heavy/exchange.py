@@ -107,9 +107,7 @@ class HttpExchange(Exchange):
             self._kept = memoryview(b"")
 
     def _begin(self, request: HttpRequest) -> None:
-        length = (
-            "Transfer-Encoding: chunked" if request.chunk_byte_size else f"Content-Length: {len(request.body)}"
-        )
+        length = "Transfer-Encoding: chunked" if request.chunk_byte_size else f"Content-Length: {len(request.body)}"
         headers = [f"{name}: {value}" for name, value in request.headers.items()]
         if request.expects_continue:
             headers.append("Expect: 100-continue")

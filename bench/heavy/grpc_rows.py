@@ -1,37 +1,33 @@
-"""The rows over gRPC: every RPC that takes a long message, and every part of one that can be long, deep or many."""
+"""The rows of inference over gRPC: every part of a message that can be long, deep or many, and its transfer."""
 
 from __future__ import annotations
 
-import functools
 import gzip
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from bench.heavy import messages as wire
-from bench.heavy.attack import MIB, Attack, GrpcCall, HeavyRow
-from protocols.grpc.generated import grpc_service_pb2 as pb
+from bench.heavy.attack import Attack, GrpcCall, HeavyRow
+from bench.heavy.http_rows import BUDGET_BYTE_SIZE
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+#: Makes a message of about as many bytes as its argument says.
+MakeMessage = Callable[[int], bytes]
 
-_SERVICE = "/inference.GRPCInferenceService/"
-_INFER, _STREAM = _SERVICE + "ModelInfer", _SERVICE + "ModelStreamInfer"
+SERVICE = "/inference.GRPCInferenceService/"
+_INFER, _STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 
-#: A map entry `InferParameter`: a string, and an int64.
-_TEXT_PARAMETER, _INT_PARAMETER = wire.delimited(3, b"a"), b"\x10\x01"
-#: An empty message or string in the field with this number.
-_EMPTY_BYTES = wire.delimited(wire.BYTES, b"")
+_INVALID, _UNPARSED = "INVALID_ARGUMENT", "Unable to parse request"
 
 
-def grpc_rows() -> list[HeavyRow]:
+def grpc_infer_rows() -> list[HeavyRow]:
     """Return the rows in the order of the report."""
-    return [*_contents(), *_parts(), *_transfers(), *_streams(), *_other_rpcs(), *_memory()]
+    return [*_contents(), *_parts(), *_long_texts(), *_unknown(), *_transfers(), *_streams(), *_memory()]
 
 
-def _row(
+def grpc_row(
     name: str,
-    message: Callable[[int], bytes],
-    status: str,
+    message: MakeMessage,
+    status: str = "OK",
     text: str = "",
     *,
     path: str = _INFER,
@@ -40,6 +36,8 @@ def _row(
     times: int = 1,
     attackers: int = 1,
 ) -> HeavyRow:
+    """Return a row with a number of calls at once, each with a message that is sent `times`."""
+
     def build(byte_size: int) -> Attack:
         content = message(byte_size // (calls * times))
         return Attack([GrpcCall(path, [content] * times, encoding)] * calls)
@@ -50,241 +48,252 @@ def _row(
 # ---- contents of tensors -------------------------------------------------------------------------
 
 
-def _empty_strings(byte_size: int) -> bytes:
-    field = wire.repeated(_EMPTY_BYTES, byte_size)
-    return wire.infer_message("text", wire.infer_input("BYTES", [len(field) // 2], wire.contents(field)))
-
-
 def _typed(model: str, datatype: str, field: bytes, count: int) -> bytes:
+    """Return a message with `count` elements in typed contents."""
     return wire.infer_message(model, wire.infer_input(datatype, [count], wire.contents(field)))
 
 
-def _each(model: str, datatype: str, field: bytes, byte_size: int, shape: int = 0) -> bytes:
-    """Return a message with `field` again and again: one element each, not packed."""
-    fields = wire.repeated(field, byte_size)
-    return _typed(model, datatype, fields, shape or len(fields) // len(field))
+def _each(model: str, datatype: str, field: bytes, count: int = 0) -> MakeMessage:
+    """Return what makes a message with `field` again and again: one element each, not packed. `count` is the shape."""
+
+    def make(byte_size: int) -> bytes:
+        fields = wire.repeated(field, byte_size)
+        return _typed(model, datatype, fields, count or len(fields) // len(field))
+
+    return make
+
+
+_EMPTY_STRING = wire.delimited(wire.BYTES, b"")
+_empty_strings = _each("text", "BYTES", _EMPTY_STRING)
+
+
+def _packed_ints(byte_size: int) -> bytes:
+    count, field = wire.packed_ints(byte_size)
+    return _typed("int32", "INT32", field, count)
+
+
+def _packed_floats(byte_size: int) -> bytes:
+    count, field = wire.packed_floats(byte_size)
+    return _typed("fp32", "FP32", field, count)
+
+
+def _packed_bools(byte_size: int) -> bytes:
+    return _typed("bool", "BOOL", wire.delimited(wire.BOOLS, b"\1" * byte_size), byte_size)
+
+
+def _long_bools(byte_size: int) -> bytes:
+    field = wire.repeated(wire.delimited(wire.BOOLS, b"\x81\x80\x80\x80\x80\x80\x80\x80\x80\1" * 10), byte_size)
+    return _typed("bool", "BOOL", field, len(field) // 102 * 10)
+
+
+def _parts_of_contents(byte_size: int) -> bytes:
+    """Return a message with the field `contents` again and again: protobuf merges them."""
+    part = wire.contents(b"\x10\x05")
+    parts = wire.repeated(part, byte_size)
+    return wire.infer_message("int32", wire.infer_input("INT32", [len(parts) // len(part)], parts))
 
 
 def _contents() -> list[HeavyRow]:
-    row = _row
-
-    def packed_ints(byte_size: int) -> bytes:
-        count, field = wire.packed_ints(byte_size)
-        return _typed("int32", "INT32", field, count)
-
-    def packed_floats(byte_size: int) -> bytes:
-        count, field = wire.packed_floats(byte_size)
-        return _typed("fp32", "FP32", field, count)
-
-    def bools(byte_size: int) -> bytes:
-        return _typed("bool", "BOOL", wire.delimited(wire.BOOLS, b"\1" * byte_size), byte_size)
-
-    long_bools = wire.delimited(wire.BOOLS, b"\x81\x80\x80\x80\x80\x80\x80\x80\x80\1" * 10)
+    row = grpc_row
+    count, kind = "unexpected number of string elements", "unexpected explicit tensor data"
     return [
-        row("4 million empty strings, 8 MiB", lambda n: _empty_strings(n * 8 // 60), "OK"),
-        row("empty strings", _empty_strings, "OK"),
-        row("empty strings, shape [1]", functools.partial(_each, "text", "BYTES", _EMPTY_BYTES, shape=1), "INVALID_ARGUMENT"),
-        row("empty strings for FP32", functools.partial(_each, "fp32", "FP32", _EMPTY_BYTES), "INVALID_ARGUMENT"),
-        row("short strings", functools.partial(_each, "text", "BYTES", wire.delimited(wire.BYTES, b"abc")), "OK"),
-        row("one string", lambda n: _typed("text", "BYTES", wire.delimited(wire.BYTES, bytes(n)), 1), "OK"),
-        row("int_contents, 16 MiB", lambda n: packed_ints(n * 16 // 60), "OK"),
-        row("int_contents", packed_ints, "OK"),
-        row("int_contents, one by one", functools.partial(_each, "int32", "INT32", b"\x10\x05"), "OK"),
-        row("int_contents in packs of one", functools.partial(_each, "int32", "INT32", b"\x12\x01\x05"), "OK"),
-        row("int_contents for BYTES", functools.partial(_each, "text", "BYTES", b"\x10\x05"), "INVALID_ARGUMENT"),
-        row("negative int_contents", functools.partial(_each, "int32", "INT32", b"\x10" + b"\xff" * 9 + b"\1"), "OK"),
-        row("fp32_contents", packed_floats, "OK"),
-        row("fp32_contents, one by one", functools.partial(_each, "fp32", "FP32", b"\x35" + bytes(4)), "OK"),
-        row("bool_contents", bools, "OK"),
-        row("bool_contents of ten bytes each", lambda n: _typed("bool", "BOOL", wire.repeated(long_bools, n), n // len(long_bools) * 10), "OK"),
-        row("contents in parts", functools.partial(_parts_of_contents, b"\x10\x05"), "OK"),
-    ]  # fmt: skip
-
-
-def _parts_of_contents(field: bytes, byte_size: int) -> bytes:
-    """The field `contents` again and again: protobuf merges them."""
-    parts = wire.repeated(wire.contents(field), byte_size)
-    count = len(parts) // len(wire.contents(field))
-    return wire.infer_message("int32", wire.infer_input("INT32", [count], parts))
+        row("4 million empty strings, 8 MiB", lambda n: _empty_strings(n * 8 // 60)),
+        row("empty strings", _empty_strings),
+        row("empty strings, shape [1]", _each("text", "BYTES", _EMPTY_STRING, 1), _INVALID, count),
+        row("empty strings for FP32", _each("fp32", "FP32", _EMPTY_STRING), _INVALID, kind),
+        row("short strings", _each("text", "BYTES", wire.delimited(wire.BYTES, b"abc"))),
+        row("one string", lambda n: _typed("text", "BYTES", wire.delimited(wire.BYTES, bytes(n)), 1)),
+        row("int_contents, 16 MiB", lambda n: _packed_ints(n * 16 // 60)),
+        row("int_contents", _packed_ints),
+        row("int_contents, one by one", _each("int32", "INT32", b"\x10\x05")),
+        row("int_contents in packs of one", _each("int32", "INT32", b"\x12\x01\x05")),
+        row("int_contents for BYTES", _each("text", "BYTES", b"\x10\x05"), _INVALID, kind),
+        row("negative int_contents", _each("int32", "INT32", b"\x10" + b"\xff" * 9 + b"\1")),
+        row("fp32_contents", _packed_floats),
+        row("fp32_contents, one by one", _each("fp32", "FP32", b"\x35" + bytes(4))),
+        row("bool_contents", _packed_bools),
+        row("bool_contents of ten bytes each", _long_bools),
+        row("contents in parts", _parts_of_contents),
+    ]
 
 
 # ---- other parts of a request --------------------------------------------------------------------
 
-_ONE = wire.infer_input("BYTES", [1]) + wire.raw_contents(b"\1\0\0\0a")
+_RAW_STRING = wire.raw_contents(b"\1\0\0\0a")
+_ONE = wire.infer_input("BYTES", [1])
+_INT_PARAMETER = b"\x10\x01"
 
 
-def _with(part: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    """Return a builder of requests that are right but for `part`."""
-    return lambda n: wire.infer_message("text", _ONE, part(n))
+def _with(part: MakeMessage) -> MakeMessage:
+    """Return what makes a request that is right but for `part`."""
+    return lambda n: wire.infer_message("text", _ONE + _RAW_STRING, part(n))
+
+
+def _in_input(part: MakeMessage) -> MakeMessage:
+    """The same for a part of its input, which has no shape yet."""
+    return lambda n: wire.infer_message("text", wire.infer_input("BYTES", [], part(n)), _RAW_STRING)
+
+
+def _input(field: MakeMessage) -> MakeMessage:
+    """Return what makes a request with this input."""
+    return lambda n: wire.infer_message("text", field(n), _RAW_STRING)
+
+
+def _again(field: bytes) -> MakeMessage:
+    return lambda n: wire.repeated(field, n)
+
+
+_parameters = _with(lambda n: wire.map_entries(4, _INT_PARAMETER, n))
 
 
 def _parts() -> list[HeavyRow]:
-    row, wrong = _row, "INVALID_ARGUMENT"
-    shape = functools.partial(wire.delimited, 3)
+    def row(name: str, message: MakeMessage, text: str) -> HeavyRow:
+        return grpc_row(name, message, _INVALID, text)
 
-    def in_input(part: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        return lambda n: wire.infer_message("text", wire.infer_input("BYTES", [], part(n)), wire.raw_contents(b"\1\0\0\0a"))
+    parameters, dims = "parameters, expected at most", "dimensions of a shape, expected at most"
+    inputs, outputs = "inputs, expected at most", "outputs, expected at most"
+    return [
+        row("300,000 parameters", lambda n: _parameters(n // 12), parameters),
+        row("parameters", _parameters, parameters),
+        row("empty parameters", _with(_again(wire.delimited(4, b""))), parameters),
+        row("parameters of the input", _in_input(lambda n: wire.map_entries(4, _INT_PARAMETER, n)), parameters),
+        row("inputs", lambda n: wire.infer_message("text", wire.repeated(_ONE + _RAW_STRING, n)), inputs),
+        row("empty inputs", _with(_again(wire.delimited(5, b""))), inputs),
+        row("outputs", _with(_again(wire.delimited(6, wire.delimited(1, b"OUTPUT0")))), outputs),
+        row("empty outputs", _with(_again(wire.delimited(6, b""))), outputs),
+        row("raw contents", _with(_again(wire.raw_contents(b"a"))), "raw_input_contents"),
+        row("empty raw contents", _with(_again(wire.raw_contents(b""))), "raw_input_contents"),
+        row("dims of a shape", _in_input(lambda n: wire.delimited(3, b"\1" * n)), dims),
+        row("dims of a shape, one by one", _in_input(_again(b"\x18\x01")), dims),
+    ]
 
-    def raw_floats(byte_size: int) -> bytes:
-        count = byte_size // 4
-        return wire.infer_message("fp32", wire.infer_input("FP32", [count]), wire.raw_contents(wire.floats(count)))
 
-    def raw_strings(byte_size: int) -> bytes:
-        return wire.infer_message("text", wire.infer_input("BYTES", [byte_size // 4]), wire.raw_contents(bytes(byte_size // 4 * 4)))
+def _long_texts() -> list[HeavyRow]:
+    long = "the names, shapes and parameters of the request take"
+
+    def row(name: str, message: MakeMessage, status: str = _INVALID, text: str = long) -> HeavyRow:
+        return grpc_row(f"long {name}", message, status, text)
+
+    def parameter(byte_size: int) -> bytes:
+        value = wire.delimited(3, b"a" * byte_size)
+        return wire.delimited(4, wire.delimited(1, b"a") + wire.delimited(2, value))
 
     return [
-        row("300,000 parameters", _with(lambda n: wire.map_entries(4, _INT_PARAMETER, n // 12)), wrong),
-        row("parameters", _with(lambda n: wire.map_entries(4, _INT_PARAMETER, n)), wrong),
-        row("empty parameters", _with(lambda n: wire.repeated(wire.delimited(4, b""), n)), wrong),
-        row("parameters of the input", in_input(lambda n: wire.map_entries(4, _TEXT_PARAMETER, n)), wrong),
-        row("one long parameter", _with(lambda n: wire.delimited(4, wire.delimited(1, b"a") + wire.delimited(2, wire.delimited(3, b"a" * n)))), wrong),
-        row("inputs", lambda n: wire.infer_message("text", wire.repeated(_ONE, n)), wrong),
-        row("empty inputs", _with(lambda n: wire.repeated(wire.delimited(5, b""), n)), wrong),
-        row("outputs", _with(lambda n: wire.repeated(wire.delimited(6, wire.delimited(1, b"OUTPUT0")), n)), wrong),
-        row("empty outputs", _with(lambda n: wire.repeated(wire.delimited(6, b""), n)), wrong),
-        row("raw contents", _with(lambda n: wire.repeated(wire.raw_contents(b"a"), n)), wrong),
-        row("empty raw contents", _with(lambda n: wire.repeated(wire.raw_contents(b""), n)), wrong),
-        row("dims of a shape", in_input(lambda n: shape(b"\1" * n)), wrong),
-        row("dims of a shape, one by one", in_input(lambda n: wire.repeated(b"\x18\x01", n)), wrong),
-        row("unknown numbers", _with(lambda n: wire.repeated(wire.tag(wire.UNKNOWN, wire.VARINT) + b"\1", n)), "OK|INVALID_ARGUMENT"),
-        row("unknown fields", _with(lambda n: wire.repeated(wire.delimited(wire.UNKNOWN, b""), n)), "OK|INVALID_ARGUMENT"),
-        row("one unknown field", _with(lambda n: wire.delimited(wire.UNKNOWN, bytes(n))), "OK|INVALID_ARGUMENT"),
-        row("unknown groups", _with(lambda n: wire.repeated(wire.tag(wire.UNKNOWN, wire.START_GROUP) + wire.tag(wire.UNKNOWN, wire.END_GROUP), n)), "OK|INVALID_ARGUMENT"),
-        row("nested groups", _with(wire.nested_groups), "INTERNAL|INVALID_ARGUMENT"),
-        row("long model name", lambda n: wire.infer_message("a" * n, _ONE), "NOT_FOUND|INVALID_ARGUMENT"),
-        row("model name again and again", lambda n: wire.repeated(wire.delimited(1, b"a"), n), "NOT_FOUND|INVALID_ARGUMENT"),
-        row("long version", _with(lambda n: wire.delimited(2, b"1" * n)), wrong),
-        row("long id", _with(lambda n: wire.delimited(3, b"a" * n)), wrong),
-        row("id without UTF-8", _with(lambda n: wire.delimited(3, b"\xff" * n)), "INTERNAL|INVALID_ARGUMENT"),
-        row("long input name", lambda n: wire.infer_message("text", wire.infer_input("BYTES", [1], name="a" * n)), wrong),
-        row("long output name", _with(lambda n: wire.delimited(6, wire.delimited(1, b"a" * n))), wrong),
-        row("long datatype", lambda n: wire.infer_message("text", wire.infer_input("A" * n, [1])), wrong),
-        row("no such model", lambda n: wire.infer_message("missing", wire.raw_contents(bytes(n))), "NOT_FOUND|INVALID_ARGUMENT"),
-        row("raw floats", raw_floats, "OK"),
-        row("raw empty strings", raw_strings, "OK"),
-        row("no protobuf", lambda n: b"\xff" * n, "INTERNAL"),
-        row("no protobuf after 60 MiB", lambda n: _empty_strings(n) + b"\xff", "INTERNAL"),
-    ]  # fmt: skip
+        row("model name", lambda n: wire.infer_message("a" * n, _ONE), "NOT_FOUND", "unknown model"),
+        row("version", _with(lambda n: wire.delimited(2, b"1" * n)), text="model version"),
+        row("id", _with(lambda n: wire.delimited(3, b"a" * n))),
+        row("id without UTF-8", _with(lambda n: wire.delimited(3, b"\xff" * n)), "INTERNAL", _UNPARSED),
+        row("parameter", _with(parameter)),
+        row("input name", _input(lambda n: wire.infer_input("BYTES", [1], name="a" * n))),
+        row("output name", _with(lambda n: wire.delimited(6, wire.delimited(1, b"a" * n)))),
+        row("datatype", _input(lambda n: wire.infer_input("A" * n, [1])), text="datatype"),
+    ]
+
+
+def _unknown() -> list[HeavyRow]:
+    def tag(kind: int) -> bytes:
+        return wire.tag(wire.UNKNOWN, kind)
+
+    def raw(model: str, datatype: str, width: int) -> MakeMessage:
+        def make(byte_size: int) -> bytes:
+            count = byte_size // width
+            content = wire.floats(count) if datatype == "FP32" else bytes(count * width)
+            return wire.infer_message(model, wire.infer_input(datatype, [count]), wire.raw_contents(content))
+
+        return make
+
+    row = grpc_row
+    groups = tag(wire.START_GROUP) + tag(wire.END_GROUP)
+    return [
+        row("unknown numbers", _with(_again(tag(wire.VARINT) + b"\1"))),
+        row("unknown fields", _with(_again(wire.delimited(wire.UNKNOWN, b"")))),
+        row("one unknown field", _with(lambda n: wire.delimited(wire.UNKNOWN, bytes(n)))),
+        row("unknown groups", _with(_again(groups))),
+        row("nested groups", _with(wire.nested_groups), "INTERNAL", _UNPARSED),
+        row("model name again and again", _again(wire.delimited(1, b"a")), "NOT_FOUND", "unknown model"),
+        row("no such model", raw("missing", "UINT8", 1), "NOT_FOUND", "unknown model"),
+        row("raw floats", raw("fp32", "FP32", 4)),
+        row("raw empty strings", raw("text", "BYTES", 4)),
+        row("no protobuf", lambda n: b"\xff" * n, "INTERNAL", _UNPARSED),
+        row("no protobuf at the end", lambda n: _empty_strings(n) + b"\xff", "INTERNAL", _UNPARSED),
+    ]
 
 
 # ---- compression, streams ------------------------------------------------------------------------
 
 
+def _zeros(byte_size: int) -> bytes:
+    return wire.infer_message("text", wire.raw_contents(bytes(byte_size)))
+
+
+def _zipped(message: MakeMessage) -> MakeMessage:
+    return lambda n: gzip.compress(message(n), 9)
+
+
+def _deflated(byte_size: int) -> bytes:
+    return zlib.compress(_empty_strings(byte_size), 9)
+
+
 def _transfers() -> list[HeavyRow]:
-    row = _row
-    refused = "INVALID_ARGUMENT|RESOURCE_EXHAUSTED"
-
-    def zeros(byte_size: int) -> bytes:
-        return wire.infer_message("text", wire.raw_contents(bytes(byte_size)))
-
+    row = grpc_row
+    bomb, too_large = "becomes more than", "Decompressed message larger than max"
+    zeros = _zipped(lambda n: _zeros(16 * n))
     return [
-        row("gzip bomb of empty strings", lambda n: gzip.compress(_empty_strings(n), 9), refused, encoding="gzip"),
-        row("deflate bomb of empty strings", lambda n: zlib.compress(_empty_strings(n), 9), refused, encoding="deflate"),
-        row("gzip bomb of zeros", lambda n: gzip.compress(zeros(16 * n), 9), refused, encoding="gzip"),
-        row("gzip in gzip", lambda n: gzip.compress(gzip.compress(zeros(16 * n), 9), 9), "INTERNAL|INVALID_ARGUMENT", encoding="gzip"),
-        row("gzip of garbage", lambda n: b"\x1f\x8b" + bytes(n), "INTERNAL|INVALID_ARGUMENT", encoding="gzip"),
-        row("ten calls at once", _empty_strings, "OK", calls=10),
-        row("a hundred calls of 300,000 parameters", lambda n: _with(lambda m: wire.map_entries(4, _INT_PARAMETER, m))(n), "INVALID_ARGUMENT", calls=100),
-    ]  # fmt: skip
+        row("gzip bomb of strings", _zipped(_empty_strings), "RESOURCE_EXHAUSTED", bomb, encoding="gzip"),
+        row("deflate bomb of strings", _deflated, "RESOURCE_EXHAUSTED", bomb, encoding="deflate"),
+        row("gzip bomb of zeros", zeros, "RESOURCE_EXHAUSTED", too_large, encoding="gzip"),
+        row("gzip in gzip", _zipped(zeros), "INTERNAL", _UNPARSED, encoding="gzip"),
+        row("gzip of zeros", lambda n: b"\x1f\x8b" + bytes(n), "INTERNAL", "unable to decompress", encoding="gzip"),
+        row("ten calls at once", _empty_strings, calls=10),
+        row("a hundred calls, parameters", _parameters, _INVALID, "parameters, expected at most", calls=100),
+    ]
 
 
 def _streams() -> list[HeavyRow]:
-    row = functools.partial(_row, path=_STREAM)
-    parameters = _with(lambda n: wire.map_entries(4, _INT_PARAMETER, n))
+    def row(name: str, message: MakeMessage, status: str = "OK", text: str = "", times: int = 1) -> HeavyRow:
+        encoding = "gzip" if "gzip" in name else ""
+        return grpc_row(f"stream: {name}", message, status, text, path=_STREAM, times=times, encoding=encoding)
+
+    parameters = "parameters, expected at most"
     return [
-        row("stream: empty strings", _empty_strings, "OK"),
-        row("stream: parameters", parameters, "OK", "inputs|parameters"),
-        row("stream: ten messages", _empty_strings, "OK", times=10),
-        row("stream: ten messages of parameters", parameters, "OK", "parameters", times=10),
-        row("stream: 100,000 small messages", lambda n: wire.infer_message("text", _ONE), "OK", times=100_000),
-        row("stream: no protobuf", lambda n: b"\xff" * n, "INTERNAL|INVALID_ARGUMENT"),
-        row("stream: no such model", lambda n: wire.infer_message("missing", wire.raw_contents(bytes(n))), "OK"),
-        row("stream: gzip bomb", lambda n: gzip.compress(_empty_strings(n), 9), "INVALID_ARGUMENT|RESOURCE_EXHAUSTED", encoding="gzip"),
-    ]  # fmt: skip
-
-
-# ---- other RPCs ----------------------------------------------------------------------------------
-
-
-def _other_rpcs() -> list[HeavyRow]:
-    def row(name: str, rpc: str, message: Callable[[int], bytes], status: str) -> HeavyRow:
-        path = rpc if rpc.startswith("/") else _SERVICE + rpc
-        return _row(f"{rpc.rpartition('/')[2]}: {name}", message, status, path=path)
-
-    def load(model: str, key: bytes, value: bytes) -> bytes:
-        entry = wire.delimited(3, wire.delimited(1, key) + wire.delimited(2, value))
-        return pb.RepositoryModelLoadRequest(model_name=model).SerializeToString() + entry
-
-    def settings(value: bytes, byte_size: int) -> bytes:
-        return wire.map_entries(1, value, byte_size)
-
-    refused = "INVALID_ARGUMENT|RESOURCE_EXHAUSTED|NOT_FOUND"
-    model = pb.RepositoryModelLoadRequest(model_name="text").SerializeToString()
-    found = [
-        row("a configuration", "RepositoryModelLoad", lambda n: load("text", b"config", wire.delimited(3, b"a" * n)), refused),
-        row("a file", "RepositoryModelLoad", lambda n: load("text", b"file:1/a", wire.delimited(4, bytes(n))), refused),
-        row("parameters", "RepositoryModelLoad", lambda n: model + wire.map_entries(3, _INT_PARAMETER, n), refused),
-        row("parameters", "RepositoryModelUnload", lambda n: model + wire.map_entries(3, _INT_PARAMETER, n), refused),
-        row("settings", "TraceSetting", functools.partial(settings, wire.delimited(1, b"1")), refused),
-        row("values of one setting", "TraceSetting", lambda n: wire.delimited(1, wire.delimited(1, b"trace_level") + wire.delimited(2, wire.repeated(b"\x0a\x00", n))), refused),
-        row("settings", "LogSettings", functools.partial(settings, wire.delimited(3, b"1")), refused),
-        row("long key", "SystemSharedMemoryRegister", lambda n: wire.delimited(1, b"a") + wire.delimited(2, b"a" * n), refused),
-        row("long handle", "CudaSharedMemoryRegister", lambda n: wire.delimited(1, b"a") + wire.delimited(2, b"a" * n), refused),
-        row("files", "RepositoryModelLoad", lambda n: model + wire.numbered(b"\x1a\x13\x0a\x0dfile:1", b"\x12\x02\x22\x00", n), refused),
-    ]  # fmt: skip
-    names = (
-        "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex",
-        "SystemSharedMemoryStatus", "SystemSharedMemoryUnregister", "CudaSharedMemoryStatus", "CudaSharedMemoryUnregister",
-    )  # fmt: skip
-    found += [row("long name", each, lambda n: wire.delimited(1, b"a" * n), f"OK|{refused}") for each in names]
-    unknown = wire.tag(wire.UNKNOWN, wire.VARINT) + b"\1"
-    found += [
-        row("unknown fields", each, functools.partial(wire.repeated, unknown), "OK|RESOURCE_EXHAUSTED")
-        for each in ("ServerLive", "ServerReady", "ServerMetadata", "LogSettings", "/grpc.health.v1.Health/Check")
+        row("empty strings", _empty_strings),
+        row("parameters", _parameters, text=parameters),
+        row("ten messages", _empty_strings, times=10),
+        row("ten messages, parameters", _parameters, text=parameters, times=10),
+        row("100,000 small messages", lambda _: wire.infer_message("text", _ONE + _RAW_STRING), times=100_000),
+        row("no protobuf", lambda n: b"\xff" * n, "INTERNAL", _UNPARSED),
+        row(
+            "no such model", lambda n: wire.infer_message("missing", wire.raw_contents(bytes(n))), text="unknown model"
+        ),
+        row("gzip bomb", _zipped(_empty_strings), "RESOURCE_EXHAUSTED", "becomes more than"),
     ]
-    found.append(row("a message", "NoSuchRpc", bytes, "UNIMPLEMENTED"))
-    return found
 
 
 # ---- memory --------------------------------------------------------------------------------------
 
 
+def _echo(byte_size: int) -> GrpcCall:
+    tensor = wire.infer_input("UINT8", [byte_size])
+    return GrpcCall(_INFER, [wire.infer_message("uint8", tensor, wire.raw_contents(bytes(byte_size)))])
+
+
 def _memory() -> list[HeavyRow]:
-    def echo(byte_size: int) -> GrpcCall:
-        tensor = wire.infer_input("UINT8", [byte_size])
-        return GrpcCall(_INFER, [wire.infer_message("uint8", tensor, wire.raw_contents(bytes(byte_size)))])
+    def row(name: str, build: Callable[[int], Attack]) -> HeavyRow:
+        status = "OK+RESOURCE_EXHAUSTED"
+        return HeavyRow(f"grpc {name}", "grpc", build, status, growth_byte_size=BUDGET_BYTE_SIZE)
 
-    def unread(byte_size: int) -> Attack:
-        return Attack([echo(byte_size * 16 // 60)], connections=30, pauses_before_reading=True)
+    def unread(byte_size: int) -> GrpcCall:
+        return _echo(byte_size * 16 // 60)
 
-    def unread_on_one(byte_size: int) -> Attack:
-        return Attack([echo(byte_size * 16 // 60)] * 30, pauses_before_reading=True)
+    def half(byte_size: int) -> GrpcCall:
+        return _echo(byte_size // 3)
 
-    def half_sent(byte_size: int) -> Attack:
-        return Attack([echo(byte_size // 3)], connections=20, pauses_before_end=True)
-
-    def half_sent_on_one(byte_size: int) -> Attack:
-        return Attack([echo(byte_size // 3)] * 20, pauses_before_end=True)
-
-    def half_sent_load(byte_size: int) -> Attack:
-        message = pb.RepositoryModelLoadRequest(model_name="text").SerializeToString()
-        entry = wire.delimited(3, wire.delimited(1, b"file:1/a") + wire.delimited(2, wire.delimited(4, bytes(byte_size // 3))))
-        return Attack([GrpcCall(_SERVICE + "RepositoryModelLoad", [message + entry])], connections=20, pauses_before_end=True)
-
-    def row(name: str, build: Callable[[int], Attack], status: str, attackers: int = 1) -> HeavyRow:
-        return HeavyRow(f"grpc {name}", "grpc", build, status, attackers=attackers)
-
+    parameters = "parameters, expected at most"
     return [
-        row("30 unread responses", unread, "OK+RESOURCE_EXHAUSTED"),
-        row("30 unread responses, one connection", unread_on_one, "OK+RESOURCE_EXHAUSTED"),
-        row("20 half-sent", half_sent, "OK+RESOURCE_EXHAUSTED"),
-        row("20 half-sent, one connection", half_sent_on_one, "OK+RESOURCE_EXHAUSTED"),
-        row("20 half-sent, load", half_sent_load, "INVALID_ARGUMENT+RESOURCE_EXHAUSTED"),
-        row("four attackers, empty strings", lambda n: Attack([GrpcCall(_INFER, [_empty_strings(n)])]), "OK", 4),
-        row("four attackers, parameters", lambda n: Attack([GrpcCall(_INFER, [_with(lambda m: wire.map_entries(4, _INT_PARAMETER, m))(n)])]), "INVALID_ARGUMENT", 4),
-    ]  # fmt: skip
-
-
-def rpcs() -> set[str]:
-    """Return the paths that rows attack, for a test that no RPC is left out."""
-    return {each.path for row in grpc_rows() for each in row.build(MIB // 64).requests}
+        row("30 unread responses", lambda n: Attack([unread(n)], connections=30, pauses_before_reading=True)),
+        row("30 unread on one connection", lambda n: Attack([unread(n)] * 30, pauses_before_reading=True)),
+        row("20 half-sent", lambda n: Attack([half(n)], connections=20, pauses_before_end=True)),
+        row("20 half-sent on one connection", lambda n: Attack([half(n)] * 20, pauses_before_end=True)),
+        grpc_row("four attackers, floats", _packed_floats, attackers=4),
+        grpc_row("four attackers, parameters", _parameters, _INVALID, parameters, attackers=4),
+    ]

@@ -1,4 +1,4 @@
-"""Protobuf messages by their wire format, which no library would write: millions of empty parts, nested groups. Pure."""
+"""Protobuf messages that no library would write: millions of empty parts, nested groups. Pure."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ def numbered(prefix: bytes, suffix: bytes, byte_size: int) -> bytes:
     return b"".join(b"%b%07d%b" % (prefix, number, suffix) for number in range(count))
 
 
-def map_entries(number: int, value: bytes, byte_size: int) -> bytes:
-    """Return entries of the map `number` with different keys of seven digits, and the encoded message `value`."""
-    rest = delimited(2, value)
-    prefix = tag(number, DELIMITED) + varint(9 + len(rest)) + b"\x0a\x07"
-    return numbered(prefix, rest, byte_size)
+def map_entries(number: int, value: bytes, byte_size: int, before_key: bytes = b"") -> bytes:
+    """Return entries of the map `number` with the encoded message `value` and different keys.
+
+    A key is `before_key` and seven digits.
+    """
+    length, rest = len(before_key) + 7, delimited(2, value)
+    key = b"\x0a" + varint(length) + before_key
+    return numbered(tag(number, DELIMITED) + varint(len(key) + 7 + len(rest)) + key, rest, byte_size)
 
 
 def nested_groups(byte_size: int) -> bytes:

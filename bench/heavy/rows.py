@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.heavy.grpc_rows import grpc_rows
-from bench.heavy.http_rows import http_rows
+from bench.heavy.grpc_rows import grpc_infer_rows
+from bench.heavy.grpc_rpcs import grpc_rpc_rows
+from bench.heavy.http_routes import http_route_rows
+from bench.heavy.http_rows import http_infer_rows
 
 if TYPE_CHECKING:
     from bench.heavy.attack import HeavyRow
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 def heavy_rows() -> list[HeavyRow]:
     """Return every row in the order of the report."""
-    return [*http_rows(), *grpc_rows()]
+    return [*http_infer_rows(), *http_route_rows(), *grpc_infer_rows(), *grpc_rpc_rows()]
 
 
 def row_named(name: str) -> HeavyRow:
