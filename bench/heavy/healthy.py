@@ -9,6 +9,7 @@ what it has counted, `Waits` of each protocol as JSON.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import select
 import sys
@@ -95,8 +96,8 @@ class HealthyClient:
         for descriptor in self._by_descriptor:
             self._poll.register(descriptor, select.EPOLLIN)
         self._poll.register(sys.stdin, select.EPOLLIN)
-        #: Whether the requests that are due until now shall end, and no further ones begin.
-        self._ending = 0.0
+        #: No request begins that is due later.
+        self._last_due = math.inf
         self._counting = False
 
     def run(self) -> None:
@@ -107,9 +108,9 @@ class HealthyClient:
         while True:
             now = time.perf_counter()
             for side in self._sides:
-                if not side.waiting and side.due <= (self._ending or now):
+                if not side.waiting and side.due <= min(now, self._last_due):
                     side.send()
-            if self._ending and not any(side.waiting for side in self._sides):
+            if not any(side.waiting or side.due <= self._last_due for side in self._sides):
                 self._print()
             wait_s = min(side.due - now if not side.waiting else INTERVAL_S for side in self._sides)
             for descriptor, _ in self._poll.poll(max(0.0, wait_s)):
@@ -134,14 +135,14 @@ class HealthyClient:
                 side.counted()
             self._counting = True
         else:
-            self._ending = time.perf_counter()
+            self._last_due = time.perf_counter() + INTERVAL_S  # one request or more after the end
         return True
 
     def _print(self) -> None:
         found = {side.protocol: side.counted() for side in self._sides}
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
         sys.stdout.buffer.flush()
-        self._counting, self._ending = False, 0.0
+        self._counting, self._last_due = False, math.inf
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from bench.contenders import OURS, TRITON
 from bench.heavy.attack import MIB
 from bench.heavy.measurement import RowSample  # noqa: TC001 - msgspec reads it
-from bench.heavy.verdict import GROWTH_FACTOR, LONGEST_LIMIT_MS, P99_LIMIT_MS, RowVerdict
+from bench.heavy.verdict import RowVerdict  # noqa: TC001 - msgspec reads it
 from bench.machine import Machine  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ class HeavyReport(msgspec.Struct, frozen=True):
     #: The healthy client without an attack, in milliseconds, by server: p99 and longest wait.
     undisturbed_ms: dict[str, tuple[float, float]]
     results: list[HeavyResult]
-    limits: dict[str, float] = {
-        "p99_ms": P99_LIMIT_MS, "longest_ms": LONGEST_LIMIT_MS, "growth_of_body": GROWTH_FACTOR,
-    }  # fmt: skip
+    limits: dict[str, float]
 
 
 #: Columns of figures: the name, and the text of a round's or rounds' figure.

@@ -1,0 +1,84 @@
+"""One heavy request stops nobody: the rows of `python -m bench heavy` with smaller bodies, from other processes.
+
+Nothing here depends on how busy the machine is: what counts is the processor time of callbacks on the kernel's event
+loop and of the whole kernel, its memory, and that a healthy client gets each of its responses.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.heavy.attack import MIB
+from bench.heavy.command import FLAGS, OUR_FLAGS
+from bench.heavy.measurement import Attackers, LineProcess, RowSample, healthy_client, measure_row
+from bench.heavy.rows import heavy_rows
+from bench.heavy.verdict import growth_limit
+from bench.models import write_echoes
+from bench.server import ServerProcess
+from tests.end_to_end.heavy.watched_server import HELD_UP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.heavy.attack import HeavyRow
+
+#: Large enough for every limit of bytes that stands for one part of a request, and for work that takes 50 ms.
+BODY_BYTE_SIZE = 2 * MIB
+
+#: What the kernel may compute for a row, and for each request of the healthy client meanwhile.
+ROW_CPU_S, HEALTHY_CPU_S = 0.1, 0.0005
+
+#: Rows that need bodies of full size, or take long, and why.
+LEFT_OUT: dict[str, str] = {}
+
+ROWS = [row for row in heavy_rows() if row.name not in LEFT_OUT]
+
+
+class Attacked:
+    """A server, its healthy client, and attackers."""
+
+    def __init__(self, server: ServerProcess, attackers: Attackers, healthy: LineProcess) -> None:
+        self.server = server
+        self._attackers = attackers
+        self._healthy = healthy
+        self._read = 0
+
+    def measure(self, row: HeavyRow) -> RowSample:
+        self.held_up()
+        ports = {"http": self.server.http_port, "grpc": self.server.grpc_port}
+        return measure_row(
+            row, BODY_BYTE_SIZE, ports, self.server.pid, self._attackers, self._healthy, timeout_s=40, least_s=0
+        )
+
+    def held_up(self) -> list[str]:
+        """Return what has held the kernel's event loop up since the last call."""
+        log = self.server.log
+        lines = log[self._read :].splitlines()
+        self._read = len(log)
+        return [line for line in lines if line.startswith(HELD_UP)]
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    models = tmp_path_factory.mktemp("models")
+    write_echoes(models, builtin=True)
+    module = "tests.end_to_end.heavy.watched_server"
+    with ServerProcess(models, *FLAGS, *OUR_FLAGS, module=module) as server, Attackers() as attackers:
+        ports = {"http": server.http_port, "grpc": server.grpc_port}
+        with healthy_client(ports) as healthy:
+            yield Attacked(server, attackers, healthy)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_heavy_request_stops_nobody(attacked: Attacked, row: HeavyRow) -> None:
+    sample = attacked.measure(row)
+    assert sample.status == row.status, sample.texts
+    assert re.search(row.text, "\n".join(sample.texts)), f"{row.text!r} is not in {sample.texts}"
+    assert sample.failures == []
+    assert attacked.held_up() == []
+    healthy_requests = sum(each.requests for each in sample.waits.values())
+    assert sample.cpu_s <= ROW_CPU_S + HEALTHY_CPU_S * healthy_requests
+    assert sample.growth.total <= growth_limit(row, sample.body_byte_size)
