@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from backends.transport import wire
+from backends.transport.texts import shortened
 from kernel.errors import InvalidArgument, Unsupported
 from kernel.observe.metric_rules import MAX_SERIES, Labels, MetricKind, check_buckets, check_family_name, checked_labels
 
@@ -183,7 +184,9 @@ class MetricRegistry:
                     raise InvalidArgument("Family name already exists with different type")
                 return family
             self._check_room()
-            family = self._families[name] = ModelFamily(name, description.encode(errors="replace").decode(), kind)
+            family = self._families[name] = ModelFamily(
+                name, shortened(description.encode(errors="replace").decode()), kind
+            )
             self._new_families.append(family)
         self._announce()
         return family

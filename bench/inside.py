@@ -15,7 +15,7 @@ from hpack import Encoder
 
 from backends.supervision.handle import WorkerHandle
 from backends.transport import wire
-from backends.transport.framing import FrameReader, frame
+from backends.transport.framing import MAX_WORKER_FRAME, FrameReader, frame
 from bench.inside_apart import PATHS
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec, TensorSpec
@@ -100,7 +100,7 @@ class _Worker:
     def __init__(self) -> None:
         self.on_message: Callable[[wire.ToKernel], None]
         self._batches: list[wire.Execute] = []
-        self._reader = FrameReader()
+        self._reader = FrameReader(MAX_WORKER_FRAME)
         outputs = [Tensor(name, "FP32", [16], _TENSOR) for name in ("OUTPUT0", "OUTPUT1")]
         self._response = wire.ResponseMessage(outputs)
 

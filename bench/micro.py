@@ -6,7 +6,7 @@ import timeit
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from backends.transport.framing import FrameReader, frame
+from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
@@ -46,7 +46,7 @@ def operations() -> dict[str, Callable[[], object]]:
     execute = wire.Execute(2, [wire.RequestMessage(1, [Tensor("IN", "FP32", [16], bytes(64))] * 2)])
     executed = wire.Executed(2, [wire.ResponseMessage([Tensor("OUT", "FP32", [16], bytes(64))] * 2)])
     encoded, encoded_executed = wire.encoder.encode(execute), wire.encoder.encode(executed)
-    reader, framed = FrameReader(), frame(encoded)
+    reader, framed = FrameReader(MAX_KERNEL_FRAME), frame(encoded)
     allocator = BlockAllocator(1 << 34)
     return {
         "worker message: encode Execute": lambda: wire.encoder.encode(execute),

@@ -18,6 +18,8 @@ from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.supervisor import InstanceSupervisor
+from backends.supervision.watch.instance_watch import ExecutionLimits
+from backends.supervision.watch.watchdog import Watchdog
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -34,9 +36,13 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
+from protocols.exposure import OpenPort, describe_exposure
+from protocols.frontend import is_local
 from protocols.grpc.server import GrpcServer
 from protocols.http.metrics.server import MetricsServer
 from protocols.http.server import HttpServer
+from protocols.keys import KeyReader
+from protocols.listening import listening_address
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from shm.budget import ByteBudget
@@ -153,7 +159,10 @@ class Server:
             LocalLauncher(task_module=_HELPER_TASKS), options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
-        poller = LoopPoller(polling)
+        poller, watchdog = LoopPoller(polling), Watchdog()
+        limits = ExecutionLimits(
+            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
+        )
         self._lifecycle = Lifecycle(
             catalog,
             clock,
@@ -163,6 +172,8 @@ class Server:
                 poller,
                 helpers,
                 arena_byte_size=options.arena_byte_size,
+                watchdog=watchdog,
+                limits=limits,
                 verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
                 load_timeout_s=repository.load_timeout_s,
                 budget=budget,
@@ -179,6 +190,7 @@ class Server:
                 backend_configs=parse_backend_configs(repository.backend_config),
                 host_policies=parse_host_policies(repository.host_policy),
                 load_timeout_s=repository.load_timeout_s,
+                unload_timeout_s=repository.unload_timeout_s,
                 metrics=metrics,
             ),
         )
@@ -238,20 +250,41 @@ class Server:
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, before any model is loaded, so that wrong options end the start at once."""
         doors: list[FrontDoor] = []
-        log_access = self._options.log.access
+        kernel, options, keys = self._kernel, self._options, KeyReader()
+        log_access, admin = options.log.access, options.admin
         if "grpc" in sockets:
-            doors.append(GrpcServer(self._kernel, sockets["grpc"], self._options.grpc, log_access=log_access))
+            doors.append(
+                GrpcServer(kernel, sockets["grpc"], options.grpc, log_access=log_access, admin=admin, keys=keys)
+            )
         if "http" in sockets:
-            doors.append(HttpServer(self._kernel, sockets["http"], self._options.http, log_access=log_access))
+            doors.append(
+                HttpServer(kernel, sockets["http"], options.http, log_access=log_access, admin=admin, keys=keys)
+            )
         if "metrics" in sockets:
-            doors.append(MetricsServer(self._kernel, sockets["metrics"], self._options.metrics))
+            doors.append(MetricsServer(kernel, sockets["metrics"], options.metrics, http=options.http, keys=keys))
         return doors
 
     async def _open(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
         for door in doors:
             await door.start()
             logger.info("Started %s", door.title)
+        self._log_exposure(doors, sockets)
         self._owner.opened(self._kernel, {name: sock.getsockname()[1] for name, sock in sockets.items()})
+
+    def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
+        """Log who may administer the server over the front doors, if any is open."""
+        options, ports = self._options, []
+        for door in doors:
+            if isinstance(door, (HttpServer, GrpcServer)):
+                name, tls = ("http", options.http.tls) if isinstance(door, HttpServer) else ("grpc", options.grpc.tls)
+                sock = sockets[name]
+                title = f"{name.replace('http', 'HTTP').replace('grpc', 'gRPC')} at {listening_address(sock)}"
+                local, mutual = is_local(sock.getsockname()), tls is not None and tls.mutual
+                ports.append(OpenPort(title, door.restrictions, local, mutual))
+        if ports:
+            explicit = options.repository.control_mode == "explicit"
+            exposure = describe_exposure(ports, explicit=explicit, client_shm=options.allow_client_shm)
+            logger.log(logging.WARNING if exposure.is_warning else logging.INFO, "%s", exposure.text)
 
     async def _stop(self, doors: list[FrontDoor]) -> int:
         """Drain and close; returns the exit code. A second signal ends the wait."""

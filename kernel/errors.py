@@ -8,7 +8,10 @@ Triton's if Triton has one.
 from __future__ import annotations
 
 import enum
+import errno
 from typing import ClassVar
+
+from kernel.texts import MAX_TEXT_BYTE_SIZE, limited, printable
 
 
 class ErrorCode(enum.Enum):
@@ -41,6 +44,10 @@ _TITLES = {
 }
 
 
+#: The most bytes of a text that a model made and a client gets.
+MAX_MODEL_TEXT = 64 << 10
+
+
 class ServingError(Exception):
     """An expected failure. `code` is its kind, `message` is the text for the client."""
 
@@ -50,9 +57,17 @@ class ServingError(Exception):
     #: those of later phases as plain text. A request that `Kernel.submit` refuses was never queued, whatever this says.
     before_queueing: bool = False
 
+    #: The most bytes of the message that clients get. Most errors repeat what the client has sent, which can be long.
+    max_byte_size: int = MAX_TEXT_BYTE_SIZE
+
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    @property
+    def text(self) -> str:
+        """The message as front doors send it: cut, and with line feeds and tabs as its only control characters."""
+        return printable(limited(self.message, self.max_byte_size), keep="\n\t")
 
 
 class UnknownError(ServingError):
@@ -106,8 +121,32 @@ _BY_CODE: dict[ErrorCode, type[ServingError]] = {
 
 
 def error_of(code: ErrorCode, message: str) -> ServingError:
-    """Return an error with `code` and `message`, for an error that a worker sent as code and text."""
+    """Return an error with `code` and `message`."""
     return _BY_CODE[code](message)
+
+
+def worker_error(code: ErrorCode, message: str) -> ServingError:
+    """Return the error that a worker sent as code and text. The text is the model's, such as a traceback."""
+    error = error_of(code, message)
+    error.max_byte_size = MAX_MODEL_TEXT
+    return error
+
+
+def file_error(message: str, cause: OSError) -> ServingError:
+    """Return the error for a file or process that `cause` made unusable."""
+    return NoDescriptorLeft() if lacks_descriptors(cause) else InternalError(message)
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether `error` means that the process, or the whole system, has no file descriptor left."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+class NoDescriptorLeft(Unavailable):
+    """The server could not open a file, a socket or an arena. Some other client may close a connection soon."""
+
+    def __init__(self) -> None:
+        super().__init__("the server has no file descriptor left; try again later")
 
 
 # ---- models ---------------------------------------------------------------------------------
@@ -137,6 +176,8 @@ class ModelNotReady(Unavailable):
 
 class ModelLoadFailed(InvalidArgument):
     """A load request failed. The message contains the reasons of all failed versions."""
+
+    max_byte_size = MAX_MODEL_TEXT
 
 
 class BadConfig(InvalidArgument):
@@ -180,15 +221,37 @@ class QueueTimeout(Unavailable):
 
 
 class WorkerLost(Unavailable):
-    """The worker died while it executed the request. The request is not retried."""
+    """The worker died while it had the request. The request is not retried.
 
-    def __init__(self, instance: str, cause: str) -> None:
+    `when` says how far the worker was with the request.
+    """
+
+    def __init__(self, instance: str, cause: str, when: str = "while it executed the request") -> None:
         super().__init__(
-            f"the worker of model instance '{instance}' was lost while it executed the request "
-            f"({cause}); the request was not retried"
+            f"the worker of model instance '{instance}' was lost {when} ({cause}); the request was not retried"
         )
         self.instance = instance
         self.cause = cause
+
+
+class ExecutionTimeout(Unavailable):
+    """The model did not finish the request within the time that an execution may take. The request is not retried."""
+
+    def __init__(self, model: str, busy_s: float, limit_s: float, setting: str) -> None:
+        super().__init__(
+            f"model '{model}' was still executing the request after {busy_s:.1f} s; its limit is {limit_s:g} s "
+            f"({setting}). Its worker was ended, and the request was not retried"
+        )
+
+
+class NotFinishedInTime(Unavailable):
+    """The version or the instance was unloaded or replaced, and did not finish the request in time."""
+
+    def __init__(self, title: str, limit_s: float) -> None:
+        super().__init__(
+            f"{title} was unloaded or replaced, and the request was not finished within {limit_s:g} s "
+            "(--model-unload-timeout-secs)"
+        )
 
 
 class DecoupledOverUnary(Unsupported):

@@ -55,6 +55,8 @@ class HttpOptions(msgspec.Struct, frozen=True):
     restricted_api: tuple[str, ...] = ()
     #: Origins of web pages that may call the server, or "*"; empty for no CORS headers.
     cors_origins: tuple[str, ...] = ()
+    #: Values of --http-allowed-hosts, not parsed: "name,name"; empty for the default of `protocols.http.browsers`.
+    allowed_hosts: tuple[str, ...] = ()
     tls: TlsOptions | None = None
 
 
@@ -80,6 +82,15 @@ class GrpcOptions(msgspec.Struct, frozen=True):
     #: 0 for no limit.
     max_connection_age_grace_ms: int = 0
     tls: TlsOptions | None = None
+
+
+class AdminOptions(msgspec.Struct, frozen=True):
+    """Who may load and unload models, change settings of logs and traces, and register shared memory."""
+
+    #: local, key or open.
+    access: str = "open"
+    #: Value of --admin-key: the key, "@FILE" or "$VARIABLE"; empty for none.
+    key: str = ""
 
 
 class MetricsOptions(msgspec.Struct, frozen=True):
@@ -127,6 +138,8 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     #: Seconds that each step of loading an instance may take: completing the configuration, loading the model
     #: (`initialize`), the warm-up. 0 for no limit.
     load_timeout_s: int = 1800
+    #: Seconds in which the last requests of a version may end that was unloaded or replaced.
+    unload_timeout_s: int = 300
     #: Values of --backend-config, not parsed: "backend,key=value" or "key=value".
     backend_config: tuple[str, ...] = ()
     #: Values of --host-policy, not parsed: "name,key=value".
@@ -150,6 +163,10 @@ class ServerOptions(msgspec.Struct, frozen=True):
     strict_readiness: bool = True
     #: Seconds in which requests in flight may end when the server stops.
     exit_timeout_s: int = 30
+    #: Seconds that an execution may take before its worker is ended, and before it is reported; 0 for never.
+    execution_timeout_s: float = 0
+    execution_report_s: float = 60
+    admin: AdminOptions = AdminOptions()
     #: local, true or false.
     allow_client_shm: str = "local"
     #: uvloop or asyncio.
@@ -189,6 +206,7 @@ def check_options(options: ServerOptions) -> None:
         raise BadOption("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in options.repository.load_models and len(options.repository.load_models) > 1:
         raise BadOption("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    _check_admin(options.admin)
     taken: dict[tuple[str, int], str] = {}
     for title, listener in (
         ("HTTP", options.http_listener),
@@ -204,3 +222,11 @@ def check_options(options: ServerOptions) -> None:
                 f"and port {listener.address}:{listener.port}"
             )
         taken[address] = title
+
+
+def _check_admin(admin: AdminOptions) -> None:
+    if admin.access == "key" and not admin.key:
+        raise BadOption("--admin-access=key needs --admin-key, the key as @FILE or $VARIABLE")
+    if admin.key and admin.access != "key":
+        # The server would be open although the operator has chosen a key.
+        raise BadOption("--admin-key has an effect only with --admin-access=key")

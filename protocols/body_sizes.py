@@ -1,9 +1,12 @@
-"""Sizes of request and response bodies, in bytes, from which on both protocols treat them in another way."""
+"""Sizes of request and response bodies, in bytes, from which on both protocols treat them in another way. Pure."""
 
 from __future__ import annotations
 
 #: The largest body: gRPC's limit for messages (INT32_MAX), and Triton's for HTTP, whose Content-Length is an int.
 MAX_BODY_BYTE_SIZE = 2**31 - 1
+
+#: The largest body of a request that only controls the server: all but inference, and loads, which may bring files.
+MAX_CONTROL_BYTE_SIZE = 64 * 2**10
 
 #: From here on a request body is received into memory of its own, where possible that of its model.
 RECEIVE_BUFFER_BYTE_SIZE = 64 * 2**10

@@ -1,6 +1,7 @@
-"""What a client reads when the server raised an exception that nobody expected: a number, and nothing else.
+"""What a client reads when the server raised an exception that is no `ServingError`.
 
-The log has the exception with its traceback under the same number.
+Without file descriptors it is asked to try again. Anything else is a bug: the client gets a number and nothing else,
+and the log has the exception with its traceback under the same number.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import logging
 import secrets
 
+from kernel.errors import InternalError, NoDescriptorLeft, ServingError, lacks_descriptors
+
 logger = logging.getLogger(__name__)
 
 
-def report_internal_error(operation: str, error: BaseException) -> str:
-    """Log `error`, which `operation` raised, and return the text for the client."""
+def unexpected_error(operation: str, error: BaseException) -> ServingError:
+    """Return the error for the client of `operation`, which raised `error`. Logs what is a bug."""
+    if lacks_descriptors(error):
+        return NoDescriptorLeft()
     number = secrets.token_hex(4)
     logger.error("internal error %s in %s", number, operation, exc_info=error)
-    return f"internal error (see {number} in the server's log)"
+    return InternalError(f"internal error (see {number} in the server's log)")

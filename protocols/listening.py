@@ -1,10 +1,16 @@
-"""How a front door listens on its bound socket: one backlog, one limit for TLS handshakes, one form of addresses."""
+"""How a front door listens on its bound socket: one backlog, one limit for TLS handshakes, one form of addresses.
+
+A connection for which there is no file descriptor but those that are kept for workers is refused.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from kernel.descriptors import is_reserved
 
 if TYPE_CHECKING:
     import ssl
@@ -16,26 +22,95 @@ BACKLOG = 1024
 #: How long a client may take for the handshake of TLS, in seconds.
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
 
+#: How long a connection that is refused stays open, so that its client can read why, and how many stay open.
+_REFUSAL_S = 1.0
+_MOST_REFUSALS = 16
+
+#: At least so much time lies between two lines of the log about refused connections.
+_LOG_INTERVAL_S = 10.0
+
+logger = logging.getLogger(__name__)
+
 
 async def listen(
     sock: socket.socket,
     make_protocol: Callable[[], asyncio.BaseProtocol],
     tls: ssl.SSLContext | None,
     *,
+    make_refusal: Callable[[], asyncio.BaseProtocol],
     tls_shutdown_timeout_s: float | None = None,
 ) -> asyncio.Server:
     """Accept connections on `sock`, which the returned server owns; with `tls` they are encrypted.
 
-    `tls_shutdown_timeout_s` is how long a client may take to end TLS; None is asyncio's default.
+    `make_refusal` makes the protocol of a connection that is refused: it says why, and is closed here. A client may
+    take `tls_shutdown_timeout_s` to end TLS; None is asyncio's default.
     """
+    gate = _Gate(make_protocol, make_refusal)
     return await asyncio.get_running_loop().create_server(
-        make_protocol,
+        lambda: _NewConnection(gate),
         sock=sock,
         backlog=BACKLOG,
         ssl=tls,
         ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
         ssl_shutdown_timeout=None if tls is None else tls_shutdown_timeout_s,
     )
+
+
+class _Gate:
+    """Admits the connections of one listening socket, or refuses them."""
+
+    def __init__(
+        self, make_protocol: Callable[[], asyncio.BaseProtocol], make_refusal: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
+        self._make_protocol = make_protocol
+        self._make_refusal = make_refusal
+        self._refusal_count = 0
+        self._next_log_s = 0.0
+
+    def open(self, transport: asyncio.Transport) -> None:
+        """Give a new connection the protocol of the front door, or one that says why it is refused."""
+        sock = transport.get_extra_info("socket")
+        if sock is None or not is_reserved(sock.fileno()):
+            _connect(self._make_protocol(), transport)
+            return
+        loop = asyncio.get_running_loop()
+        if (now_s := loop.time()) >= self._next_log_s:
+            self._next_log_s = now_s + _LOG_INTERVAL_S
+            logger.warning(
+                "connections are refused: clients have taken all file descriptors but those that are kept for workers; "
+                "raise the limit of open files (ulimit -n)"
+            )
+        if self._refusal_count >= _MOST_REFUSALS:
+            transport.abort()
+            return
+        self._refusal_count += 1
+        _connect(self._make_refusal(), transport)
+        loop.call_later(_REFUSAL_S, self._end, transport)
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self._refusal_count -= 1
+        transport.abort()
+
+
+class _NewConnection(asyncio.Protocol):
+    """A connection before it has its protocol."""
+
+    def __init__(self, gate: _Gate) -> None:
+        self._gate = gate
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._gate.open(cast("asyncio.Transport", transport))
+
+
+def _connect(protocol: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
+    transport.set_protocol(protocol)
+    protocol.connection_made(transport)
+
+
+def machine_names() -> frozenset[str]:
+    """Return the names of this machine in lower case: as it was configured, and without its domain."""
+    name = socket.gethostname().lower()
+    return frozenset({name, name.partition(".")[0]})
 
 
 def listening_address(sock: socket.socket) -> str:

@@ -1,21 +1,20 @@
 """Arenas: shared memory in which exactly one process allocates blocks. Other processes read blocks, or fill them.
 
 An arena is a memfd. It has no name that another process could open, and the system frees it when its last process
-ends, also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed: no process can
-change it, so access to a page never raises SIGBUS (memfd_create(2), fcntl(2) "File Sealing"). Writing is not sealed:
-the pages of freed blocks are returned by punching holes, and a hole counts as a write. So a process that only reads
-gets a read-only descriptor (`read_only_fd`).
+ends, also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed (`shm/memfd.py`).
+Writing is not sealed: the pages of freed blocks are returned by punching holes, and a hole counts as a write. So a
+process that only reads gets a read-only descriptor (`read_only_fd`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from typing import TYPE_CHECKING
 
 from shm.blocks import BlockAllocator
 from shm.lease import BlockLease, LeasedBlock
+from shm.memfd import sealed_memfd
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
 #: Tensors of at most this many bytes travel inside messages: cheaper than a block
 #: (docs/decisions/where-tensors-live.md).
 INLINE_LIMIT = 4096
-
-#: The seals of an arena. They are set before its descriptor is sent to another process.
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-class NotAnArena(ValueError):
-    """A descriptor from another process is not sealed memory of the announced size."""
 
 
 class Block:
@@ -67,10 +59,8 @@ class Arena:
     def __init__(self, name: str, capacity: int, budget: ByteBudget | None = None) -> None:
         """Blocks are taken within `budget`, if there is one, which other arenas may share."""
         self.allocator = BlockAllocator(capacity)
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = sealed_memfd(name, capacity)
         try:
-            os.ftruncate(fd, capacity)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
             self.region = Region(name, RegionKind.ARENA, FileHandle(fd), capacity)
             self._mapping = self.region.map(writable=True)
         except BaseException:
@@ -116,20 +106,3 @@ class Arena:
         if not self._closed:
             self._closed = True
             self.region.drop()
-
-
-def read_only_fd(fd: int) -> int:
-    """Return a new read-only descriptor of the same memory. The caller closes it."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def check_arena(fd: int, byte_size: int) -> None:
-    """Raise `NotAnArena` unless `fd` is a memfd of at least `byte_size` bytes with the seals of an arena."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        raise NotAnArena("the descriptor is not a memfd") from None
-    if seals & SEALS != SEALS:
-        raise NotAnArena(f"a memfd with seals {seals:#x}, expected {SEALS:#x}")
-    if byte_size < 1 or os.fstat(fd).st_size < byte_size:
-        raise NotAnArena(f"a memfd of {os.fstat(fd).st_size} bytes, announced as {byte_size}")

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
+from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import ErrorCode, WorkerLost, error_of
+from backends.transport.texts import MAX_TEXT_BYTES
+from kernel.errors import ErrorCode, WorkerLost, file_error, worker_error
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from backends.supervision.remote_memory import RegionAccess
     from backends.supervision.session import WorkerSession
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 #: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
 _OUTBOX_CHECK_S = 0.002
+
+#: How often a request goes back to the scheduler because its worker was lost when it was the next one: perhaps the
+#: request is the reason, although no worker has begun with it.
+_MOST_RETURNS = 3
 
 #: Credit is sent in portions, so that a stream does not need a message for each response.
 _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
@@ -70,6 +76,8 @@ class WorkerHandle:
             self._send_execute = self._memory.send_execute
         #: Responses that clients took and for which no credit was sent yet, by request number.
         self._unsent_credit: dict[int, int] = {}
+        #: Responses for which credit was sent, by request number.
+        self._granted: dict[int, int] = {}
         self._lost = False
         #: Set when the worker has no request left; None while no `drain` waits.
         self._drained: asyncio.Event | None = None
@@ -90,10 +98,14 @@ class WorkerHandle:
             if request is None:
                 messages.append(wire.RequestMessage(number, []))
             else:
-                if request.leased:
-                    self._attach(request)
                 self._requests[number] = request
                 in_flight += 1
+                if request.leased and (error := self._try_attach(request)) is not None:
+                    self._not_sent(batch.number, number, error)
+                    if batch.slots is not None:
+                        messages.append(wire.RequestMessage(number, []))
+                    number += 1
+                    continue
                 messages.append(
                     wire.RequestMessage(
                         number,
@@ -116,6 +128,14 @@ class WorkerHandle:
         self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
         if not self._watched_batch and len(self.record.batches) > 1:
             self._schedule_outbox_check()
+
+    def _try_attach(self, request: Request) -> ServingError | None:
+        """Attach the regions of a request, or return the error that it gets because no file descriptor is left."""
+        try:
+            self._attach(request)
+        except OSError as error:
+            return file_error(f"a tensor could not be given to the worker of '{self.name}': {error}", error)
+        return None
 
     def _attach(self, request: Request) -> None:
         """Announce the regions of a request to the worker, which uses them until its final response."""
@@ -159,8 +179,15 @@ class WorkerHandle:
         credit = self._unsent_credit.get(number, 0) + count
         if credit >= _CREDIT_PORTION:
             self._send(wire.Credit(number, credit))
+            self._granted[number] = self._granted.get(number, 0) + credit
             credit = 0
         self._unsent_credit[number] = credit
+
+    def work_marks(self) -> list[Hashable]:
+        """Return what the worker has begun and not finished, see `backends.supervision.watch.batch_stages`."""
+        return work_marks(
+            self.record, self._requests, self._granted, self._session.progress(), decoupled=self._model.spec.decoupled
+        )
 
     def _number_of(self, request: Request) -> int | None:
         """Return the number of a request in messages, or None if the worker has sent its final response."""
@@ -199,6 +226,9 @@ class WorkerHandle:
             raise ValueError(f"batch {number} was not dispatched to this worker") from None
 
     def _executed(self, message: wire.Executed) -> None:
+        start_ns, end_ns = message.compute_start_ns, message.compute_end_ns
+        if not start_ns <= message.input_end_ns <= message.output_start_ns <= end_ns:
+            raise ValueError("times of an execution that are not in order")
         try:
             batch = self.record.executed(message.batch)
         except KeyError:
@@ -212,10 +242,7 @@ class WorkerHandle:
         self.has_executed = True
         offset = self._session.clock_offset_ns
         times = ExecutionTimes(
-            message.compute_start_ns + offset,
-            message.input_end_ns + offset,
-            message.output_start_ns + offset,
-            message.compute_end_ns + offset,
+            start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
         )
         self._model.instances.executed(self, batch, times)
 
@@ -229,6 +256,7 @@ class WorkerHandle:
             del self._requests[number]
             if self._unsent_credit:
                 self._unsent_credit.pop(number, None)
+                self._granted.pop(number, None)
             if request.in_use:
                 self._memory.finished(number)
                 request.in_use = False
@@ -246,7 +274,9 @@ class WorkerHandle:
         if message is None:
             return Response(request.model_name, version, request.id, final=final)
         if message.error_code:
-            error = error_of(ErrorCode(message.error_code), message.error_text)
+            if len(message.error_text) > MAX_TEXT_BYTES:
+                raise ValueError(f"an error text of {len(message.error_text)} characters")
+            error = worker_error(ErrorCode(message.error_code), message.error_text)
             error.before_queueing = message.error_before_queueing
             return Response(request.model_name, version, request.id, error=error, final=final)
         leased = False
@@ -303,28 +333,41 @@ class WorkerHandle:
         if self._drained is not None and not self._requests and not self.record.batches:
             self._drained.set()
 
-    def lost(self, cause: str) -> None:
-        """The worker is gone: fail its started requests with the cause, and return the others to the scheduler."""
+    def lost(self, cause: str, error: ServingError | None = None) -> None:
+        """The worker is gone: fail the requests that it had begun, and return the others to the scheduler.
+
+        The requests fail with `error`, or with the cause and with how far the worker was with them.
+        """
         self._end()
-        unstarted: list[Request] = []
-        for batch in self.record.unstarted():
+        returned: list[Request] = []
+        stages: dict[int, Stage] = {}
+        unfinished = batch_stages(self.record, self._session.progress(), self._memory.last_sent)
+        for position, (batch, stage) in enumerate(unfinished):
             for number in batch.request_numbers():
+                stages[number] = stage
                 request = self._requests.get(number)
-                # A request that is not live is none of the scheduler's: it was abandoned, or belongs to a warm-up.
-                if request is not None and request in self._model.live.instance_of:
+                if request is not None and stage is Stage.UNTOUCHED and self._may_return(request, position):
                     del self._requests[number]
                     request.in_use = False
-                    unstarted.append(request)
+                    returned.append(request)
         requests, self._requests = self._requests, {}
         self.record.batches.clear()
-        for request in requests.values():
+        for number, request in requests.items():
             request.in_use = False
             if request.finished:  # the server abandoned it at its exit
                 request.release_leases()
             else:
-                request.fail(WorkerLost(self.name, cause))
-        self._model.instances.lost(self, unstarted)
+                request.fail(error or WorkerLost(self.name, cause, stages.get(number, Stage.IN_MODEL).value))
+        self._model.instances.lost(self, returned)
         self._check_drained()
+
+    def _may_return(self, request: Request, position: int) -> bool:
+        """Whether the scheduler gets a request back that the worker had at `position` of its batches."""
+        if request not in self._model.live.instance_of:
+            return False  # it was abandoned, or belongs to a warm-up
+        if not position:
+            request.lost_before_start += 1
+        return request.lost_before_start <= _MOST_RETURNS
 
     def stopped(self) -> None:
         """The worker has ended as it was asked to."""

@@ -57,6 +57,7 @@ class Helper:
         self._arena_byte_size = arena_byte_size
         self._budget = budget
         self._starting = asyncio.Lock()
+        self._closed = False
         self._session: WorkerSession | None = None
         self._memory: WorkerMemory | None = None
         #: Arena with the bytes that the helper shall write.
@@ -85,7 +86,10 @@ class Helper:
                 return await self._task_result
         except TimeoutError:
             logger.error("%s took more than %.0f s for a task and is killed", self._title, self._task_timeout_s)
-            session.kill()
+            if self._session is session:
+                self._session = None
+                self._lost("its task took too long")
+            await session.stop(0)
             raise Unavailable(f"a message was not decoded or encoded within {self._task_timeout_s:.0f} s") from None
         finally:
             self._task = self._task_result = None
@@ -118,7 +122,9 @@ class Helper:
             block.release()
 
     async def close(self) -> None:
-        """Stop the helper. No task may be left."""
+        """Stop the helper. What it does fails, and it is not started any more."""
+        async with self._starting:
+            self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.stop(_STOP_GRACE_S)
@@ -131,6 +137,8 @@ class Helper:
     async def _ready(self) -> tuple[WorkerSession, WorkerMemory]:
         """Return the running helper; start it if it does not run. Raises `ServingError`."""
         async with self._starting:
+            if self._closed:
+                raise Unavailable("the helper process was stopped")
             if self._session is None:
                 session = WorkerSession(self._title)
                 await session.start(self._launcher, helper=True)

@@ -33,6 +33,17 @@ class Launched(Protocol):
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once, with the cause, when the worker has ended for any reason."""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the worker does not run, although it has not ended: a signal has stopped its process.
+
+        The watchdog asks often, so it must be cheap. A launcher for other hosts has to know it without asking the
+        worker, which does not respond then, nor while its model executes.
+        """
+
+    def terminate(self) -> None:
+        """Ask the worker and the processes that it started to end (SIGTERM). `on_lost` follows if the worker does."""
+
     def kill(self) -> None:
         """Kill the worker. `on_lost` follows."""
 
@@ -115,11 +126,30 @@ class LocalProcess:
         else:
             self._callback = callback
 
+    @property
+    def stopped(self) -> bool:
+        # One system call, which leaves the report for the next call (waitid(2)). A process that a debugger holds does
+        # not count as stopped.
+        if self._ended.is_set():
+            return False
+        try:
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return found is not None
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process and all processes of its group."""
+        self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill the process and all processes of its group."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         if not self._ended.is_set():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+                os.killpg(self.pid, number)
 
     async def stop(self, grace_s: float) -> None:
         try:

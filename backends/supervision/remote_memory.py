@@ -71,6 +71,8 @@ class RemoteMemory:
         self._responses: deque[tuple[Request, Response]] = deque()
         self._delivering: asyncio.Task[None] | None = None
         self._closed = False
+        #: The number of the last batch that was sent.
+        self.last_sent = 0
         #: No region is attached, see `attach`.
         self.attached: frozenset[int] = frozenset()
 
@@ -97,6 +99,7 @@ class RemoteMemory:
                         self.finished(request.number)
                         self._not_sent(message.batch, request.number, error)
                 self._session.send(wire.Execute(message.batch, requests, message.poll_ns))
+                self.last_sent = message.batch
         finally:
             self._sending = None
 

@@ -6,18 +6,22 @@ import asyncio
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
-from kernel.errors import ErrorCode, InternalError, Unavailable, error_of
+from backends.transport.texts import shortened
+from kernel.errors import ErrorCode, InternalError, Unavailable, file_error, worker_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.supervision.launcher import Launched, Launcher
+    from backends.transport.outbox import Progress
 
 logger = logging.getLogger(__name__)
+
+_Expected = TypeVar("_Expected", bound=wire.Message)
 
 #: How long a worker may take until it sends `Hello`, in seconds. A new interpreter needs 0.2 s.
 HELLO_TIMEOUT_S = 30.0
@@ -62,7 +66,7 @@ class WorkerSession:
         try:
             self._launched = await launcher.launch(self._title, helper=helper)
         except OSError as error:
-            raise InternalError(f"a worker process could not be started: {error}") from error
+            raise file_error(f"a worker process could not be started: {error}", error) from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
         self.send = self._channel.send
         self._launched.on_lost(self._process_lost)
@@ -74,22 +78,22 @@ class WorkerSession:
             raise InternalError(f"the worker did not start within {HELLO_TIMEOUT_S:.0f} s") from None
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
-            raise InternalError(f"the worker uses another protocol version: {hello!r}")
+            found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"
+            raise InternalError(f"the worker uses another protocol: {found}, expected version {wire.PROTOCOL}")
         self.local = hello.local
         if not hello.local:
             self.clock_offset_ns = time.monotonic_ns() - hello.now_ns
 
     async def complete(self, message: wire.Complete) -> str:
         """Return the completed configuration in JSON. Raises the worker's `ServingError`."""
-        response = await self._request(message)
-        assert isinstance(response, wire.Completed), response
-        return response.config
+        return (await self._request(message, wire.Completed)).config
 
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""
         self.arena_byte_size = message.arena_byte_size
-        response = await self._request(message)
-        assert isinstance(response, wire.Loaded), response
+        response = await self._request(message, wire.Loaded)
+        if response.concurrency < 1:
+            raise self._broken(f"a concurrency of {response.concurrency}")
         self.concurrency = response.concurrency
         return response.load_ns
 
@@ -114,13 +118,43 @@ class WorkerSession:
         assert self._channel is not None
         self._channel.take_unsent()
 
+    # ---- the watchdog ------------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        """Return how far the worker is with its batches, or None if it does not say that."""
+        return None if self._channel is None else self._channel.progress()
+
+    @property
+    def incomplete_since(self) -> int | None:
+        """See `LoopChannel.incomplete_since`."""
+        return None if self._channel is None else self._channel.incomplete_since
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the worker's process is stopped by a signal."""
+        return self._launched is not None and self._launched.stopped
+
+    def terminate(self) -> None:
+        """Ask the worker to end, also while its model executes."""
+        if self._launched is not None:
+            self._launched.terminate()
+
+    def drop(self, problem: str) -> None:
+        """End the connection because of what the worker does, and kill the worker."""
+        assert self._channel is not None
+        self._channel.drop(problem)
+
+    # ---- the end -----------------------------------------------------------------------------
+
     async def stop(self, grace_s: float) -> None:
-        """Let the worker finalize its model and wait until it has ended. Kill it after `grace_s` seconds; 0 kills it
-        at once."""
+        """Let the worker finalize its model and wait until it has ended. Kill it after `grace_s` seconds.
+
+        With 0, and if a signal has stopped its process, it is killed at once.
+        """
         if self._launched is None or self._lost_cause is not None:
             return
         self.on_lost = None
-        if grace_s:
+        if grace_s and not self.stopped:
             self.send(wire.Stop())
         else:
             self.kill()
@@ -132,15 +166,27 @@ class WorkerSession:
 
     # ---- messages ----------------------------------------------------------------------------
 
-    async def _request(self, message: wire.ToWorker) -> wire.ToKernel:
+    async def _request(self, message: wire.ToWorker, expected: type[_Expected]) -> _Expected:
+        """Send `message` and return the response. Raises the worker's `ServingError`."""
         if self._lost_cause is not None:
             raise Unavailable(f"the worker was lost ({self._lost_cause})")
         self._response = asyncio.get_running_loop().create_future()
         self.send(message)
         response = await self._response
+        if isinstance(response, expected):
+            return response
         if isinstance(response, wire.LoadFailed):
-            raise error_of(ErrorCode(response.code), response.text)
-        return response
+            try:
+                error = worker_error(ErrorCode(response.code), shortened(response.text))
+            except ValueError:
+                raise self._broken(f"the error code '{response.code[:20]}'") from None
+            raise error
+        raise self._broken(f"{type(response).__name__}, expected {expected.__name__}")
+
+    def _broken(self, found: str) -> InternalError:
+        """Drop a worker that sent a wrong response, and return the error."""
+        self.drop(f"it sent {found}")
+        return InternalError(f"the worker was lost while the model was being loaded (it sent {found})")
 
     def _received(self, raw_messages: list[bytes]) -> None:
         for raw in raw_messages:

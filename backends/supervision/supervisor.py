@@ -15,14 +15,24 @@ import msgspec
 from backends.supervision.backoff import Backoff
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.session import WorkerSession
+from backends.supervision.watch.instance_watch import (
+    MESSAGE_LIMIT_NS,
+    ExecutionLimits,
+    InstanceWatch,
+    Sight,
+    WatchStep,
+)
 from backends.transport import wire
-from kernel.errors import InternalError, ServingError, Unavailable
+from kernel.errors import ExecutionTimeout, InternalError, NotFinishedInTime, ServingError, Unavailable
+from kernel.serving.instances import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.remote_memory import RegionAccess
+    from backends.supervision.watch.instance_watch import Finding
+    from backends.supervision.watch.watchdog import Watchdog
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
     from kernel.serving.model import Model
@@ -47,13 +57,19 @@ class InstanceSupervisor:
         *,
         arena_byte_size: int,
         verbose: int,
+        watchdog: Watchdog,
+        limits: ExecutionLimits,
         load_timeout_s: float = 0,
         budget: ByteBudget | None = None,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit.
 
         `arena_byte_size` is the limit of the worker's outputs. They count in `budget`, the server's, if it has one.
+        `limits` are those of models that have none of their own.
         """
+        self._watchdog = watchdog
+        self._limits = limits
+        self._watch = InstanceWatch(ExecutionLimits())
         self._launcher = launcher
         self._poller = poller
         self._helper = helper
@@ -72,10 +88,15 @@ class InstanceSupervisor:
         #: Whether the instance is in service. Its next worker is then in service too.
         self._serving = False
         self._stopped = False
+        #: Whether the worker gets no batches for now: its process is stopped, or is being ended.
+        self._suspended = False
+        #: The error of the requests of a worker that is being ended.
+        self._ending: ServingError | None = None
 
     async def start(self, title: str) -> None:
         """Start a worker process without a model. Raises `ServingError`."""
         self._session = WorkerSession(title)
+        self._watchdog.add(self)
         await self._session.start(self._launcher)
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
@@ -115,13 +136,17 @@ class InstanceSupervisor:
     def join(self, model: Model) -> WorkerHandle:
         """Add the instance to `model`, set apart, and restart its worker from now on if it is lost."""
         self._model = model
+        timeout_ns = model.spec.execution_timeout_ns
+        if timeout_ns is not None:
+            setting = "parameter naiad.execution_timeout of the model"
+            self._limits = ExecutionLimits(self._limits.report_ns, timeout_ns, setting)
         return self._make_handle()
 
     def serve(self) -> None:
         """Put the instance in service."""
         assert self._model is not None
         self._serving = True
-        if self._handle is not None:
+        if self._handle is not None and not self._suspended:
             self._model.instances.add(self._handle)
 
     def set_restart_config(self, config: str) -> None:
@@ -129,13 +154,26 @@ class InstanceSupervisor:
         assert self._load is not None
         self._load = msgspec.structs.replace(self._load, config=config)
 
-    async def retire(self) -> None:
-        """Take no more batches, and wait until the instance's batches are finished. A lost worker is not replaced."""
+    async def retire(self, limit_s: float) -> None:
+        """Take no more batches, and wait until the instance's batches are finished. A lost worker is not replaced.
+
+        After `limit_s` seconds the worker is killed: requests that it has begun fail, others go back to the scheduler.
+        """
         self._stopped = True
-        if self._handle is not None:
-            assert self._model is not None
-            self._model.instances.set_apart(self._handle)
-            await self._handle.drain()
+        handle = self._handle
+        if handle is None:
+            return
+        assert self._model is not None
+        self._model.instances.set_apart(handle)
+        try:
+            async with asyncio.timeout(limit_s):
+                await handle.drain()
+        except TimeoutError:
+            logger.error("model instance '%s' has not finished within %g s and is killed", handle.name, limit_s)
+            self._ending = NotFinishedInTime(f"model instance '{handle.name}'", limit_s)
+            if self._session is not None:
+                self._session.kill()
+            await handle.drain()
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Finalize the model and end the worker. With `at_once`, or if no model is loaded, only kill the worker.
@@ -143,13 +181,81 @@ class InstanceSupervisor:
         The instance must have no requests.
         """
         self._stopped = True
+        self._watchdog.remove(self)
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.wait([self._restart])
         if self._session is not None:
             await self._session.stop(FINALIZE_GRACE_S if self._loaded and not at_once else 0)
-        if self._handle is not None:
-            self._handle.stopped()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.stopped()
+
+    # ---- the watchdog ------------------------------------------------------------------------
+
+    @property
+    def shortest_limit_s(self) -> float:
+        """See `Watched`."""
+        limits = self._watch.limits
+        return min((limit for limit in (limits.report_ns, limits.timeout_ns) if limit), default=0) / 1e9
+
+    def look(self, now_ns: int) -> None:
+        """See `Watched`."""
+        session, handle = self._session, self._handle
+        if session is None:
+            return
+        stopped = session.stopped
+        marks = handle.work_marks() if handle is not None and self._serving else ()
+        finding = self._watch.look(Sight(now_ns, marks, stopped, session.incomplete_since))
+        if finding.step is WatchStep.DROP:
+            session.drop(f"it did not send the rest of a message within {MESSAGE_LIMIT_NS / 1e9:g} s")
+        elif handle is not None and self._serving:
+            self._act(session, handle, finding, stopped=stopped)
+
+    def _act(self, session: WorkerSession, handle: WorkerHandle, finding: Finding, *, stopped: bool) -> None:
+        """Do what the watch has found about an instance in service."""
+        assert self._model is not None
+        busy_s = finding.busy_ns / 1e9
+        if finding.step is WatchStep.TERMINATE:
+            limit_s, setting = self._watch.limits.timeout_ns / 1e9, self._watch.limits.setting
+            logger.error(
+                "model instance '%s' has executed for %.1f s, longer than %g s (%s): its worker is ended",
+                handle.name, busy_s, limit_s, setting,
+            )  # fmt: skip
+            self._ending = ExecutionTimeout(self._model.name, busy_s, limit_s, setting)
+            self._model.statistics.execution_timeouts += 1
+            session.terminate()
+        elif finding.step is WatchStep.KILL:
+            session.kill()
+        elif finding.report:
+            logger.warning("model instance '%s' busy for %.0f s with one execution", handle.name, busy_s)
+        if self._handle is not handle:
+            return  # the worker is lost already
+        self._suspend(handle, stopped=stopped)
+        condition = None
+        if stopped:
+            condition = Condition(f"instance '{handle.name}' stopped by a signal (SIGSTOP)", stopped=True)
+        elif finding.overdue:
+            condition = Condition(f"instance '{handle.name}' busy for {busy_s:.0f} s")
+        self._model.instances.set_condition(handle, condition)
+
+    def _suspend(self, handle: WorkerHandle, *, stopped: bool) -> None:
+        """Give a worker that is stopped, or that is being ended, no batches; give it batches again when it goes on."""
+        assert self._model is not None
+        suspended = stopped or self._ending is not None
+        if suspended == self._suspended:
+            return
+        self._suspended = suspended
+        if stopped:
+            logger.error("the process of model instance '%s' is stopped by a signal (SIGSTOP)", handle.name)
+        elif not suspended:
+            logger.info("the process of model instance '%s' goes on", handle.name)
+        if self._stopped:  # the instance is retired
+            return
+        if suspended:
+            self._model.instances.set_apart(handle)
+        else:
+            self._model.instances.add(handle)
 
     # ---- restarts ----------------------------------------------------------------------------
 
@@ -162,6 +268,8 @@ class InstanceSupervisor:
             self._plan.name, self._session, self._model, self._poller, self._helper, self._budget
         )
         self._session.on_lost = self._lost
+        self._watch, self._suspended, self._ending = InstanceWatch(self._limits), False, None
+        self._watchdog.add(self)
         self._session.send(wire.Joined())
         if self._serving:
             self._model.instances.add(handle)
@@ -177,7 +285,7 @@ class InstanceSupervisor:
         if handle.has_executed:
             self._backoff.reset()
         logger.error("the worker of model instance '%s' was lost: %s", self._plan.name, cause)
-        handle.lost(cause)
+        handle.lost(cause, self._ending)
         if not self._stopped:
             self._restart = asyncio.get_running_loop().create_task(self._start_again())
 
@@ -193,7 +301,7 @@ class InstanceSupervisor:
                 await asyncio.sleep(delay)
             session = WorkerSession(name)
             try:
-                self._session = session
+                self._session, self._watch = session, InstanceWatch(ExecutionLimits())
                 await session.start(self._launcher)
                 load_ns = await self._load_into(session, self._load)
             except ServingError as error:

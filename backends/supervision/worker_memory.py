@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from kernel.loop.iteration_end import IterationEnd
-from shm.arena import check_arena, read_only_fd
 from shm.lease import LeasedBlock
+from shm.memfd import check_sealed, read_only_fd
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
@@ -37,9 +38,9 @@ class OutputArena:
     def __init__(
         self, fd: int, byte_size: int, title: str, memory: WorkerMemory, budget: ByteBudget | None = None
     ) -> None:
-        """The arena owns `fd` from now on. Raises `NotAnArena`, a ValueError, for what no worker of ours sends."""
+        """The arena owns `fd` from now on. Raises `NotSealedMemory`, a ValueError, for what no worker of ours sends."""
         try:
-            check_arena(fd, byte_size)
+            check_sealed(fd, byte_size)
         except BaseException:
             os.close(fd)
             raise
@@ -86,6 +87,9 @@ class WorkerMemory:
     #: Whether responses must be sent by `deliver`, because their outputs may not be in their places yet.
     defers = False
 
+    #: The number of the last batch that was sent: each one is, as soon as it is dispatched.
+    last_sent = sys.maxsize
+
     def __init__(self, session: WorkerSession, title: str, budget: ByteBudget | None = None) -> None:
         """The worker's outputs count in `budget` as long as they are leased."""
         self._session = session
@@ -104,14 +108,17 @@ class WorkerMemory:
     # ---- tensors of requests -----------------------------------------------------------------
 
     def attach(self, region: Region, *, writable: bool) -> None:
-        """Announce a region to the worker, before a message names a span of it."""
+        """Announce a region to the worker, before a message names a span of it. Raises `OSError`."""
         if region.number in self.attached:
             return
-        self.attached.add(region.number)
-        region.on_closed(self._detach)
         if self.output_arena is not None and region is self.output_arena.region:
             self._session.send(wire.OwnArena(region.number))
-            return
+        else:
+            self._send_region(region, writable=writable)
+        self.attached.add(region.number)
+        region.on_closed(self._detach)
+
+    def _send_region(self, region: Region, *, writable: bool) -> None:
         message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client)
         if writable:
             self._session.send_with_fd(message, region.fd)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections import deque
@@ -16,18 +17,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.transport.framing import LENGTH, LENGTH_PLACE, FrameReader, frame
+from backends.transport.framing import (
+    LENGTH,
+    LENGTH_PLACE,
+    MAX_KERNEL_FRAME,
+    MAX_WORKER_FRAME,
+    FrameReader,
+    FrameTooLarge,
+    frame,
+)
 from backends.transport.outbox import Outbox, OutboxReader
+from backends.transport.texts import encodable
 from backends.transport.wire import OutboxCreated, encoder
 from kernel.loop.iteration_end import IterationEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from backends.transport.outbox import Progress
     from backends.transport.wire import Message
+
+logger = logging.getLogger(__name__)
 
 _READ_SIZE = 1 << 16
 _MAX_FDS = 4
+
+#: The longest description of a problem in characters: it can contain a text of the peer.
+_MAX_PROBLEM = 1000
 _NO_FDS = array.array("i")
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _DONTWAIT = int(socket.MSG_DONTWAIT)
@@ -50,7 +66,8 @@ class LoopChannel:
     """The kernel's end. The messages of one event-loop iteration are sent in one write.
 
     `on_messages` gets the complete messages of each read. `on_closed` is called once: with None if the peer has closed
-    the connection, otherwise with what went wrong. The channel owns the socket.
+    the connection, otherwise with what went wrong. The channel owns the socket. An exception of `on_messages` ends the
+    connection: messages may not be trusted, and none is left half handled.
     """
 
     def __init__(self, sock: socket.socket, on_messages: Callable[[list[bytes]], None],
@@ -61,7 +78,7 @@ class LoopChannel:
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._iteration_end = IterationEnd.current()
-        self._reader = FrameReader()
+        self._reader = FrameReader(MAX_WORKER_FRAME)
         #: The messages of this event-loop iteration, framed.
         self._outbox = bytearray()
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
@@ -71,6 +88,8 @@ class LoopChannel:
         self._progress: asyncio.Future[None] | None = None
         #: The peer's outbox, if it has one.
         self._peer_outbox: OutboxReader | None = None
+        #: Whether a message could not be handled: no later one is.
+        self._dropped = False
         #: How many bytes of the peer's stream the socket has delivered, and how many were handled. More are handled
         #: than delivered when some were read from the peer's outbox.
         self._delivered = 0
@@ -86,7 +105,13 @@ class LoopChannel:
         if not start:
             self._iteration_end.add_send(self.flush)
         outbox += LENGTH_PLACE  # framed in place, see `backends.transport.framing`
-        encoder.encode_into(message, outbox, -1)
+        try:
+            encoder.encode_into(message, outbox, -1)
+        except UnicodeEncodeError:
+            outbox[start + LENGTH.size :] = encoder.encode(encodable(message))
+        except BaseException:
+            del outbox[start:]  # a part of a message would spoil all later ones
+            raise
         LENGTH.pack_into(outbox, start, len(outbox) - start - LENGTH.size)
 
     def send_with_fd(self, message: Message, fd: int) -> None:
@@ -195,24 +220,48 @@ class LoopChannel:
         return self._handle(data[already_handled:] if already_handled else data)
 
     def attach_outbox(self, fd: int) -> None:
-        """Use the peer's outbox in the memory of `fd`. Raises ValueError if it is too small. The caller closes `fd`."""
+        """Use the peer's outbox in the memory of `fd`. Raises ValueError for other memory. The caller closes `fd`."""
+        if self._peer_outbox is not None:
+            raise ValueError("a second outbox")
         self._peer_outbox = OutboxReader(fd)
+
+    def progress(self) -> Progress | None:
+        """Return how far the peer is with its batches, or None if it has no outbox. Works also after `close`."""
+        return None if self._peer_outbox is None else self._peer_outbox.progress()
+
+    @property
+    def incomplete_since(self) -> int | None:
+        """The position in the stream of a message of which a part was received; None if there is none."""
+        byte_size = self._reader.incomplete_byte_size
+        return self._handled - byte_size if byte_size else None
 
     def take_unsent(self) -> None:
         """Handle the messages in the peer's outbox: the peer is busy, or dead. Works also after `close`."""
-        if self._peer_outbox is not None and (data := self._peer_outbox.unsent(self._handled)):
+        if self._dropped or self._peer_outbox is None:
+            return
+        if data := self._peer_outbox.unsent(self._handled):
             self._handle(data)
 
     def _handle(self, data: bytes) -> bool:
-        """Handle the next bytes of the stream. Returns False if they contain an invalid message."""
+        """Handle the next bytes of the stream. Returns False if they contain a message that cannot be handled."""
         self._handled += len(data)
         try:
             self._on_messages(self._reader.feed(data))
+            if len(self._fds) > _MAX_FDS:
+                raise ValueError(f"{len(self._fds)} file descriptors without their messages")
         except (ValueError, msgspec.DecodeError) as error:
-            self._peer_outbox = None
-            self._end(f"it sent an invalid message: {error}")
+            self.drop(f"it sent an invalid message: {str(error)[:_MAX_PROBLEM]}")
+            return False
+        except Exception as error:
+            logger.exception("a message of a worker could not be handled")
+            self.drop(f"a message of it could not be handled: {type(error).__name__}: {str(error)[:_MAX_PROBLEM]}")
             return False
         return True
+
+    def drop(self, problem: str) -> None:
+        """Close the connection because of `problem`, and handle nothing more that the peer has sent."""
+        self._dropped = True
+        self._end(problem)
 
     def _end(self, problem: str | None) -> None:
         if not self._closed:
@@ -238,10 +287,12 @@ class BlockingChannel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._socket = sock
-        self._reader = FrameReader()
+        self._reader = FrameReader(MAX_KERNEL_FRAME)
         self._fds: deque[int] = deque()
         self._sent = 0
         self._outbox: Outbox | None = None
+        #: See `Outbox.progress`; without an outbox the kernel does not see it.
+        self.progress = memoryview(bytearray(8)).cast("Q")
 
     def share_outbox(self) -> None:
         """Create the outbox and send its descriptor to the kernel."""
@@ -249,12 +300,21 @@ class BlockingChannel:
         self.send_with_fd(OutboxCreated(), outbox.fd)
         outbox.sent(self._sent)
         self._outbox = outbox
+        self.progress = outbox.progress
 
     def send_later(self, message: Message) -> None:
-        """Put `message` into the outbox; send it now if there is no outbox, or no space in it."""
-        encoded = encoder.encode(message)
+        """Put `message` into the outbox; send it now if there is no outbox, or no space in it.
+
+        Raises `FrameTooLarge`; then nothing is sent.
+        """
+        try:
+            encoded = encoder.encode(message)
+        except UnicodeEncodeError:
+            encoded = encoder.encode(encodable(message))
         data = LENGTH.pack(len(encoded)) + encoded  # repeats `frame`, to save a call for each response
         if self._outbox is None or not self._outbox.add(data):
+            if len(encoded) > MAX_WORKER_FRAME:
+                raise FrameTooLarge(len(encoded))
             self.flush()
             self._send(data)
 
@@ -302,5 +362,8 @@ class BlockingChannel:
         return self._fds.popleft()
 
     def close(self) -> None:
+        """End the connection, also if processes that the model has forked have the socket too."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._socket.close()

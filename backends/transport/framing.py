@@ -9,12 +9,24 @@ LENGTH = struct.Struct("<I")
 #: Placeholder for a length that is not known yet.
 LENGTH_PLACE = bytes(LENGTH.size)
 
-#: The largest length of a message in bytes. A peer that announces more is broken.
-MAX_FRAME = 1 << 30
+#: The largest length of a message from the kernel, in bytes. An `Execute` has the small tensors of all its requests.
+MAX_KERNEL_FRAME = 1 << 30
+
+#: The largest length of a message from a worker, in bytes. The largest that must stay in one piece is a response: up to
+#: 4 KiB for each output (`shm.arena.INLINE_LIMIT`), and its parameters. A configuration in JSON and an error text are
+#: smaller, a chunk of a tensor has 256 KiB, and larger messages are sent in parts.
+MAX_WORKER_FRAME = 1 << 24
 
 
 class BadFrame(ValueError):
-    """The peer sent a length above `MAX_FRAME`."""
+    """The peer announced a message that is longer than any that it may send."""
+
+
+class FrameTooLarge(ValueError):
+    """A message is longer than a worker may send."""
+
+    def __init__(self, byte_size: int) -> None:
+        super().__init__(f"a message of {byte_size} bytes, the largest has {MAX_WORKER_FRAME}")
 
 
 def frame(message: bytes) -> bytes:
@@ -23,10 +35,16 @@ def frame(message: bytes) -> bytes:
 
 
 class FrameReader:
-    """Collects received bytes and returns complete messages."""
+    """Collects received bytes and returns complete messages, each of at most `max_frame` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_frame: int) -> None:
+        self._max_frame = max_frame
         self._buffer = bytearray()
+
+    @property
+    def incomplete_byte_size(self) -> int:
+        """How many bytes of a message that is not complete were received, with those of its length."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add `data` and return the messages that are complete now. Raises `BadFrame`."""
@@ -39,8 +57,8 @@ class FrameReader:
         position, size = 0, len(source)
         while size - position >= 4:
             (length,) = LENGTH.unpack_from(source, position)
-            if length > MAX_FRAME:
-                raise BadFrame(f"a frame of {length} bytes")
+            if length > self._max_frame:
+                raise BadFrame(f"a message of {length} bytes, the largest has {self._max_frame}")
             end = position + 4 + length
             if end > size:
                 break

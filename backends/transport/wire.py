@@ -23,9 +23,9 @@ kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena,
 
 Order. With a concurrency of 1 a worker handles `Execute` messages in order, each with any number of `Responded` and one
 `Executed`. It starts a batch only when the previous `Executed` is sent or in its outbox
-(`backends/transport/outbox.py`). So the kernel knows which batches a dead worker had not started. With a higher
-concurrency the worker sends `Started` for each batch, and `Executed` may come in any order. A decoupled model may
-respond after `Executed`.
+(`backends/transport/outbox.py`). The outbox also says which batch the worker has begun last, and whether the model got
+it; so the kernel knows how far a dead worker was. With a higher concurrency the worker sends `Started` for each batch,
+and `Executed` may come in any order. A decoupled model may respond after `Executed`.
 
 Times are monotonic nanoseconds of the worker's clock. On one machine that is the kernel's clock; otherwise the session
 adds the difference that it computes from `Hello.now_ns`.
@@ -401,7 +401,8 @@ class ArenaCreated(Message):
 
 
 class OutboxCreated(Message):
-    """The worker's outbox. Sent with its file descriptor, after `Hello`."""
+    """The worker's outbox. Sent with its file descriptor, after `Hello`. It also has the number of the batch that the
+    worker has begun last (`backends.transport.outbox.Progress`)."""
 
 
 class InputsHeld(Message):

@@ -14,6 +14,8 @@ from backends.helper.tasks import limit_memory
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
 
+logger = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -37,8 +39,14 @@ def main() -> None:
     if arguments.helper is not None:
         os.nice(_HELPER_NICENESS)
         limit_memory()
-    Worker(channel, local=not arguments.remote, task_module=arguments.helper or "").run()
-    channel.close()
+    try:
+        Worker(channel, local=not arguments.remote, task_module=arguments.helper or "").run()
+    except Exception:
+        # Before the connection ends: then the kernel kills the process, which threads of the model may keep alive.
+        logger.exception("the worker failed")
+        sys.exit(1)
+    finally:
+        channel.close()
 
 
 def _die_with(kernel: int) -> None:

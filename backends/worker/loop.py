@@ -17,7 +17,9 @@ from backends.helper.region_io import RegionIo
 from backends.helper.tasks import TaskRunner
 from backends.registry import backend_class
 from backends.transport import wire
-from backends.transport.outbox import SHARES_MEMORY
+from backends.transport.framing import FrameTooLarge
+from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
+from backends.transport.texts import shortened
 from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
@@ -29,7 +31,7 @@ from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.responder import BatchResponder
 from kernel.errors import ErrorCode, InternalError, ServingError
-from shm.arena import read_only_fd
+from shm.memfd import read_only_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +61,8 @@ class Worker:
         #: Whether this is a helper, which has no model.
         self._helps = bool(task_module)
         self._send_lock = threading.Lock()
+        #: Which batch was begun last; the kernel reads it, see `backends.transport.outbox.Progress`.
+        self._progress = channel.progress
         #: When the oldest unsent batch was executed; 0 if none is unsent.
         self._unsent_since_ns = 0
         self._regions = AttachedRegions()
@@ -97,6 +101,7 @@ class Worker:
             self._send(wire.Hello(wire.PROTOCOL, os.getpid(), self._local, time.monotonic_ns()))
             if self._local and SHARES_MEMORY:
                 self._channel.share_outbox()
+                self._progress = self._channel.progress
             self._serve()
         except (KernelGone, BrokenPipeError, ConnectionResetError):
             return
@@ -124,7 +129,7 @@ class Worker:
     def log(self, level: str, text: str) -> None:
         """See `backends.base.Host`."""
         if level != "VERBOSE" or self._verbose:
-            self._send(wire.Log(level, text))
+            self._send(wire.Log(level, shortened(text)))
 
     @property
     def metrics(self) -> MetricRegistry:
@@ -170,7 +175,10 @@ class Worker:
             completed = self._backend_for(arguments).complete(arguments)
             return wire.Completed(msgspec.json.encode(completed).decode())
 
-        self._send(self._tried(complete))
+        try:
+            self._send(self._tried(complete))
+        except FrameTooLarge as error:
+            self._send(wire.LoadFailed(ErrorCode.INTERNAL.value, f"the completed configuration is too long: {error}"))
 
     def _load(self, message: wire.Load) -> None:
         def load() -> wire.ToKernel:
@@ -206,10 +214,10 @@ class Worker:
         try:
             return action()
         except ServingError as error:
-            return wire.LoadFailed(error.code.value, error.message)
+            return wire.LoadFailed(error.code.value, shortened(error.message))
         except Exception as error:
             logger.exception("the model could not be loaded")
-            return wire.LoadFailed(ErrorCode.INTERNAL.value, f"{type(error).__name__}: {error}")
+            return wire.LoadFailed(ErrorCode.INTERNAL.value, shortened(f"{type(error).__name__}: {error}"))
 
     def _backend_for(self, arguments: ModelArguments) -> Backend:
         if self._backend is None:
@@ -233,9 +241,10 @@ class Worker:
         arena = self._output_arena.arena
         assert arena is not None, "OwnArena before the arena was created"
         fd = os.dup(arena.region.fd)
-        self._regions.attach(
-            message.number, AttachedRegion(fd, arena.region.byte_size, 0, writable=False, volatile=False)
+        region = AttachedRegion(
+            fd, arena.region.byte_size, 0, writable=False, volatile=False, private_writes=not self._helps
         )
+        self._regions.attach(message.number, region)
 
     def _transfer(self, message: wire.Transfer) -> None:
         self._regions.attach(message.number, CopiedRegion(message.byte_size))
@@ -261,8 +270,10 @@ class Worker:
     def _execute(self, message: wire.Execute) -> None:
         start_ns = time.monotonic_ns()
         timings = Timings(start_ns, start_ns, start_ns)
+        self._progress[0] = begun = message.batch << 1
         requests = self._inputs.read(self._responder.open_batch(message.requests))
         if requests:
+            self._progress[0] = begun | IN_MODEL
             self._run_backend(requests, timings)
         del requests  # they refer to the inputs: any reference that is left is the model's
         finals = self._responder.close_batch()
@@ -271,8 +282,13 @@ class Worker:
         done_ns = time.monotonic_ns()
         executed = wire.Executed(message.batch, finals, start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
         # It is sent when there is nothing left to do, or when the oldest unsent batch is too old.
-        with self._send_lock:
-            self._channel.send_later(executed)
+        try:
+            with self._send_lock:
+                self._channel.send_later(executed)
+        except FrameTooLarge:
+            self._responder.send_finals(message.requests, finals)
+            executed.responses = []
+            self._send(executed)
         if not self._unsent_since_ns:
             self._unsent_since_ns = done_ns
         elif done_ns - self._unsent_since_ns > MAX_UNSENT_NS:

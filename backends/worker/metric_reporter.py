@@ -12,14 +12,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from backends.metric_registry import MetricRegistry
+from backends.transport import wire
+from backends.transport.framing import FrameTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from backends.transport import wire
+    from collections.abc import Callable, Iterator
 
 #: Long enough to cost little, and much shorter than the scrape interval of Prometheus.
 INTERVAL_S = 0.1
+
+#: How many families, series or changes a part of a report has. Each is limited (`kernel.observe.metric_rules`).
+_PART_LENGTH = 64
 
 
 class MetricReporter:
@@ -56,10 +59,18 @@ class MetricReporter:
             return
         with self._report_lock, contextlib.suppress(OSError):
             for message in self.registry.take():
-                self._send(message)
+                self._send_all(message)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
                     self._thread.start()
+
+    def _send_all(self, message: wire.MetricsChanged) -> None:
+        """Send a report, in parts if it is longer than a message may be."""
+        try:
+            self._send(message)
+        except FrameTooLarge:
+            for part in _parts(message):
+                self._send(part)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -68,3 +79,11 @@ class MetricReporter:
             while not self._signals.empty():  # the next report includes their changes
                 self._signals.get_nowait()
             self.report()
+
+
+def _parts(message: wire.MetricsChanged) -> Iterator[wire.MetricsChanged]:
+    """Yield parts of a report that have the same effect in this order."""
+    for field in wire.MetricsChanged.__struct_fields__:
+        entries = getattr(message, field)
+        for start in range(0, len(entries), _PART_LENGTH):
+            yield wire.MetricsChanged(**{field: entries[start : start + _PART_LENGTH]})

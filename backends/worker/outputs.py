@@ -86,8 +86,7 @@ class OutputWriter:
                 else:
                     tensors.append(self._write_requested(request, output, requested, pass_on))
         except ServingError:
-            for tensor in tensors:
-                self._free_tensor(tensor)
+            self.free(tensors)
             raise
         self.memory.publish(tensors)
         return tensors
@@ -161,6 +160,11 @@ class OutputWriter:
         return copies
 
     # ---- freeing -----------------------------------------------------------------------------
+
+    def free(self, tensors: Sequence[Tensor]) -> None:
+        """Free the memory of outputs that are not sent."""
+        for tensor in tensors:
+            self._free_tensor(tensor)
 
     def free_reserved(self, request: WorkerRequest) -> None:
         """Free reserved memory that was not used."""

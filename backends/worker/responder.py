@@ -9,6 +9,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
+from backends.transport.framing import FrameTooLarge
+from backends.transport.texts import shortened
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, RequestCancelled, ServingError
 
@@ -92,7 +94,7 @@ class BatchResponder:
                 return finals  # type: ignore[return-value]  # as was just checked
             for number, final in batch.items():
                 if final is not None:
-                    self._send(wire.Responded(number, True, final))
+                    self._send_response(number, True, final)
             return []
 
     def _report_held(self) -> None:
@@ -104,6 +106,11 @@ class BatchResponder:
                     final.outputs = self._outputs.copied(final.outputs)
                 except ServingError as error:
                     self._batch[number] = _failure(error)
+
+    def send_finals(self, refs: Sequence[wire.RequestMessage], finals: Sequence[wire.ResponseMessage]) -> None:
+        """Send the final responses of a batch one by one: together they are longer than a message may be."""
+        for ref, final in zip(refs, finals, strict=True):
+            self._send_response(ref.number, True, final)
 
     def cancel(self, numbers: Sequence[int]) -> None:
         """Note that the clients of these requests have gone. The batches of some requests may not be opened yet."""
@@ -168,7 +175,16 @@ class BatchResponder:
             else:
                 if final and self._held.watched:
                     self._held.ended([number], backend_returned=False)
-                self._send(wire.Responded(number, final, response))
+                self._send_response(number, final, response)
+
+    def _send_response(self, number: int, final: bool, response: wire.ResponseMessage | None) -> None:
+        try:
+            self._send(wire.Responded(number, final, response))
+        except FrameTooLarge as error:
+            assert response is not None
+            self._outputs.free(response.outputs)
+            failure = _failure(InternalError(f"the response is too long for the server: {error}"))
+            self._send(wire.Responded(number, final, failure))
 
     def _wait_for_credit(self, number: int) -> None:
         """Wait until the request has credit. A request whose client has gone does not wait."""
@@ -182,5 +198,5 @@ class BatchResponder:
 
 def _failure(error: ServingError) -> wire.ResponseMessage:
     return wire.ResponseMessage(
-        error_code=error.code.value, error_text=error.message, error_before_queueing=error.before_queueing
+        error_code=error.code.value, error_text=shortened(error.message), error_before_queueing=error.before_queueing
     )

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from kernel import __version__
 from kernel.options import DEMO_REPOSITORY
+from kernel.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,12 +62,15 @@ def print_options_table(options: ServerOptions) -> None:
 
 
 def print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table. On a terminal, long cells are wrapped; otherwise each row is one line."""
+    """Print a table. On a terminal, long cells are wrapped; otherwise each row is one line.
+
+    Control characters are written out: reasons and names come from models and clients.
+    """
     width = None if sys.stdout.isatty() else _FILE_WIDTH
     console = Console(file=sys.stdout, highlight=False, width=width)
     table = Table(*titles, box=box.ASCII2)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
     console.print(table)
     sys.stdout.flush()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel.command.start_messages import print_backends_table, print_demo_hint, print_models_table, print_options_table
+from kernel.descriptors import raise_descriptor_limit
 from kernel.observe.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Terminal:
     def begin(self, log: LogSettings) -> None:
         """Set up the log. Raises `BadOption` if the log file cannot be written."""
         set_up_logging(log)
+        raise_descriptor_limit()
         for note in self._notes:
             logger.warning("%s", note)
 

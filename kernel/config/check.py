@@ -14,6 +14,7 @@ from kernel.config.check_ensemble import check_ensemble
 from kernel.config.check_sequence import check_sequence_batching
 from kernel.config.check_tensors import check_batch_inputs, check_batch_outputs, check_tensors
 from kernel.config.generated.model_config_pb2 import ModelInstanceGroup, ModelQueuePolicy
+from kernel.config.model_parameters import model_parameters
 from kernel.errors import BadConfig, InternalError, Unsupported
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def check_config(config: ModelConfig, directory_name: str) -> None:
     check_scheduling_of_ensembles(config)
     check_response_cache(config)
     check_model_metrics(config)
+    model_parameters(config)
     check_directory_name(config, directory_name)
     check_paths(config)
 

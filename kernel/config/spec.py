@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
+from kernel.config.model_parameters import model_parameters
 from shm.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     metric_tags: dict[str, str] = {}
     #: The model's repository if --model-namespacing allows one name in several repositories; else empty.
     namespace: str = ""
+    #: How long an execution may take: 0 for no limit, None for the server's limit.
+    execution_timeout_ns: int | None = None
 
     @property
     def required_inputs(self) -> tuple[str, ...]:
@@ -116,6 +119,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         response_cache=config.response_cache.enable,
         metric_tags=dict(config.metric_tags),
         namespace=namespace,
+        execution_timeout_ns=model_parameters(config).execution_timeout_ns,
     )
 
 

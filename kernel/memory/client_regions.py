@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from kernel.descriptors import is_reserved
 from kernel.errors import (
     InternalError,
     InvalidArgument,
+    NoDescriptorLeft,
     NotFound,
     RegionExists,
     RegionNotFound,
+    file_error,
 )
 from shm import posix
 from shm.region import FileHandle, Region, RegionKind
@@ -58,8 +61,13 @@ class RegionRegistry:
             )
         try:
             fd = posix.open_object(key)
-        except (posix.BadKey, posix.CannotOpen):
+        except posix.BadKey:
             raise InternalError(f"Unable to open shared memory region: '{key}'") from None
+        except posix.CannotOpen as error:
+            raise file_error(f"Unable to open shared memory region: '{key}'", error) from None
+        if is_reserved(fd):
+            os.close(fd)
+            raise NoDescriptorLeft
         if byte_size < 1 or offset < 0 or offset + byte_size > posix.size_of(fd):
             os.close(fd)
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from kernel.errors import ArenaFull
+from kernel.errors import ArenaFull, lacks_descriptors
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
 
@@ -50,11 +50,18 @@ class InputPlacer:
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
         """Return a buffer in the model's arena to receive a message of `byte_size` bytes; None if there is no space.
 
+        None also if there is no file descriptor for a new arena: the request is refused when all of it has arrived.
+
         `first_tensor` is the offset of the first tensor in the message. The announced size costs address space of the
         arena, not memory. Buffers take at most half of the arena and of the budget; the rest is left for tensors that
         are copied.
         """
-        arena = self._arena(model)
+        try:
+            arena = self._arena(model)
+        except OSError as error:
+            if lacks_descriptors(error):
+                return None
+            raise
         start = -first_tensor % ALIGNMENT
         if arena.allocator.used_bytes + start + byte_size > self._arena_byte_size // 2:
             return None

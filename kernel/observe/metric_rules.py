@@ -31,6 +31,7 @@ Labels = tuple[tuple[str, str], ...]
 #: Labels often come from requests. The limits keep clients from filling the server's memory and the metrics page.
 MAX_SERIES = 10_000
 MAX_LABELS_LENGTH = 4096
+MAX_NAME_LENGTH = 1024
 MAX_BUCKETS = 1000
 
 #: The server's own families, in which models cannot define metrics. In Triton they can.
@@ -49,7 +50,7 @@ _SUFFIXES = ("_count", "_sum", "_bucket")
 
 def check_family_name(name: str) -> None:
     """Raise `InvalidArgument` if `name` is not a metric name or belongs to the server's own families."""
-    if not _METRIC_NAME.fullmatch(name):
+    if len(name) > MAX_NAME_LENGTH or not _METRIC_NAME.fullmatch(name):
         raise InvalidArgument("Invalid metric name")
     if name.startswith(RESERVED_PREFIXES):
         raise InvalidArgument("Family name already exists")

@@ -109,6 +109,8 @@ class ModelStatistics:
         #: How often a worker of this version died, and how often a dead worker was replaced.
         self.workers_lost = 0
         self.workers_restarted = 0
+        #: How often a worker was ended because an execution took longer than its timeout.
+        self.execution_timeouts = 0
         self.load_ns = 0
         #: From reception to the final response, of requests that succeeded.
         self.durations = Histogram(DEFAULT_BUCKETS[REQUEST_DURATION], _NS_PER_S)

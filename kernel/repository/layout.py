@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import InvalidArgument
+from kernel.texts import has_control, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,6 +25,9 @@ CONFIGS_FOLDER = "configs"
 _OTHER_FOLDERS = frozenset({CONFIGS_FOLDER, "initial_state", "warmup"})
 
 _MAX_VERSION = 2**63 - 1
+
+#: The longest name of a folder that file systems of Linux have.
+_MAX_NAME_BYTE_SIZE = 255
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -82,6 +86,8 @@ class RepositoryContents(msgspec.Struct, frozen=True):
     models: dict[str, ModelFolder]
     #: Identifier → folders, of models that are in several repositories. Such a model cannot be loaded.
     duplicates: dict[str, tuple[str, ...]]
+    #: Paths of folders whose names models cannot have. Hidden folders are not among them.
+    misnamed: tuple[str, ...] = ()
 
     def named(self, name: str) -> list[ModelFolder]:
         """Return the models called `name`. Without namespacing there is at most one."""
@@ -96,6 +102,21 @@ def check_model_name(name: str) -> None:
         raise InvalidArgument("model name must not contain only whitespace characters")
     if name == "." or ".." in name or any(character in name for character in "/\\\0"):
         raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
+    if has_control(name):
+        raise InvalidArgument(f"invalid model name '{printable(name)}', model name must not contain control characters")
+    if (byte_size := len(name.encode(errors="surrogateescape"))) > _MAX_NAME_BYTE_SIZE:
+        raise InvalidArgument(
+            f"invalid model name '{name}', model name must have at most {_MAX_NAME_BYTE_SIZE} bytes, it has {byte_size}"
+        )
+
+
+def can_be_model(folder: str) -> bool:
+    """Whether a folder of this name in a repository is a model. Hidden folders are not.
+
+    Nor are those with control characters in their names, which Triton serves: the name would be in metrics, tables
+    and logs, and HTTP has no path for it.
+    """
+    return not folder.startswith(".") and not has_control(folder)
 
 
 def model_folder(repository: str, entry: Entry, *, namespacing: bool = False) -> ModelFolder:
@@ -114,17 +135,23 @@ def _model_folder(name: str, path: str, entry: Entry, namespace: str) -> ModelFo
 
 
 def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: bool = False) -> RepositoryContents:
-    """Return the models in `repositories`: path → listing. Files and hidden folders are not models."""
+    """Return the models in `repositories`: path → listing. Files are not models, see also `can_be_model`."""
     found: dict[str, list[ModelFolder]] = {}
+    misnamed: list[str] = []
     for path, entries in repositories.items():
         for entry in entries:
-            if entry.is_folder and not entry.name.startswith("."):
+            if not entry.is_folder or entry.name.startswith("."):
+                continue
+            if not can_be_model(entry.name):
+                misnamed.append(posixpath.join(path, entry.name))
+            else:
                 folder = model_folder(path, entry, namespacing=namespacing)
                 found.setdefault(folder.identifier, []).append(folder)
     identifiers = sorted(found)
     return RepositoryContents(
         models={key: found[key][0] for key in identifiers if len(found[key]) == 1},
         duplicates={key: tuple(folder.path for folder in found[key]) for key in identifiers if len(found[key]) > 1},
+        misnamed=tuple(misnamed),
     )
 
 

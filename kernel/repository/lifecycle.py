@@ -15,6 +15,7 @@ from kernel.repository.layout import RepositoryContents, check_model_name, known
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_names, list_repository
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
+from kernel.repository.retirement import Retirement
 from kernel.repository.source import ModelSource, scan
 from kernel.serving.catalog import UNLOADED, ModelState
 
@@ -46,6 +47,7 @@ class Lifecycle:
         self._catalog = catalog
         self._settings = settings
         self._loader = VersionLoader(clock, schedule, new_keeper, settings)
+        self._retirement = Retirement(catalog, settings.unload_timeout_s)
         #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
         #: Identifier → the folder that the model was loaded from; None if a client overrode the configuration.
@@ -64,6 +66,8 @@ class Lifecycle:
         reasons of failures.
         """
         found = await self._scan()
+        for path in found.misnamed:
+            logger.warning("ignore model directory '%s': its name contains control characters", path)
         wanted = list(names) if self._settings.explicit else ["*"]
         if wanted == ["*"]:
             failed = list(found.duplicates)
@@ -119,7 +123,9 @@ class Lifecycle:
         self._loaded.clear()
         for loaded in versions:
             loaded.model.close(ServerStopping(""))
-        await asyncio.gather(*(loaded.stop(at_once=at_once) for loaded in versions))
+        await asyncio.gather(
+            *(loaded.stop(at_once=at_once) for loaded in versions), self._retirement.close(at_once=at_once)
+        )
 
     # ---- RepositoryControl -------------------------------------------------------------------
 
@@ -276,7 +282,7 @@ class Lifecycle:
         """Change the instances of a serving version. Removed instances finish their batches."""
         removed = update.commit()
         for keeper in removed:
-            self._start_task(_end(keeper))
+            self._start_task(self._retirement.end_instance(keeper))
         logger.info(
             "successfully updated the instances of '%s' version %d: %d new, %d removed",
             update.version.model.name, update.version.model.version, len(update.new), len(removed),
@@ -332,11 +338,7 @@ class Lifecycle:
     async def _retire(self, identifier: str, loaded: LoadedVersion, *, mark_unloaded: bool) -> None:
         """Wait for requests in flight, then end the workers. `mark_unloaded` shows the version as unloaded."""
         model = loaded.model
-        try:
-            await model.drain()
-        finally:
-            model.close(Unavailable(f"model '{model.name}' was unloaded"))
-            await loaded.stop()
+        await self._retirement.end_version(loaded)
         if mark_unloaded:
             entry = self._catalog.entry(identifier, model.version)
             if entry is not None and entry.model is model:
@@ -363,14 +365,6 @@ class Lifecycle:
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # mark it as retrieved: a cancelled caller no longer waits for it
-
-
-async def _end(keeper: InstanceKeeper) -> None:
-    """Let an instance finish its batches, then end its worker."""
-    try:
-        await keeper.retire()
-    finally:
-        await keeper.stop()
 
 
 def _poll_failed(name: str, reason: ServingError | str) -> InternalError:

@@ -61,10 +61,11 @@ class LoadedVersion(msgspec.Struct):
             files.retain()
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End the workers; `at_once` does not finalize the model."""
+        """End the workers; `at_once` does not finalize the model. It can be called again if it was cancelled."""
         await asyncio.gather(*(each.keeper.stop(at_once=at_once) for each in self.instances))
-        if self.files is not None:
-            await asyncio.to_thread(self.files.release)
+        files, self.files = self.files, None
+        if files is not None:
+            await asyncio.to_thread(files.release)
 
 
 class InstanceUpdate(msgspec.Struct, frozen=True):

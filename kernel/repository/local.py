@@ -1,7 +1,8 @@
 """Reads a model repository in a local folder: listings for `layout.py`, configurations and other files.
 
 All functions block, on a local disk for milliseconds; code on an event loop calls them in a thread. Listings
-omit entries that are absent or that the process has no permission to read. Other failures raise `InternalError`.
+omit entries that are absent or that the process has no permission to read. Other failures raise `InternalError`, or
+`NoDescriptorLeft`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import stat
 from pathlib import Path
 
 from kernel.config.load import MAX_BYTE_SIZE
-from kernel.errors import InternalError
-from kernel.repository.layout import Entry
+from kernel.errors import InternalError, file_error
+from kernel.repository.layout import Entry, can_be_model
 
 #: Python writes these folders next to a model's code; they are not part of the model.
 _IGNORED = frozenset({"__pycache__"})
 
 #: The entry was removed, is a broken or circular link, is not readable for us, or has an impossible name.
 _ABSENT = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+
+#: How many folders may be inside one another. Models have a few, and a listing calls itself for each.
+_MAX_DEPTH = 100
 
 #: A folder's device and inode. They identify folders, so that circular links are found.
 _Identity = tuple[int, int]
@@ -40,21 +44,21 @@ def list_repository(path: str, only: str = "") -> tuple[Entry, ...]:
 
 
 def list_names(path: str) -> list[str]:
-    """Return the names of the folders in a repository, sorted. Raises `InternalError`."""
+    """Return the names of the folders in a repository that can be models, sorted. Raises `ServingError`."""
     try:
         with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            return sorted(entry.name for entry in entries if entry.is_dir() and can_be_model(entry.name))
     except OSError as error:
-        raise InternalError(f"failed to read model repository '{path}': {error.strerror}") from error
+        raise file_error(f"failed to read model repository '{path}': {error.strerror}", error) from error
 
 
 def read_file(folder: str, name: str) -> bytes:
-    """Return the bytes of the file `name` in `folder`. Follows links. Raises `InternalError`."""
+    """Return the bytes of the file `name` in `folder`. Follows links. Raises `ServingError`."""
     path = os.path.join(folder, name)
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from None
+        raise file_error(f"failed to open text file for read {path}: {error.strerror}", error) from None
 
 
 def read_config(path: str) -> bytes:
@@ -63,14 +67,14 @@ def read_config(path: str) -> bytes:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTE_SIZE + 1)
     except OSError as error:
-        raise InternalError(f"failed to read '{path}': {error.strerror}") from error
+        raise file_error(f"failed to read '{path}': {error.strerror}", error) from error
 
 
 def _read(path: str) -> Entry | None:
     try:
         return _entry(path, frozenset())
     except OSError as error:
-        raise InternalError(f"failed to read '{error.filename}': {error.strerror}") from error
+        raise file_error(f"failed to read '{error.filename}': {error.strerror}", error) from error
 
 
 def _entry(path: str, parents: frozenset[_Identity]) -> Entry | None:
@@ -83,6 +87,8 @@ def _entry(path: str, parents: frozenset[_Identity]) -> Entry | None:
         identity = (status.st_dev, status.st_ino)
         if identity in parents:
             return None
+        if len(parents) >= _MAX_DEPTH:
+            raise InternalError(f"failed to read '{path}': more than {_MAX_DEPTH} folders are inside one another")
         names = sorted(os.listdir(path))
     except OSError as error:
         if error.errno in _ABSENT:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.errors import InternalError, InvalidArgument
+from kernel.errors import InternalError, InvalidArgument, file_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from kernel.errors import ServingError
 
 FILE_PREFIX = "file:"
 
@@ -29,6 +31,10 @@ MAX_CONFIG_BYTE_SIZE = 256 << 10
 
 #: The largest sum of the files of one load request; also the limit of a gRPC message.
 MAX_FILES_BYTE_SIZE = 1 << 31
+
+#: The most bytes of a path of a load request, and the most folders in it.
+MAX_PATH_BYTE_SIZE = 1024
+MAX_PATH_DEPTH = 32
 
 #: Triton's names for the types of parameters in its errors.
 _TYPE_NAMES = {str: "STRING", bytes: "BYTES", bool: "BOOL", int: "INT", float: "DOUBLE"}
@@ -50,7 +56,8 @@ class UnusableParameters(InvalidArgument):
 def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
     """Parse the parameters of a load request.
 
-    Raises `UnusableParameters`, or `InvalidArgument` if configuration or files are too large.
+    Raises `UnusableParameters`, or `InvalidArgument` if a limit is exceeded: of the configuration, of the files
+    together, of the length or the depth of a path.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -60,6 +67,7 @@ def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
         elif name.startswith(FILE_PREFIX):
             if not isinstance(value, bytes):
                 raise UnusableParameters(f"File parameter '{name}' must have bytes type for its value")
+            _check_length(name)
             files[name.removeprefix(FILE_PREFIX)] = value
         elif name == "config" and any(key.startswith(FILE_PREFIX) for key in parameters):
             raise UnusableParameters("Config parameter 'config' must have string type for its value")
@@ -78,6 +86,20 @@ def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
     if files and config is None:
         raise UnusableParameters("Load parameter 'config' must be specified for model file override")
     return LoadParameters(config, files)
+
+
+def _check_length(name: str) -> None:
+    """Refuse a long or deep path before it is split or made: folders are created and removed by recursion."""
+    byte_size = len(name.encode(errors="surrogatepass")) - len(FILE_PREFIX)
+    if byte_size > MAX_PATH_BYTE_SIZE:
+        raise InvalidArgument(
+            f"the path of file parameter '{name}' has {byte_size} bytes, at most {MAX_PATH_BYTE_SIZE} are allowed"
+        )
+    depth = len([part for part in name.removeprefix(FILE_PREFIX).split("/")[:-1] if part])
+    if depth > MAX_PATH_DEPTH:
+        raise InvalidArgument(
+            f"the path of file parameter '{name}' has {depth} folders, at most {MAX_PATH_DEPTH} are allowed"
+        )
 
 
 def file_paths(names: Iterable[str], folder: str) -> dict[str, str]:
@@ -107,14 +129,20 @@ class OverrideFolder:
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """Create the folder and write `files`. On `UnusableParameters` or `InternalError` the folder is removed."""
-        self.path = os.path.realpath(tempfile.mkdtemp(prefix="naiad-model-"))
+        """Create the folder and write `files`. On a `ServingError` the folder is removed."""
+        try:
+            self.path = os.path.realpath(tempfile.mkdtemp(prefix="naiad-model-"))
+        except OSError as error:
+            raise _not_written(error) from error
         self._use_count = 1
         try:
             for name, path in file_paths(files, self.path).items():
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 Path(path).write_bytes(files[name])
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            self.release()
+            raise _not_written(error) from error
+        except ValueError as error:  # no file can have this name
             self.release()
             raise InternalError(f"failed to write the files of a load request: {error}") from error
         except BaseException:
@@ -130,3 +158,7 @@ class OverrideFolder:
         self._use_count -= 1
         if not self._use_count:
             shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _not_written(error: OSError) -> ServingError:
+    return file_error(f"failed to write the files of a load request: {error}", error)

@@ -57,8 +57,11 @@ class InstanceKeeper(Protocol):
     def set_restart_config(self, config: str) -> None:
         """Use this configuration when the worker is started again."""
 
-    async def retire(self) -> None:
-        """Take no more batches, and wait until the dispatched ones have ended. A worker that dies is not replaced."""
+    async def retire(self, limit_s: float) -> None:
+        """Take no more batches, and wait until the dispatched ones have ended. A worker that dies is not replaced.
+
+        After `limit_s` seconds the worker is killed, and its requests fail.
+        """
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Finalize the model and end the worker. `at_once` ends the worker without finalizing the model."""

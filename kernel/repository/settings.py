@@ -36,6 +36,8 @@ class LifecycleSettings(msgspec.Struct, frozen=True):
     host_policies: HostPolicies = {}
     #: Seconds that the warm-up of a version's instances may take; 0 for no limit.
     load_timeout_s: float = 0
+    #: Seconds in which the last requests of a version may end that was unloaded or replaced.
+    unload_timeout_s: float = 300
     gpu_count: int = 0
     #: The latency histograms and quantiles of each model.
     metrics: MetricsConfig = MetricsConfig()

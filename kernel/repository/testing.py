@@ -58,6 +58,12 @@ class FakeKeeper:
 
     def __init__(self, made: list[FakeKeeper]) -> None:
         self.stopped = False
+        #: Whether it was stopped without finalizing its model.
+        self.stopped_at_once = False
+        #: `stop` waits for this event, if there is one.
+        self.stopping: asyncio.Event | None = None
+        #: The limit that `retire` got, in seconds.
+        self.retired_with = 0.0
         self.plan: InstancePlan | None = None
         self.instance: EchoInstance | None = None
         self.config = ""
@@ -67,7 +73,7 @@ class FakeKeeper:
         self.failure = ""
         #: The error of every response. Default: the text of the file `refuse` in the model's folder.
         self.refusal = ""
-        #: `leave` waits for this event, if there is one.
+        #: `retire` waits for this event, if there is one.
         self.finished: asyncio.Event | None = None
         made.append(self)
 
@@ -101,14 +107,17 @@ class FakeKeeper:
     def set_restart_config(self, config: str) -> None:
         self.config = config
 
-    async def retire(self) -> None:
+    async def retire(self, limit_s: float) -> None:
+        self.retired_with = limit_s
         if self.instance is not None:
             self.model.instances.set_apart(self.instance)
         if self.finished is not None:
             await self.finished.wait()
 
     async def stop(self, *, at_once: bool = False) -> None:
-        self.stopped = True
+        if self.stopping is not None:
+            await self.stopping.wait()
+        self.stopped, self.stopped_at_once = True, at_once
 
 
 def _text(path: Path) -> str:

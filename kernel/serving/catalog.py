@@ -78,6 +78,8 @@ class Catalog:
         self._duplicates: set[str] = set()
         #: Names, by identifier, of all models in the repositories, loaded or not.
         self._known: dict[str, str] = {}
+        #: Versions that no new request reaches and that still have requests. The lifecycle adds and removes them.
+        self.retiring: set[Model] = set()
 
     # ---- changed by the lifecycle ------------------------------------------------------------
 
@@ -187,6 +189,10 @@ class Catalog:
             if entry.state is ModelState.READY and entry.model is not None
         ]
 
+    def executing_models(self) -> list[Model]:
+        """Return all versions that can have requests: the READY ones, and those that finish their last requests."""
+        return [*self.ready_models(), *self.retiring]
+
     def index(self, ready: bool = False) -> list[IndexItem]:
         """Return the repository index in the order of identifier and version; with `ready`, only READY versions.
 
@@ -200,7 +206,7 @@ class Catalog:
                 items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
             elif versions:
                 items += [
-                    IndexItem(name, str(number), entry.state.value, entry.reason)
+                    IndexItem(name, str(number), entry.state.value, entry.reason or _trouble(entry))
                     for number, entry in sorted(versions.items())
                     if not ready or entry.state is ModelState.READY
                 ]
@@ -225,6 +231,11 @@ class Catalog:
                 elif entry.reason != UNLOADED:
                     return False
         return True
+
+
+def _trouble(entry: VersionEntry) -> str:
+    """Return what is wrong with a version that serves."""
+    return entry.model.trouble if entry.model is not None else ""
 
 
 def parse_version(text: str) -> int:

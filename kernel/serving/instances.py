@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from kernel.errors import Unavailable
 from kernel.serving.events import InstanceIdle, InstanceLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from kernel.loop.clock import Clock
     from kernel.observe.statistics import ExecutionTimes, ModelStatistics
@@ -99,11 +101,20 @@ class BatchRecord:
         return [batch for number, batch in self.batches.items() if number not in self._started]
 
 
+class Condition(msgspec.Struct, frozen=True):
+    """What is wrong with an instance whose worker lives."""
+
+    #: For the repository index, such as `instance 'm_0' busy for 73 s`.
+    text: str
+    #: Its process is stopped by a signal. Otherwise an execution takes long.
+    stopped: bool = False
+
+
 class InstanceSet:
     """The instances of a model version. When a lost instance is restarted, it is added again by `add`.
 
     An instance is in service or set apart. The scheduler does not see an instance that is set apart: a new one that
-    warms up, or a retired one that finishes its batches.
+    warms up, a retired one that finishes its batches, or one whose process is stopped.
     """
 
     def __init__(self, inbox: Inbox, live: LiveRequests, statistics: ModelStatistics, clock: Clock) -> None:
@@ -113,6 +124,8 @@ class InstanceSet:
         self._clock = clock
         self._serving: dict[Instance, BatchRecord] = {}
         self._apart: dict[Instance, BatchRecord] = {}
+        #: What is wrong with instances; the usual one is not in it.
+        self._conditions: dict[Instance, Condition] = {}
         #: The instance in service if there is exactly one, which is the usual case.
         self._only: Instance | None = None
         self._execution_ns = FAST_EXECUTION_NS
@@ -155,6 +168,21 @@ class InstanceSet:
         return len(self._serving)
 
     @property
+    def conditions(self) -> Collection[Condition]:
+        """What is wrong with instances, one entry for each of these."""
+        return self._conditions.values()
+
+    @property
+    def stopped_count(self) -> int:
+        """How many instances have a process that is stopped by a signal."""
+        return sum(condition.stopped for condition in self._conditions.values()) if self._conditions else 0
+
+    @property
+    def busy_count(self) -> int:
+        """How many other instances execute for long."""
+        return len(self._conditions) - self.stopped_count if self._conditions else 0
+
+    @property
     def waiting(self) -> int:
         """How many requests were dispatched ahead of time and are not started."""
         return sum(len(batch.requests) for _, record in self._records() for batch in record.unstarted())
@@ -190,7 +218,10 @@ class InstanceSet:
         self._post_idle(instance)
 
     def set_apart(self, instance: Instance) -> None:
-        """Hide a new instance, or one in service, from the scheduler. It finishes the batches that it has."""
+        """Hide a new instance, or one in service, from the scheduler. It finishes the batches that it has.
+
+        `add` puts it in service again.
+        """
         self._serving.pop(instance, None)
         self._apart[instance] = instance.record
         self._note_only()
@@ -199,7 +230,15 @@ class InstanceSet:
         """Remove an instance that was stopped."""
         self._serving.pop(instance, None)
         self._apart.pop(instance, None)
+        self._conditions.pop(instance, None)
         self._note_only()
+
+    def set_condition(self, instance: Instance, condition: Condition | None) -> None:
+        """Note what is wrong with an instance; None if nothing is wrong any more."""
+        if condition is None:
+            self._conditions.pop(instance, None)
+        else:
+            self._conditions[instance] = condition
 
     def _note_only(self) -> None:
         self._only = next(iter(self._serving)) if len(self._serving) == 1 else None

@@ -250,7 +250,7 @@ class Kernel:
     @property
     def in_flight(self) -> int:
         """The number of requests that were accepted and have no final response yet."""
-        return self._preparing + sum(model.in_flight for model in self.catalog.ready_models())
+        return self._preparing + sum(model.in_flight for model in self.catalog.executing_models())
 
     async def drain(self) -> None:
         """Refuse new requests and wait until every accepted one has its final response."""
@@ -258,11 +258,11 @@ class Kernel:
         while self._preparing:
             self._all_prepared.clear()
             await self._all_prepared.wait()
-        await asyncio.gather(*(model.drain() for model in self.catalog.ready_models()))
+        await asyncio.gather(*(model.drain() for model in self.catalog.executing_models()))
 
     def abandon(self) -> None:
         """Fail all requests that have no final response: the exit timeout has expired."""
-        for model in self.catalog.ready_models():
+        for model in self.catalog.executing_models():
             model.abandon(Unavailable("Server exiting: the request took longer than the exit timeout"))
 
 

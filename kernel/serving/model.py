@@ -74,6 +74,11 @@ class Model:
         """Whether an instance is in service and the scheduler runs."""
         return self.instances.count > 0 and self._failure is None
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with instances of the model, for the repository index; empty if nothing is."""
+        return "; ".join(condition.text for condition in self.instances.conditions)
+
     def start(self) -> None:
         """Start the scheduler. Raises what the scheduler raises before it waits for its first event."""
         self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))

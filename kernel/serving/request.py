@@ -87,6 +87,8 @@ class Request(msgspec.Struct, eq=False):
     response_count: int = 0
     #: Whether a response with an error was sent.
     failed: bool = False
+    #: How often a worker was lost that would have executed the request next.
+    lost_before_start: int = 0
     #: Whether inputs or outputs may have spans, and so leases.
     leased: bool = False
     #: Whether a worker uses the leased memory. Then the leases are released when the worker has finished or is gone,

@@ -1,6 +1,7 @@
-"""Which calls are refused to clients that do not send the secret header of a restriction. Pure.
+"""Which calls are refused by their headers and by the address of their client. Pure.
 
-Every RPC belongs to one of Triton's nine categories; a call is refused before its handler is found.
+Every RPC belongs to one of Triton's nine categories; a call is refused before its handler is found. TraceSetting and
+LogSettings also read settings: their handlers refuse the changes of clients that may not administer the server.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 from protocols.restricted import Category
 
 if TYPE_CHECKING:
-    from protocols.grpc.h2.headers import RequestHead
-    from protocols.restricted import Restriction, Restrictions
+    from protocols.grpc.h2.headers import Fields, RequestHead
+    from protocols.restricted import Restrictions
 
 _INFERENCE_SERVICE = "inference.GRPCInferenceService"
 
@@ -40,24 +41,40 @@ CATEGORIES: dict[str, Category] = {
 }
 
 
+#: The calls of those who administer the server alone (--admin-access).
+ADMINISTERS = frozenset(
+    f"/{_INFERENCE_SERVICE}/{name}"
+    for name in (
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
+        *(f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Register", "Unregister")),
+    )
+)
+
+
 class Admission:
     """Refuses calls. Made only where anything is restricted."""
 
     def __init__(self, restrictions: Restrictions) -> None:
-        self._restrictions: dict[str, Restriction] = {}
-        for path, category in CATEGORIES.items():
-            restriction = restrictions.of(category)
-            if restriction is not None:
-                self._restrictions[path] = restriction
+        self._restrictions = restrictions
+        self._paths = ADMINISTERS if restrictions.restricts_admin else frozenset()
+        self._paths |= {path for path, category in CATEGORIES.items() if restrictions.of(category) is not None}
 
-    def refusal(self, request_head: RequestHead) -> str | None:
-        """Return the error text for a call without the header that it needs, None for a call that is allowed."""
-        restriction = self._restrictions.get(request_head.path)
-        if restriction is None:
+    def refusal(self, request_head: RequestHead, peer: object) -> str | None:
+        """Return the error text for a call that is refused to this client, None for a call that is allowed."""
+        path = request_head.path
+        if path not in self._paths:
             return None
-        name = restriction.header.lower()
-        # Of a header that is sent twice Triton's multimap returns the first.
-        value = next((value for found, value in request_head.fields if found == name), None)
-        if restriction.admits(None if value is None else value.encode("latin-1")):
-            return None
-        return restriction.message
+        return self._restrictions.refusal(
+            CATEGORIES[path],
+            lambda name: _first_value(request_head.fields, name),
+            peer,
+            administers=path in ADMINISTERS,
+        )
+
+
+def _first_value(fields: Fields, name: str) -> bytes | None:
+    """Return the value of a header. Of one that is sent twice Triton's multimap returns the first."""
+    wanted = name.lower()
+    value = next((value for found, value in fields if found == wanted), None)
+    return None if value is None else value.encode("latin-1")

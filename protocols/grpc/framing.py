@@ -17,7 +17,7 @@ from grpclib.const import Status
 
 from kernel.errors import ServingError
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE, RECEIVE_BUFFER_BYTE_SIZE
-from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
+from protocols.grpc.special_messages import BYTES_TYPES, CompressedMessage, RefusedMessage
 from protocols.helpers.request_task import LOOP_BYTE_SIZE
 
 if TYPE_CHECKING:
@@ -78,11 +78,13 @@ class MessageReader:
 
     __slots__ = (
         "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "_refusal", "choose_buffer", "fault",
-        "messages",
+        "max_byte_size", "messages",
     )  # fmt: skip
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
+        #: The largest message, also after inflating.
+        self.max_byte_size = MAX_BODY_BYTE_SIZE
         #: Bytes of a prefix, or of a small message, that are not complete.
         self._gathered = bytearray()
         #: Length of the message that is being received, -1 between messages.
@@ -103,6 +105,16 @@ class MessageReader:
     def between_messages(self) -> bool:
         """Whether the next byte begins a message."""
         return self._length < 0 and not self._gathered and self.fault is None
+
+    def limit(self, max_byte_size: int) -> None:
+        """Refuse messages of more bytes, also those that have arrived or begun, and more bytes after inflating."""
+        self.max_byte_size = max_byte_size
+        largest = max([self._length, *(len(each) for each in self.messages if isinstance(each, BYTES_TYPES))])
+        if largest > max_byte_size and self.fault is None:
+            self.messages.clear()
+            self._gathered.clear()
+            self._large, self._length = None, -1
+            self._refuse_size(largest, max_byte_size)
 
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the call."""
@@ -161,7 +173,7 @@ class MessageReader:
         return taken
 
     def _begin(self, flag: int, length: int) -> None:
-        limit = MAX_INFLATED_BYTE_SIZE if flag else MAX_BODY_BYTE_SIZE
+        limit = min(MAX_INFLATED_BYTE_SIZE, self.max_byte_size) if flag else self.max_byte_size
         if flag > 1:
             self.fault = MessageFault(Status.INTERNAL, f"invalid compressed flag {flag} of a message")
         elif flag and self._encoding not in _WINDOW_BITS:
@@ -237,9 +249,12 @@ class MessageReader:
     def _inflate(self, message: Buffer) -> bytes | CompressedMessage | None:
         """Return the content of a compressed message, or the message if it is large. None where that is a fault."""
         try:
-            inflated = inflate(message, self._encoding, LOOP_BYTE_SIZE)
-        except InflatedTooLarge:
-            return CompressedMessage(message, self._encoding)
+            inflated = inflate(message, self._encoding, min(LOOP_BYTE_SIZE, self.max_byte_size))
+        except InflatedTooLarge as error:
+            if self.max_byte_size > LOOP_BYTE_SIZE:
+                return CompressedMessage(message, self._encoding)
+            self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, str(error))
+            return None
         if inflated is None:
             self.fault = MessageFault(Status.INTERNAL, broken_compression(self._encoding))
         return inflated

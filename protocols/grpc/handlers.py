@@ -13,7 +13,13 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from protocols.grpc.compression import compress
-from protocols.grpc.framing import PREFIX, InflatedTooLarge, broken_compression, inflate
+from protocols.grpc.framing import (
+    MAX_INFLATED_BYTE_SIZE,
+    PREFIX,
+    InflatedTooLarge,
+    broken_compression,
+    inflate,
+)
 from protocols.grpc.grpclib_internals import CallConnection, StreamClosedError, run_handler
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import encode_block, encode_trailers
@@ -36,9 +42,6 @@ if TYPE_CHECKING:
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
-
-#: The most bytes of a compressed message of other RPCs than inference.
-_INFLATED_BYTE_SIZE = 1 << 20
 
 #: The status message of a call that the server terminates because it stops.
 CALL_TERMINATED = "Server exiting: the call took too long"
@@ -139,7 +142,7 @@ class HandlerCall:
                 return b""
             self._reading = asyncio.get_running_loop().create_future()
             await self._reading
-        message = _inflated(received)
+        message = await _inflated(received, self._reader.max_byte_size)
         if len(message):
             self._unread = message
         return PREFIX.pack(0, len(message))
@@ -241,13 +244,15 @@ class HandlerCall:
             raise StreamClosedError(self._stream.id)
 
 
-def _inflated(message: ReceivedMessage) -> Buffer:
+async def _inflated(message: ReceivedMessage, max_byte_size: int) -> Buffer:
     """Return the bytes of a message of an RPC other than inference. Raises `GRPCError` for one that is too large."""
     assert not isinstance(message, RefusedMessage), "only inference refuses messages before they have arrived"
     if not isinstance(message, CompressedMessage):
         return message
+    limit = min(max_byte_size, MAX_INFLATED_BYTE_SIZE)
     try:
-        content = inflate(message.content, message.encoding, _INFLATED_BYTE_SIZE)
+        # zlib lets other threads run.
+        content = await asyncio.to_thread(inflate, message.content, message.encoding, limit)
     except InflatedTooLarge as error:
         raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from None
     if content is None:

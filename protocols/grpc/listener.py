@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
+from kernel.errors import NoDescriptorLeft
+from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
+from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall
-from protocols.grpc.service import MODEL_INFER
+from protocols.grpc.service import MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
 from protocols.listening import listen
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.handlers import Handlers
     from protocols.grpc.rpcs.infer import Inference
+
+#: Calls with tensors or files in their messages, besides MODEL_INFER.
+_WITH_LARGE_MESSAGES = frozenset({MODEL_STREAM_INFER, MODEL_LOAD})
 
 #: How often connections are checked for what waits too long.
 CHECK_INTERVAL_S = 5.0
@@ -45,6 +51,26 @@ class ListenerOptions(msgspec.Struct, frozen=True):
     admission: Admission | None
     #: Whether every call is logged.
     log_access: bool = False
+
+
+class _RefusingAcceptor:
+    """A `protocols.grpc.h2.transport.CallAcceptor` for a connection that is refused.
+
+    It responds to calls: after a GOAWAY clients connect again and again, and their callers learn nothing.
+    """
+
+    def connection_opened(self, connection: ServerConnection) -> None:
+        """The connection is not counted."""
+
+    def connection_closed(self, connection: ServerConnection) -> None:
+        """See `connection_opened`."""
+
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> None:
+        refusal = status_trailers(Status.UNAVAILABLE.value, NoDescriptorLeft().text)
+        connection.sending.send_trailers(stream, refusal)
+
+    def connection_idle(self) -> None:
+        """Nobody waits for that."""
 
 
 class GrpcListener:
@@ -70,6 +96,7 @@ class GrpcListener:
             self._sock,
             lambda: ServerConnection(acceptor, options.keepalive),
             options.tls,
+            make_refusal=lambda: ServerConnection(_RefusingAcceptor()),
             tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,
         )
         self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
@@ -89,13 +116,15 @@ class GrpcListener:
 
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         request_head = stream.request_head
-        if self._admission is not None and (text := self._admission.refusal(request_head)) is not None:
-            connection.sending.send_trailers(stream, status_trailers(Status.UNAVAILABLE.value, text))
-            return None
+        if self._admission is not None:
+            peer = connection.transport.get_extra_info("peername")
+            if (text := self._admission.refusal(request_head, peer)) is not None:
+                connection.sending.send_trailers(stream, status_trailers(Status.UNAVAILABLE.value, text))
+                return None
         if request_head.is_grpc:
             if request_head.encoding not in ACCEPTED_ENCODINGS:
                 more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
-                text = f"unknown grpc-encoding {request_head.encoding!r}"
+                text = f"unknown grpc-encoding {limited(request_head.encoding, MAX_TEXT_BYTE_SIZE)!r}"
                 connection.sending.send_trailers(stream, status_trailers(Status.UNIMPLEMENTED.value, text, more))
                 return None
             if not request_head.timeout_valid:
@@ -107,6 +136,8 @@ class GrpcListener:
                 if stream.complete_message is None or request_head.timeout_s is not None:
                     call.expect()
                 return call
+        if request_head.path not in _WITH_LARGE_MESSAGES:
+            stream.message_reader.limit(MAX_CONTROL_BYTE_SIZE)
         return self._handlers.begin(connection, stream)
 
     def connection_idle(self) -> None:

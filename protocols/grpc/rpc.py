@@ -19,11 +19,11 @@ from kernel.errors import NoMemory, ServingError
 from protocols.frontend import is_local
 from protocols.grpc.grpclib_internals import StreamClosedError
 from protocols.grpc.status_text import status_text
-from protocols.internal_errors import report_internal_error
+from protocols.internal_errors import unexpected_error
 from protocols.status import GRPC_STATUS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from grpclib.server import Stream
 
@@ -36,11 +36,18 @@ class Caller(msgspec.Struct, frozen=True):
 
     #: The peer's address as the transport gives it.
     peer: object
+    #: The headers of the call that are not gRPC's own, by names in lower case.
+    metadata: Mapping[str, str | bytes] = {}
 
     @property
     def local(self) -> bool:
         """Whether the peer is on this machine, as far as its address says."""
         return is_local(self.peer)
+
+    def header(self, name: str) -> bytes | None:
+        """Return the value of a header by its name in any case of letters, None where it is absent."""
+        value = self.metadata.get(name.lower())
+        return value.encode("latin-1") if isinstance(value, str) else value
 
 
 def unary(
@@ -55,7 +62,8 @@ def unary(
             message = await receive(stream)
             if message is None:
                 raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")
-            await stream.send_message(await function(message, Caller(stream.peer.addr())))
+            assert stream.metadata is not None, "grpclib sets it before the call begins"
+            await stream.send_message(await function(message, Caller(stream.peer.addr(), stream.metadata)))
 
     return Handler(handle, Cardinality.UNARY_UNARY, request_type, response_type)
 
@@ -73,12 +81,12 @@ def grpc_error(error: Exception, title: str) -> GRPCError:
     if isinstance(error, GRPCError):
         return error
     if isinstance(error, NoMemory):
-        return GRPCError(Status.RESOURCE_EXHAUSTED, status_text(error.message))
+        return GRPCError(Status.RESOURCE_EXHAUSTED, status_text(error.text))
     if isinstance(error, ServingError):
-        return GRPCError(GRPC_STATUS[error.code], status_text(error.message))
+        return GRPCError(GRPC_STATUS[error.code], status_text(error.text))
     if isinstance(error, DecodeError):
         return GRPCError(Status.INTERNAL, "Unable to parse request")
-    return GRPCError(Status.INTERNAL, report_internal_error(title, error))
+    return grpc_error(unexpected_error(title, error), title)
 
 
 @contextlib.contextmanager

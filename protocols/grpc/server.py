@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from kernel.options import GrpcOptions
+from kernel.options import AdminOptions, GrpcOptions
 from protocols.grpc.admission import Admission
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
@@ -17,6 +17,7 @@ from protocols.grpc.open_calls import OpenCalls
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
+from protocols.keys import KeyReader
 from protocols.listening import listening_address
 from protocols.restricted import GRPC, parse_restrictions
 from protocols.tls import server_context
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import socket
 
     from kernel.serving.kernel import Kernel
+    from protocols.restricted import Restrictions
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +38,23 @@ class GrpcServer:
     """Serves `inference.GRPCInferenceService`, health and reflection on a bound socket."""
 
     def __init__(
-        self, kernel: Kernel, sock: socket.socket, options: GrpcOptions = _DEFAULTS, *, log_access: bool = False
+        self,
+        kernel: Kernel,
+        sock: socket.socket,
+        options: GrpcOptions = _DEFAULTS,
+        *,
+        log_access: bool = False,
+        admin: AdminOptions | None = None,
+        keys: KeyReader | None = None,
     ) -> None:
-        """The server owns `sock` from `start` on. Raises `BadOption` for options that it cannot apply."""
+        """The server owns `sock` from `start` on. Raises `BadOption` for options that it cannot apply.
+
+        `keys` reads the keys of restrictions.
+        """
         self._kernel = kernel
         self._sock = sock
-        self._listener_options = _listener_options(options, log_access)
+        self.restrictions = parse_restrictions(options.restricted_protocol, GRPC, keys or KeyReader(), admin)
+        self._listener_options = _listener_options(options, self.restrictions, log_access)
         self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
         self._compression = make_compression(options.infer_response_compression_level)
         self._max_response_pool_size = options.max_response_pool_size
@@ -57,7 +70,7 @@ class GrpcServer:
         """Listen."""
         kernel, calls = self._kernel, self._calls
         services = (
-            InferenceService(kernel, calls, self._forwarder, self._max_response_pool_size),
+            InferenceService(kernel, calls, self.restrictions.admin, self._forwarder, self._max_response_pool_size),
             HealthService(kernel, calls),
             ReflectionService(),
         )
@@ -91,8 +104,7 @@ class GrpcServer:
             await listener.close_connections()
 
 
-def _listener_options(options: GrpcOptions, log_access: bool) -> ListenerOptions:
-    restrictions = parse_restrictions(options.restricted_protocol, GRPC)
+def _listener_options(options: GrpcOptions, restrictions: Restrictions, log_access: bool) -> ListenerOptions:
     rules = KeepaliveRules(
         time_ns=options.keepalive_time_ms * _MILLISECOND_NS,
         timeout_ns=options.keepalive_timeout_ms * _MILLISECOND_NS,

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.open_calls import OpenCalls
+    from protocols.restricted import AdminAccess
 
 SERVICE = "inference.GRPCInferenceService"
 #: The one RPC without a handler of grpclib, see `protocols.grpc.rpcs.infer`.
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
 MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
+MODEL_LOAD = f"/{SERVICE}/RepositoryModelLoad"
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -38,11 +40,13 @@ class InferenceService:
         self,
         kernel: Kernel,
         calls: OpenCalls,
+        admin: AdminAccess,
         forwarder: MetadataForwarder | None = None,
         max_response_pool_size: int | None = None,
     ) -> None:
         """`max_response_pool_size` is that of `GrpcOptions`, None for no limit."""
         self._kernel = kernel
+        self._admin = admin
         self._calls = calls
         self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
@@ -141,7 +145,7 @@ class InferenceService:
         }
 
     def _settings_handlers(self) -> dict[str, Handler]:
-        rpcs = SettingsRpcs(self._kernel)
+        rpcs = SettingsRpcs(self._kernel, self._admin)
         return {
             "TraceSetting": unary(rpcs.trace, pb.TraceSettingRequest, pb.TraceSettingResponse),
             "LogSettings": unary(rpcs.log, pb.LogSettingsRequest, pb.LogSettingsResponse),

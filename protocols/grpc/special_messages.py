@@ -27,6 +27,9 @@ class RefusedMessage(msgspec.Struct, frozen=True):
     start: bytes
 
 
+#: The types of messages that are bytes.
+BYTES_TYPES = (bytes, bytearray, memoryview)
+
 #: What `MessageReader.messages` has: usually bytes.
 if TYPE_CHECKING:
     ReceivedMessage = Buffer | CompressedMessage | RefusedMessage

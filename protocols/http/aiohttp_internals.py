@@ -22,6 +22,7 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http_parser import RawRequestMessage
 
+from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS, ChunkOverhead, SlowClient
 from protocols.http.responses import error_response
 
@@ -114,7 +115,7 @@ class AiohttpConnection(web.RequestHandler):
             logger.error("request from %s failed", request.remote, exc_info=exc)
         else:
             logger.debug("bad request from %s: %s", request.remote, message)
-        response = error_response(status, message or "internal error", plain=True)
+        response = error_response(status, limited(message or "internal error", MAX_TEXT_BYTE_SIZE), plain=True)
         response.force_close()
         return response
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kernel.errors import InvalidArgument
+from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.http.aiohttp_internals import send_continue
 from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS
 
@@ -103,6 +104,23 @@ def _is_chunked(http: web.BaseRequest) -> bool:
 async def read_json_text(call: HttpCall) -> bytes:
     """Return a body that is JSON as a whole. Raises the same as `read_body`."""
     return await read_body(call.http, call.max_input_size, lambda byte_size: json_too_large(call, byte_size))
+
+
+async def read_control_text(call: HttpCall) -> bytes:
+    """Return the body of a request that only controls the server, which has no tensors and no files.
+
+    Raises the same as `read_body`.
+    """
+    if call.max_input_size <= MAX_CONTROL_BYTE_SIZE:
+        return await read_json_text(call)
+    return await read_body(call.http, MAX_CONTROL_BYTE_SIZE, _control_too_large)
+
+
+def _control_too_large(byte_size: int) -> ServingError:
+    return InvalidArgument(
+        f"request JSON size of {byte_size} bytes exceeds the maximum allowed input size of {MAX_CONTROL_BYTE_SIZE} "
+        "bytes for requests without tensors and files."
+    )
 
 
 def json_too_large(call: HttpCall, byte_size: int) -> ServingError:

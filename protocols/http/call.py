@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 REQUEST_ID = web.RequestKey("request_id", str)
 
 
+def peer_of(http: web.BaseRequest) -> object:
+    """Return the client's address as the transport gives it, None where the client has gone."""
+    return None if http.transport is None else http.transport.get_extra_info("peername")
+
+
 class CallSettings(msgspec.Struct, frozen=True):
     """What all calls of a server share."""
 

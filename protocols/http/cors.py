@@ -39,6 +39,10 @@ class CorsPolicy:
                 )
         self._any = "*" in self._origins
 
+    def allows(self, origin: str) -> bool:
+        """Whether pages of `origin` may call the server."""
+        return self._any or origin in self._origins
+
     def response_headers(self, origin: str | None) -> dict[str, str]:
         """Return what every response to a request from `origin` carries; None stands for no `Origin`."""
         if self._any:

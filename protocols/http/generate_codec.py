@@ -6,6 +6,7 @@ response is flat, too. Rules and texts are Triton's (http_server.cc, GenerateReq
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,15 @@ import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError, error_of, request_prefix
 from protocols.http.inference.codec import JsonDataReader, custom_parameter, decode_json_data
-from protocols.http.json.document import UNDECODABLE, as_members, as_string, parse, parse_leniently
+from protocols.http.json.document import (
+    LARGE_BYTE_SIZE,
+    UNDECODABLE,
+    as_members,
+    as_string,
+    made_valid,
+    parse,
+    parse_leniently,
+)
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import json_values
 from protocols.request_limits import check_count
@@ -88,6 +97,9 @@ def _members(text: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _members_decoder.decode(text)
     except UNDECODABLE:
+        if len(text) > LARGE_BYTE_SIZE:
+            with contextlib.suppress(*UNDECODABLE):
+                return _members_decoder.decode(made_valid(text))
         document = as_members(parse_leniently(text))
     return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in document.items()}
 

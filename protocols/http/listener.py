@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+from kernel.errors import NoDescriptorLeft
 from protocols.http.aiohttp_internals import AiohttpConnection, AiohttpServer
+from protocols.http.responses import error_body
 from protocols.listening import listen, listening_address
 
 if TYPE_CHECKING:
@@ -22,6 +24,22 @@ _DRAIN_INTERVAL_S = 0.02
 
 #: How long connections that did not become idle in time may take to close.
 _CLOSE_S = 1.0
+
+
+_REFUSAL_BODY = error_body(NoDescriptorLeft().text)
+
+#: The response on a connection that is refused, before a request was read.
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_REFUSAL_BODY), _REFUSAL_BODY)
+)
+
+
+class _Refusal(asyncio.Protocol):
+    """Sends the response on a connection that is refused, and drops what it receives."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).write(_REFUSAL)
 
 
 class FirstServer(Protocol):
@@ -69,7 +87,7 @@ class HttpListener:
         self._aiohttp_server = AiohttpServer(self._handle, handler_cancellation=True)
         self._aiohttp_server.access_logger = self._access_logger
         connect = self._aiohttp_server if self._first is None else self._first.open(self._aiohttp_server)
-        self._server = await listen(self._sock, connect, self._tls)
+        self._server = await listen(self._sock, connect, self._tls, make_refusal=_Refusal)
 
     @property
     def connection_count(self) -> int:

@@ -1,6 +1,7 @@
-"""What the operator's options do with a request by its head alone, on the fast path and in aiohttp.
+"""What the operator's options do with a request by its head alone: on the fast path, in aiohttp, for metrics.
 
-Restricted APIs refuse requests, header forwarding makes parameters of headers, CORS adds headers to responses.
+Restricted APIs and the rules for browsers refuse requests, header forwarding makes parameters of headers, CORS adds
+headers to responses.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocols.forwarding import make_forwarder
+from protocols.http.browsers import BrowserRules, HostNames, parse_host_names
 from protocols.http.cors import CorsPolicy
+from protocols.keys import KeyReader
+from protocols.listening import machine_names
 from protocols.restricted import HTTP, Restrictions, parse_restrictions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from kernel.options import HttpOptions
+    from kernel.options import AdminOptions, HttpOptions
     from protocols.forwarding import ForwardedHeaders, HeaderForwarder
-    from protocols.restricted import Category
+    from protocols.restricted import Category, Header
 
 
 class RequestRules(msgspec.Struct, frozen=True):
@@ -29,16 +33,17 @@ class RequestRules(msgspec.Struct, frozen=True):
     forwarder: HeaderForwarder | None = None
     #: None where browsers get no headers of CORS.
     cors: CorsPolicy | None = None
+    browsers: BrowserRules = BrowserRules()
 
-    def refusal(self, category: Category, header: Callable[[str], str | bytes | None]) -> str | None:
-        """Return the error for a client that lacks the header of `category`; None for a request that is admitted.
+    def refusal(
+        self, method: str, category: Category, header: Header, peer: object = None, *, administers: bool = False
+    ) -> str | None:
+        """Return the error for a request that is refused by its head, None for one that is admitted.
 
-        `header` returns the value of a request header by its name in any case of letters, None where it is absent.
+        `peer`, the client's address, and `administers` are those of `Restrictions.refusal`.
         """
-        restriction = self.restrictions.of(category)
-        if restriction is None or restriction.admits(header(restriction.header)):
-            return None
-        return restriction.message
+        refusal = self.restrictions.refusal(category, header, peer, administers=administers)
+        return refusal or self.browsers.refusal(method, header)
 
     def forwarded(self, headers: Iterable[tuple[bytes, bytes]]) -> ForwardedHeaders | None:
         """Return what becomes of the headers of an inference request, with names and values as they were sent."""
@@ -51,12 +56,24 @@ class RequestRules(msgspec.Struct, frozen=True):
         return {} if self.cors is None else self.cors.response_headers(origin)
 
 
-def make_request_rules(options: HttpOptions) -> RequestRules:
-    """Return the rules that `options` ask for. Raises `BadOption`."""
+def make_request_rules(
+    options: HttpOptions,
+    *,
+    loopback_only: bool = False,
+    keys: KeyReader | None = None,
+    admin: AdminOptions | None = None,
+) -> RequestRules:
+    """Return the rules that `options` and `admin` ask for. Raises `BadOption`.
+
+    `loopback_only` says whether only programs on this machine reach the port; `keys` reads the keys of restrictions.
+    """
+    cors = CorsPolicy(options.cors_origins) if options.cors_origins else None
+    names = HostNames(machine_names(), parse_host_names(options.allowed_hosts), loopback_only)
     return RequestRules(
-        parse_restrictions(options.restricted_api, HTTP),
+        parse_restrictions(options.restricted_api, HTTP, keys or KeyReader(), admin),
         make_forwarder(options.header_forward_pattern),
-        CorsPolicy(options.cors_origins) if options.cors_origins else None,
+        cors,
+        BrowserRules(names, cors),
     )
 
 

@@ -25,7 +25,11 @@ class Endpoint(msgspec.Struct, frozen=True):
     category: Category
     handlers: dict[str, Handler]
     plain_errors: bool = False
+    #: Whether its POST is for those who administer the server alone (--admin-access).
+    administers: bool = False
 
+
+_TRACE_SETTING = Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": settings.update_trace}, administers=True)
 
 _LITERAL = {
     "/v2": Endpoint(Category.METADATA, {"GET": models.server_metadata}),
@@ -33,8 +37,8 @@ _LITERAL = {
     "/v2/health/live": Endpoint(Category.HEALTH, {"GET": health.live}, plain_errors=True),
     "/v2/health/ready": Endpoint(Category.HEALTH, {"GET": health.ready}, plain_errors=True),
     "/v2/models/stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
-    "/v2/trace/setting": Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": settings.update_trace}),
-    "/v2/logging": Endpoint(Category.LOGGING, {"GET": settings.get_log, "POST": settings.update_log}),
+    "/v2/trace/setting": _TRACE_SETTING,
+    "/v2/logging": Endpoint(Category.LOGGING, {"GET": settings.get_log, "POST": settings.update_log}, administers=True),
 }
 
 _MODEL = re.compile(
@@ -49,7 +53,7 @@ _MODEL_ENDPOINTS = {
     "ready": Endpoint(Category.HEALTH, {"GET": health.model_ready}, plain_errors=True),
     "config": Endpoint(Category.MODEL_CONFIG, {"GET": models.config}),
     "stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
-    "trace/setting": Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": settings.update_trace}),
+    "trace/setting": _TRACE_SETTING,
 }
 
 _REPOSITORY = re.compile(
@@ -57,8 +61,8 @@ _REPOSITORY = re.compile(
 )
 _REPOSITORY_ENDPOINTS = {
     "index": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.index}),
-    "load": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.load}),
-    "unload": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.unload}),
+    "load": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.load}, administers=True),
+    "unload": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.unload}, administers=True),
 }
 
 _SHARED_MEMORY = re.compile(
@@ -66,11 +70,11 @@ _SHARED_MEMORY = re.compile(
 )
 _SHARED_MEMORY_ENDPOINTS = {
     "system/status": Endpoint(Category.SHARED_MEMORY, {"GET": shared_memory.system_status}),
-    "system/register": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_register}),
-    "system/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_unregister}),
+    "system/register": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_register}, administers=True),
+    "system/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_unregister}, administers=True),
     "cuda/status": Endpoint(Category.SHARED_MEMORY, {"GET": shared_memory.cuda_status}),
-    "cuda/register": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_register}),
-    "cuda/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_unregister}),
+    "cuda/register": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_register}, administers=True),
+    "cuda/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_unregister}, administers=True),
 }
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from kernel.errors import ServingError
-from kernel.options import HttpOptions
+from kernel.options import AdminOptions, HttpOptions
+from protocols.frontend import is_local
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler
 from protocols.http.aiohttp_internals import check_not_begun
 from protocols.http.body import BodyTooSlow, TooManyChunks
-from protocols.http.call import CallSettings, HttpCall
+from protocols.http.call import CallSettings, HttpCall, peer_of
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.call import HttpInference
 from protocols.http.listener import HttpListener
@@ -19,7 +20,7 @@ from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import find_endpoint, request_path
-from protocols.internal_errors import report_internal_error
+from protocols.internal_errors import unexpected_error
 from protocols.status import HTTP_STATUS
 from protocols.tls import server_context
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import socket
 
     from kernel.serving.kernel import Kernel
+    from protocols.keys import KeyReader
+    from protocols.restricted import Restrictions
 
 _DEFAULTS = HttpOptions()
 
@@ -42,14 +45,18 @@ class HttpServer:
         *,
         fast_path: bool = True,
         log_access: bool = False,
+        admin: AdminOptions | None = None,
+        keys: KeyReader | None = None,
     ) -> None:
-        """The server owns `sock` from `start` on. Raises `BadOption` for what is wrong with `options`.
+        """The server owns `sock`, which is bound, from `start` on. Raises `BadOption` for what is wrong with `options`.
 
         Without `fast_path` aiohttp serves inference requests, too: with the same responses, in more time.
-        With `log_access` every request gets a line in the access log.
+        With `log_access` every request gets a line in the access log. `keys` reads the keys of restrictions.
         """
         self._kernel = kernel
-        self._rules = rules = make_request_rules(options)
+        self._rules = rules = make_request_rules(
+            options, loopback_only=is_local(sock.getsockname()), keys=keys, admin=admin
+        )
         inference = HttpInference(kernel, options.max_input_size, options.max_decompression_ratio)
         self._settings = CallSettings(inference, rules, OpenApi(kernel, rules.restrictions))
         self._listener = HttpListener(
@@ -60,6 +67,10 @@ class HttpServer:
             server_context(options.tls, ["http/1.1"]) if options.tls is not None else None,
             AiohttpAccessLogger if log_access else None,
         )
+
+    @property
+    def restrictions(self) -> Restrictions:
+        return self._rules.restrictions
 
     @property
     def title(self) -> str:
@@ -88,7 +99,10 @@ class HttpServer:
         if found is None:
             return error_response(404, "Not Found", plain=True)
         endpoint, names = found
-        refusal = self._rules.refusal(endpoint.category, http.headers.get)
+        administers = endpoint.administers and http.method == "POST"
+        refusal = self._rules.refusal(
+            http.method, endpoint.category, http.headers.get, peer_of(http), administers=administers
+        )
         if refusal is not None:
             return error_response(RESTRICTED, refusal, plain=True)
         handler = endpoint.handlers.get(http.method)
@@ -101,9 +115,7 @@ class HttpServer:
         try:
             return await handler(call)
         except ServingError as error:
-            return error_response(
-                HTTP_STATUS[error.code], error.message, plain=call.plain_errors, headers=call.error_headers
-            )
+            return _error(error, call)
         except BodyTooSlow:
             return _closing(error_response(408, "Request Timeout", plain=True))
         except TooManyChunks as error:
@@ -111,7 +123,9 @@ class HttpServer:
         except ConnectionError:
             raise  # the client has gone, aiohttp cleans up
         except Exception as error:
-            return _internal_error(http, error)
+            refused = unexpected_error(f"{http.method} {http.raw_path}", error)
+            check_not_begun(http)
+            return error_response(HTTP_STATUS[refused.code], refused.text)
 
     def _preflight(self, http: web.BaseRequest) -> web.Response | None:
         """Return the response to a browser that asks whether it may send a request; None where it does not."""
@@ -128,11 +142,8 @@ class HttpServer:
         return web.Response(status=204, headers={**SERVER_HEADER, **headers})
 
 
-def _internal_error(http: web.BaseRequest, error: Exception) -> web.StreamResponse:
-    """Return the response for an exception that nobody expected."""
-    text = report_internal_error(f"{http.method} {http.raw_path}", error)
-    check_not_begun(http)
-    return error_response(500, text)
+def _error(error: ServingError, call: HttpCall) -> web.Response:
+    return error_response(HTTP_STATUS[error.code], error.text, plain=call.plain_errors, headers=call.error_headers)
 
 
 def _well_framed(http: web.BaseRequest) -> bool:

@@ -26,29 +26,33 @@ ALLOWED = {
     "protocols": {"protocols", "kernel", "shm"},
 }
 
-_KERNEL_BASE = {"kernel", "kernel/errors"}
+_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/texts"}
 #: What a worker process may load of the kernel: nothing that serves.
-_FOR_WORKERS = {"kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving"}
+_FOR_WORKERS = {
+    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving", "kernel/texts",
+}  # fmt: skip
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
     "backends/metric_registry", "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
     "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/config", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/options",
-    "kernel/serving", "kernel/settings",
+    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe",
+    "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/forwarding", "protocols/frontend", "protocols/response_sinks", "protocols/restricted",
     "protocols/status", "protocols/tls", "protocols/body_sizes", "protocols/internal_errors", "protocols/listening",
-    "protocols/helpers", "protocols/prepared_cache",
+    "protocols/exposure", "protocols/helpers", "protocols/keys", "protocols/prepared_cache",
     "protocols/request_limits", "protocols/traced_models", "protocols/written_releases",
 }  # fmt: skip
 
 #: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a
 #: type must know it. A room that is not listed may import what its package may.
 ROOMS = {
-    "kernel/errors": set[str](),
+    "kernel/texts": set[str](),
+    "kernel/descriptors": set[str](),
+    "kernel/errors": {"kernel/texts"},
     "kernel/machine": set[str](),
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
@@ -56,13 +60,21 @@ ROOMS = {
     "kernel/options": _KERNEL_BASE | {"kernel/settings", "kernel/repository"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
-    "kernel/memory": _KERNEL_BASE | {"kernel/serving"},
+    "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
     "kernel/repository": _KERNEL_BASE
     | {"kernel/config", "kernel/loop", "kernel/observe", "kernel/serving", "kernel/testing"},
     "kernel/command": _KERNEL_BASE
-    | {"kernel/app", "kernel/observe", "kernel/options", "kernel/repository", "kernel/serving", "kernel/settings"},
+    | {
+        "kernel/app",
+        "kernel/descriptors",
+        "kernel/observe",
+        "kernel/options",
+        "kernel/repository",
+        "kernel/serving",
+        "kernel/settings",
+    },
     "backends/transport": {"kernel/errors", "kernel/loop"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
     "backends/python": _FOR_WORKERS | _WORKER_SIDE,

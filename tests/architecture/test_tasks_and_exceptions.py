@@ -21,12 +21,15 @@ FREE_TASKS = {
 #: Functions that catch any exception and do not raise it again: why.
 CATCH_ALL = {
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
+    "backends/supervision/watch/watchdog.py Watchdog.look": "one look that fails must not keep the others from it",
     "backends/python/backend.py PythonBackend._call": "a model's code may raise anything: its requests fail",
     "backends/python/failures.py model_code": "a model's code may raise anything: its requests fail",
     "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
     "backends/helper/tasks.py TaskRunner._step": "a task that fails must not end its helper",
+    "backends/transport/channel.py LoopChannel._handle": "a worker's message may break anything: the worker is dropped",
+    "backends/worker/__main__.py main": "the top of a process: what ended it is logged before the process is killed",
     "bench/server.py ServerProcess.stop": "too slow, or interrupted: the process is killed all the same",
     "kernel/embedding/requests.py EmbeddedCall._submit": "runs on the server's thread: its caller must be answered",
     "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",

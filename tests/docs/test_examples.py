@@ -110,9 +110,9 @@ def write_model(folder: Path, name: str, config: str, source: str) -> None:
 
 def test_the_python_model_works_as_shown(folder: Path) -> None:
     text = document("docs/python-models.md")
-    config, parameters = code_blocks(text, "pbtxt")
+    config, *parameters = code_blocks(text, "pbtxt")
     [source] = code_blocks(text, "python")
-    write_model(folder, "double", config.text + parameters.text, source.text)
+    write_model(folder, "double", "".join(block.text for block in (config, *parameters)), source.text)
     with EmbeddedServer(folder) as server:
         outputs = server.infer("double", {"IN": np.array([1, 2, 3], np.float32)})
         assert outputs["OUT"].tolist() == [2, 4, 6]

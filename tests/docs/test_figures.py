@@ -9,15 +9,26 @@ import pytest
 from backends.supervision import handle
 from backends.supervision.backoff import DELAYS_S
 from backends.supervision.remote_memory import MAX_UNSENT_BYTE_SIZE
+from backends.supervision.watch.instance_watch import MESSAGE_LIMIT_NS, TERM_GRACE_NS
+from backends.supervision.watch.watchdog import LOOK_INTERVAL_S
+from backends.transport import framing as framing_of_workers
 from backends.transport import outbox, wire
+from backends.transport.texts import MAX_TEXT_BYTES
 from backends.worker.loop import MAX_UNSENT_NS
 from kernel.command.flags.read import DEFAULTS
+from kernel.errors import MAX_MODEL_TEXT
 from kernel.loop import busy_poll
 from kernel.memory.client_regions import MAX_REGIONS
 from kernel.observe.metric_rules import MAX_LABELS_LENGTH, MAX_SERIES
 from kernel.repository.limits import MAX_INSTANCES
-from kernel.repository.override import MAX_CONFIG_BYTE_SIZE, MAX_FILES_BYTE_SIZE
+from kernel.repository.override import (
+    MAX_CONFIG_BYTE_SIZE,
+    MAX_FILES_BYTE_SIZE,
+    MAX_PATH_BYTE_SIZE,
+    MAX_PATH_DEPTH,
+)
 from kernel.serving.instances import PREFETCH_NS
+from kernel.texts import MAX_TEXT_BYTE_SIZE
 from protocols import body_sizes
 from protocols.grpc import framing
 from protocols.grpc.h2 import limits
@@ -58,8 +69,14 @@ STATEMENTS = {
         f"| responses that a decoupled model is ahead of its client | {wire.CREDIT_WINDOW} |",
         f"| `config` of a load request | {size(MAX_CONFIG_BYTE_SIZE)} |",
         f"| files of a load request | {size(MAX_FILES_BYTE_SIZE)} |",
+        f"| path of a file in a load request | {MAX_PATH_BYTE_SIZE} bytes, {MAX_PATH_DEPTH} folders |",
+        f"without tensors and files | {size(body_sizes.MAX_CONTROL_BYTE_SIZE)}, over HTTP and gRPC |",
+        f"| text of a client in an error | {size(MAX_TEXT_BYTE_SIZE)}; text of a model {size(MAX_MODEL_TEXT)} |",
         f"| instances of a model | {MAX_INSTANCES} |",
         f"| {DEFAULTS.repository.load_timeout_s // 60} minutes each",
+        f"unloaded or replaced | {DEFAULTS.repository.unload_timeout_s // 60} minutes",
+        f"| {size(framing_of_workers.MAX_WORKER_FRAME)}, of which the rest comes within {MESSAGE_LIMIT_NS / 1e9:.0f} s",
+        f"error text of a model, line that it logs | {size(MAX_TEXT_BYTES)} |",
         f"| {MAX_SERIES:,}, labels of {MAX_LABELS_LENGTH} characters |",
     ],
     "docs/architecture.md": [
@@ -70,6 +87,9 @@ STATEMENTS = {
     ],
     "docs/differences.md": [
         f"a `config` of {size(MAX_CONFIG_BYTE_SIZE)}, and files of {size(MAX_FILES_BYTE_SIZE)} in all",
+        f"paths of {MAX_PATH_BYTE_SIZE} bytes and {MAX_PATH_DEPTH} folders",
+        f"repeats at most {size(MAX_TEXT_BYTE_SIZE)}",
+        f"have at most {size(body_sizes.MAX_CONTROL_BYTE_SIZE)}",
         f"More than {MAX_INSTANCES} instances",
         f"within less than {DEFAULTS.busy_poll_us / 1000} ms",
         f"can be {wire.CREDIT_WINDOW} responses ahead",
@@ -85,6 +105,13 @@ STATEMENTS = {
         f"the oldest response is {MAX_UNSENT_NS / 1e6} ms old",
         f"has finished none for {handle._OUTBOX_CHECK_S * 1000:.0f} ms",
     ],
+    "docs/python-models.md": [
+        f"After {DEFAULTS.execution_report_s} s (`--execution-report-secs`)",
+        f"SIGKILL {TERM_GRACE_NS / 1e9:.0f} s later",
+        f"has {DEFAULTS.repository.unload_timeout_s} s for its last requests",
+        f"{size(MAX_TEXT_BYTES)} of a text are kept",
+    ],
+    "docs/decisions/watching-workers.md": [f"can take {LOOK_INTERVAL_S} s longer than its limit"],
     "docs/decisions/where-tensors-live.md": [
         f"up to {INLINE_LIMIT} bytes",
         f"up to {size(CACHED_BYTES)} of freed blocks",

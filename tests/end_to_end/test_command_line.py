@@ -111,8 +111,9 @@ def test_a_server_that_logs_json_prints_nothing_else(tmp_path: Path) -> None:
     ) as process:  # fmt: skip
         try:
             wait_for(lambda: log.exists() and "Started HTTPService" in log.read_text())
-            assert json_lines(log)[-1]["message"].startswith("Started HTTPService at 127.0.0.1:")
-            port = json_lines(log)[-1]["message"].rpartition(":")[2]
+            messages = [line["message"] for line in json_lines(log)]
+            [started] = [each for each in messages if each.startswith("Started HTTPService at 127.0.0.1:")]
+            port = started.rpartition(":")[2]
             body = urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/logging", timeout=10).read()
         finally:
             process.terminate()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kernel.command.flags.read import DEFAULTS
-from kernel.options import BadOption, ListenAddress, RepositoryOptions, ServerOptions, check_options
+from kernel.options import AdminOptions, BadOption, ListenAddress, RepositoryOptions, ServerOptions, check_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +62,16 @@ def test_closed_front_doors_and_free_ports_do_not_conflict() -> None:
     check_options(listeners(http=(False, "h", 7), grpc=(True, "h", 7)))
     check_options(listeners(http=(True, "h", 0), grpc=(True, "h", 0)))
     check_options(listeners(http=(True, "a", 7), grpc=(True, "b", 7)))
+
+
+@pytest.mark.parametrize(
+    ("admin", "message"),
+    [
+        (AdminOptions("key"), "--admin-access=key needs --admin-key, the key as @FILE or $VARIABLE"),
+        (AdminOptions("open", "secret"), "--admin-key has an effect only with --admin-access=key"),
+        (AdminOptions("local", "secret"), "--admin-key has an effect only with --admin-access=key"),
+    ],
+)
+def test_a_key_that_is_missing_or_closes_nothing_is_an_error(admin: AdminOptions, message: str) -> None:
+    assert problem(msgspec.structs.replace(DEFAULTS, admin=admin)) == message
+    check_options(msgspec.structs.replace(DEFAULTS, admin=AdminOptions("key", "secret")))

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from protocols.listening import find_vanished_peers, listen, listening_address, send_small_writes_at_once
+import pytest
+import uvloop
+
+from protocols.listening import (
+    find_vanished_peers,
+    listen,
+    listening_address,
+    machine_names,
+    send_small_writes_at_once,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -43,10 +54,62 @@ def test_a_connection_is_accepted_sends_small_writes_at_once_and_finds_vanished_
         sock = socket.socket()
         sock.setblocking(False)
         sock.bind(("127.0.0.1", 0))
-        async with await listen(sock, Greeter, None):
+        async with await listen(sock, Greeter, None, make_refusal=asyncio.Protocol):
             reader, writer = await asyncio.open_connection("127.0.0.1", sock.getsockname()[1])
             greeting = await reader.read()
             writer.close()
             return greeting
 
     assert asyncio.run(main()) == b"at once"
+
+
+class Speaker(asyncio.Protocol):
+    """Sends a word."""
+
+    def __init__(self, word: bytes) -> None:
+        self._word = word
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).write(self._word)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_connections_with_the_last_descriptors_are_refused_and_only_some_learn_why(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reserved = True
+    monkeypatch.setattr("protocols.listening.is_reserved", lambda fd: reserved)
+    monkeypatch.setattr("protocols.listening._MOST_REFUSALS", 3)
+    monkeypatch.setattr("protocols.listening._REFUSAL_S", 0.05)
+
+    async def word(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        found = b""
+        with contextlib.suppress(ConnectionResetError):
+            found = await reader.read(7)
+        writer.close()
+        return found
+
+    async def main() -> None:
+        nonlocal reserved
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        async with await listen(sock, lambda: Speaker(b"welcome"), None, make_refusal=lambda: Speaker(b"refused")):
+            words = await asyncio.gather(*(word(port) for _ in range(5)))
+            assert sorted(words) == [b"", b"", b"refused", b"refused", b"refused"]
+            while (found := await word(port)) != b"refused":  # until one of them has ended
+                assert found == b""
+            reserved = False
+            assert await word(port) == b"welcome"
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    [line] = [record for record in caplog.records if "connections are refused" in record.message]
+    assert line.levelname == "WARNING"
+
+
+def test_the_machine_has_a_name_with_and_without_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "GPU7.corp.example")
+    assert machine_names() == {"gpu7.corp.example", "gpu7"}

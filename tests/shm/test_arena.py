@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shm.arena import SEALS, Arena, NotAnArena, check_arena, read_only_fd
+from shm.arena import Arena
 from shm.budget import ByteBudget
+from shm.memfd import read_only_fd
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
@@ -23,14 +24,6 @@ CAPACITY = 1 << 16
 def arena() -> Iterator[Arena]:
     with Arena("test", CAPACITY) as made:
         yield made
-
-
-def memfd(byte_size: int, seals: int | None) -> int:
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | (0 if seals is None else os.MFD_ALLOW_SEALING))
-    os.ftruncate(fd, byte_size)
-    if seals:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    return fd
 
 
 # ---- blocks ---------------------------------------------------------------------------------
@@ -185,46 +178,3 @@ def test_a_block_of_a_closed_arena_counts_until_it_is_released() -> None:
     assert budget.used_byte_size == 5000
     block.release()
     assert budget.used_byte_size == 0
-
-
-# ---- arenas of other processes --------------------------------------------------------------
-
-
-def test_an_arena_is_recognised_by_its_seals_and_size(arena: Arena) -> None:
-    check_arena(arena.region.fd, CAPACITY)
-    check_arena(arena.region.fd, 4096)
-    fd = read_only_fd(arena.region.fd)
-    check_arena(fd, CAPACITY)
-    os.close(fd)
-
-
-@pytest.mark.parametrize(
-    ("seals", "byte_size", "said"),
-    [
-        (None, 4096, "a memfd with seals 0x1, expected 0x7"),
-        (0, 4096, "a memfd with seals 0x0, expected 0x7"),
-        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, 4096, "a memfd with seals 0x6, expected 0x7"),
-        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL, 4096, "a memfd with seals 0x3, expected 0x7"),
-        (SEALS, 4097, "a memfd of 4096 bytes, announced as 4097"),
-        (SEALS, 0, "a memfd of 4096 bytes, announced as 0"),
-        (SEALS, -1, "a memfd of 4096 bytes, announced as -1"),
-    ],
-)
-def test_memory_that_can_change_its_size_or_is_shorter_than_announced_is_no_arena(
-    seals: int | None, byte_size: int, said: str
-) -> None:
-    fd = memfd(4096, seals)
-    try:
-        with pytest.raises(NotAnArena) as caught:
-            check_arena(fd, byte_size)
-    finally:
-        os.close(fd)
-    assert str(caught.value) == said
-
-
-def test_descriptors_of_other_things_are_no_arenas() -> None:
-    for made in (os.pipe()[::-1], (os.open("/dev/null", os.O_RDWR),)):
-        for fd in made:
-            with pytest.raises(NotAnArena, match="not a memfd"):
-                check_arena(fd, 4096)
-            os.close(fd)

@@ -7,6 +7,7 @@ from kernel.command.flags.values import (
     BACKEND_SETTING,
     BUDGET,
     CAPACITY,
+    DURATION,
     FILE,
     FOLDER,
     HOST_POLICY,
@@ -28,6 +29,8 @@ _ADDRESS = Kind("ADDRESS", str)
 _PATTERN = Kind("REGEX", str)
 _RESTRICTION = Kind("APIS:KEY=VALUE", str)
 _ORIGIN = Kind("ORIGIN", str)
+_HOSTS = Kind("NAMES", str)
+_KEY = Kind("@FILE|$VARIABLE|TEXT", str)
 _MILLISECONDS = integer(0, metavar="MS")
 _SECONDS = integer(raised_to=0, metavar="SECONDS")
 _COUNT = integer(0)
@@ -71,6 +74,9 @@ _MODELS = FlagGroup(
         Flag(name="model-load-timeout-secs", kind=_COUNT, option="repository.load_timeout_s", ours=True,
              help="Seconds that each step of a load may take (completing the configuration, initialize, warm-up); 0 "
              "for no limit."),
+        Flag(name="model-unload-timeout-secs", kind=_SECONDS, option="repository.unload_timeout_s", ours=True,
+             help="Seconds in which the last requests of a model may end that is unloaded or replaced. Then they fail, "
+             "and its workers are killed."),
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
              help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="host-policy", kind=HOST_POLICY, option="repository.host_policy", repeat=True,
@@ -98,10 +104,16 @@ _HTTP = FlagGroup(
              help="Headers whose names contain a match become parameters of inference requests."),
         Flag(name="http-restricted-api", kind=_RESTRICTION, option="http.restricted_api", repeat=True,
              help="Allow APIS only for requests with the header KEY: VALUE. "
-             f"APIS is a comma-separated list of {_CATEGORIES}."),
+             f"APIS is a comma-separated list of {_CATEGORIES}, metrics (the metrics port). VALUE may be @FILE or "
+             "$VARIABLE."),
         Flag(name="http-cors-origin", kind=_ORIGIN, option="http.cors_origins", repeat=True,
              help="Allow web pages of this origin to call the server, such as https://a.example; * for all.",
              ours=True),
+        Flag(name="http-allowed-hosts", kind=_HOSTS, option="http.allowed_hosts", repeat=True, ours=True,
+             help="Names by which clients may reach the HTTP and metrics ports, with commas between them, besides IP "
+             "addresses and localhost; *.example.com for all names below example.com, * for any. Requests by other "
+             "names are refused. Without the flag only web pages are refused that use a name which could be an "
+             "attacker's."),
         Flag(name="http-use-ssl", kind=SWITCH, option="http.tls",
              help="Serve HTTPS with --http-server-cert.", ours=True),
         Flag(name="http-use-ssl-mutual", kind=SWITCH, option="http.tls.mutual",
@@ -128,7 +140,7 @@ _GRPC = FlagGroup(
              help="Metadata whose names contain a match become parameters of inference requests."),
         Flag(name="grpc-restricted-protocol", kind=_RESTRICTION, option="grpc.restricted_protocol", repeat=True,
              help="Allow APIS (see --http-restricted-api) only for calls with the metadata triton-grpc-protocol-KEY: "
-             "VALUE."),
+             "VALUE, which may be @FILE or $VARIABLE."),
         Flag(name="grpc-use-ssl", kind=SWITCH, option="grpc.tls", help="Use TLS with --grpc-server-cert."),
         Flag(name="grpc-use-ssl-mutual", kind=SWITCH, option="grpc.tls.mutual",
              help="Use TLS, and require a certificate from clients."),
@@ -229,6 +241,19 @@ _SERVER = FlagGroup(
         Flag(name="id", kind=TEXT, option="server_id", help="Name of the server in its metadata."),
         Flag(name="exit-timeout-secs", kind=_SECONDS, option="exit_timeout_s",
              help="Seconds in which requests may end after Ctrl-C or SIGTERM."),
+        Flag(name="admin-access", kind=one_of("local", "key", "open", any_case=True), option="admin.access", ours=True,
+             help="Clients that may load and unload models, change settings of logs and traces, and register shared "
+             "memory: local (clients on this machine), key (those with the key of --admin-key in the header admin-key, "
+             "over gRPC triton-grpc-protocol-admin-key) or open (all)."),
+        Flag(name="admin-key", kind=_KEY, option="admin.key", ours=True, default="none",
+             help="The key for --admin-access=key: @FILE, $VARIABLE, or the key itself, which other users of the "
+             "machine can see."),
+        Flag(name="execution-timeout", kind=DURATION, option="execution_timeout_s", ours=True,
+             help="Seconds that a model may execute a batch. Then its requests fail, and its worker is ended and "
+             "started again; 0 for no limit. A model's parameter naiad.execution_timeout takes precedence."),
+        Flag(name="execution-report-secs", kind=DURATION, option="execution_report_s", ours=True,
+             help="Seconds after which an execution is reported in the log, the metrics and the repository index; 0 "
+             "for never."),
         Flag(name="allow-client-shm", kind=one_of("local", "true", "false", any_case=True), option="allow_client_shm",
              ours=True, help="Clients that may register shared memory: local (clients on this machine), true (all) or "
              "false (none). tritonserver's default is false, and it has no local."),

@@ -127,6 +127,13 @@ def _parse_number(text: str) -> float:
         raise BadValue(f"'{text}' is not a number") from None
 
 
+def _parse_duration(text: str) -> float:
+    # Nine digits are thirty years.
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text, re.ASCII) is None:
+        raise BadValue(f"'{text}' is not a number of seconds such as 2.5")
+    return float(text)
+
+
 def _parse_verbosity(text: str) -> int:
     match text.lower():
         case "true":
@@ -185,6 +192,8 @@ FILE = Kind("FILE", _parse_path)
 FOLDER = Kind("FOLDER", _parse_path)
 PORT = integer(0, 65535, metavar="PORT")
 NUMBER = Kind("NUMBER", _parse_number)
+#: Seconds, also parts of one.
+DURATION = Kind("SECONDS", _parse_duration)
 BYTES = integer(raised_to=0, highest=_INT64 - 1, metavar="BYTES")
 #: The size of an arena in bytes, rounded down to a power of two.
 CAPACITY = Kind("BYTES", _parse_capacity)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidArgument
+from kernel.errors import InvalidArgument, Unavailable
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.traced_models import check_traced_model
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from kernel.settings import TraceChange
     from protocols.grpc.rpc import Caller
+    from protocols.restricted import AdminAccess
 
 #: What can be asked for, in the order in which Triton looks at it. A change of the file is refused.
 _TRACE_SETTINGS = ("trace_file", "trace_level", "trace_rate", "trace_count", "log_frequency")
@@ -33,13 +34,25 @@ _LOG_SETTINGS = (
 
 
 class SettingsRpcs:
-    """Both RPCs change the settings that the request names, and return all of them."""
+    """Both RPCs change the settings that the request names, and return all of them.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Those who may not administer the server may read, but not change them.
+    """
+
+    def __init__(self, kernel: Kernel, admin: AdminAccess) -> None:
         self._kernel = kernel
+        self._admin = admin
+
+    def _check_admin(self, caller: Caller) -> None:
+        """Raise `Unavailable`, as for a restricted protocol, unless this client may administer the server."""
+        refusal = self._admin.refusal(caller.header, caller.peer)
+        if refusal is not None:
+            raise Unavailable(refusal)
 
     async def trace(self, message: pb.TraceSettingRequest, caller: Caller) -> pb.TraceSettingResponse:
         """Change and return the settings of a model, or of the server for an empty name."""
+        if message.settings:
+            self._check_admin(caller)
         if message.model_name:
             check_traced_model(self._kernel, message.model_name)
         change: TraceChange = {}
@@ -58,6 +71,8 @@ class SettingsRpcs:
         return response
 
     async def log(self, message: pb.LogSettingsRequest, caller: Caller) -> pb.LogSettingsResponse:
+        if message.settings:
+            self._check_admin(caller)
         change = _log_change(message)
         values = self._kernel.log.update(change) if change else self._kernel.log.values
         response = pb.LogSettingsResponse()

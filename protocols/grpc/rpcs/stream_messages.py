@@ -51,7 +51,7 @@ def encode_for_stream(request: Request, opened: OpenRequest, response: Response)
     message = ModelStreamInferResponse()
     if error is not None:
         # The error of a request that was refused names only its id.
-        encode_stream_error(request, error.message, message, final=None if opened.refused else response.final)
+        encode_stream_error(request, error.text, message, final=None if opened.refused else response.final)
     elif response.final and opened.wants_empty_final and not opened.ordered:
         encode_stream_end(request, message)
     else:

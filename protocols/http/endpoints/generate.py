@@ -125,7 +125,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
                     raise response.error
                 encoded = await _encode(call, response)
             except ServingError as error:
-                encoded = _Encoded(HTTP_STATUS[error.code], error_body(error.message))
+                encoded = _Encoded(HTTP_STATUS[error.code], error_body(error.text))
             finally:
                 response.release()
             yield encoded

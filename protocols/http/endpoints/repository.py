@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, Unsupported
-from protocols.http.body import read_json_text
+from protocols.http.body import read_control_text, read_json_text
 from protocols.http.json.document import ABSENT, as_bool, as_members, as_string, member, parse
 from protocols.http.responses import empty_response, json_response
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 async def index(call: HttpCall) -> web.Response:
     """List models; a repository in the path is ignored (Triton)."""
-    ready = member(await _read_optional(call), "ready")
+    ready = member(_parse_optional(await read_control_text(call)), "ready")
     if ready is ABSENT:
         ready = False
     if not isinstance(ready, bool):
@@ -36,7 +36,7 @@ async def index(call: HttpCall) -> web.Response:
 async def load(call: HttpCall) -> web.Response:
     """Load a model; responds when it is ready."""
     _check_repository(call)
-    parameters = member(await _read_optional(call), "parameters")
+    parameters = member(_parse_optional(await read_json_text(call)), "parameters")
     decoded: dict[str, Any] = {}
     if parameters is not ABSENT:
         decoded = {key: _load_parameter(key, value) for key, value in as_members(parameters).items()}
@@ -47,7 +47,8 @@ async def load(call: HttpCall) -> web.Response:
 async def unload(call: HttpCall) -> web.Response:
     """Unload a model; other parameters than `unload_dependents` are ignored (Triton)."""
     _check_repository(call)
-    unload_dependents = member(member(await _read_optional(call), "parameters"), "unload_dependents")
+    document = _parse_optional(await read_control_text(call))
+    unload_dependents = member(member(document, "parameters"), "unload_dependents")
     if unload_dependents is not ABSENT:
         try:
             as_bool(unload_dependents)
@@ -57,8 +58,7 @@ async def unload(call: HttpCall) -> web.Response:
     return empty_response()
 
 
-async def _read_optional(call: HttpCall) -> Any:
-    text = await read_json_text(call)
+def _parse_optional(text: bytes) -> Any:
     return parse(text) if text else {}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protocols.http.body import read_json_text
+from protocols.http.body import read_control_text
 from protocols.http.json.document import ABSENT, as_array, as_bool, as_string, as_unsigned, member, parse
 from protocols.http.responses import json_response
 from protocols.traced_models import check_traced_model
@@ -38,7 +38,7 @@ async def get_trace(call: HttpCall) -> web.Response:
 
 async def update_trace(call: HttpCall) -> web.Response:
     model = _traced_model(call)
-    change = _trace_change(parse(await read_json_text(call)))
+    change = _trace_change(parse(await read_control_text(call)))
     return _trace_response(call.kernel.trace.update(change, model))
 
 
@@ -47,7 +47,7 @@ async def get_log(call: HttpCall) -> web.Response:
 
 
 async def update_log(call: HttpCall) -> web.Response:
-    document = parse(await read_json_text(call))
+    document = parse(await read_control_text(call))
     change: dict[str, bool | int | str] = {}
     if member(document, "log_file") not in (ABSENT, None):
         change["log_file"] = ""  # refused with any value

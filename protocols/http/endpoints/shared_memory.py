@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InvalidArgument
 from protocols.frontend import is_local
-from protocols.http.body import read_json_text
+from protocols.http.body import read_control_text
+from protocols.http.call import peer_of
 from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
 from protocols.http.responses import empty_response, json_response
 from shm.region import RegionKind
@@ -41,7 +42,7 @@ async def cuda_status(call: HttpCall) -> web.Response:
 
 async def system_register(call: HttpCall) -> web.Response:
     name = _check_registration(call, "system")
-    document = parse(await read_json_text(call))
+    document = parse(await read_control_text(call))
     key = as_string(_field(document, "key"))
     offset = member(document, "offset")
     offset = 0 if offset is ABSENT else as_unsigned(offset)
@@ -52,7 +53,7 @@ async def system_register(call: HttpCall) -> web.Response:
 
 async def cuda_register(call: HttpCall) -> web.Response:
     name = _check_registration(call, "cuda")
-    document = parse(await read_json_text(call))
+    document = parse(await read_control_text(call))
     encoded = as_string(required(_field(document, "raw_handle"), "b64"))
     byte_size = as_unsigned(required(document, "byte_size"))
     device_id = as_unsigned(required(document, "device_id"))
@@ -91,9 +92,7 @@ def _check_registration(call: HttpCall, kind: str) -> str:
 
 
 def _check_allowed(call: HttpCall) -> None:
-    transport = call.http.transport
-    peer = None if transport is None else transport.get_extra_info("peername")
-    call.kernel.check_client_shm(local_peer=is_local(peer))
+    call.kernel.check_client_shm(local_peer=is_local(peer_of(call.http)))
 
 
 def _field(document: Any, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Request heads that were seen before: what they say, and what the server makes of them as long as no model changes.
 
-Whatever depends on the head alone is found out here, once: the model, the header of a restricted API, the headers
-that are forwarded to the model, those of CORS, the coding of the response.
+Whatever depends on the head alone is found out here, once: the model, the header of a restricted API, what says that
+a web page sends it, the headers that are forwarded to the model, those of CORS, the coding of the response.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class KnownRequestHeads:
 
     def _admit(self, head: HttpRequestHead, fields: InferFields, headers: bytes) -> InferRequestHead | HttpResponse:
         """Return what a request with this head is, or the response that refuses it: in the order of `HttpServer`."""
-        refusal = self._rules.refusal(Category.INFERENCE, head.header)
+        refusal = self._rules.refusal("POST", Category.INFERENCE, head.header)
         if refusal is not None:
             return http_error(RESTRICTED, refusal, plain=True)
         try:
             model = self._inference.kernel.resolve_unary(fields.model_name, fields.model_version, ENTRY_POINT)
         except ServingError as error:
-            return http_error(HTTP_STATUS[error.code], error.message, plain=True)
+            return http_error(HTTP_STATUS[error.code], error.text, plain=True)
         return InferRequestHead(
             model,
             fields.model_name,

@@ -23,7 +23,7 @@ from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.inference.response_task import BINARY, HEADER_LENGTH, ResponseTask, takes_long
 from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_output_format
 from protocols.http.responses import JSON
-from protocols.internal_errors import report_internal_error
+from protocols.internal_errors import unexpected_error
 from protocols.response_sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
 
@@ -265,7 +265,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     def _internal_error(self, error: Exception) -> HttpResponse:
         """Return the response for an exception that nobody expected."""
-        return http_error(500, report_internal_error(f"POST {self.head.target}", error), plain=False)
+        return _error(unexpected_error(f"POST {self.head.target}", error), plain=False)
 
 
 def decode_body(
@@ -283,7 +283,7 @@ def decode_body(
 
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
-    response = http_error(HTTP_STATUS[error.code], error.message, plain=plain)
+    response = http_error(HTTP_STATUS[error.code], error.text, plain=plain)
     if isinstance(error, ArenaFull):
         response.headers = RETRY_LATER
     return response

@@ -16,6 +16,7 @@ import msgspec
 from kernel.errors import InternalError, InvalidArgument
 from protocols.http.json.document import (
     ABSENT,
+    LARGE_BYTE_SIZE,
     UINT64_MAX,
     UNDECODABLE,
     absent,
@@ -23,6 +24,7 @@ from protocols.http.json.document import (
     as_bool,
     as_string,
     as_unsigned,
+    made_valid,
     member,
     parse_leniently,
 )
@@ -115,6 +117,11 @@ def _decode_header(text: bytes) -> JsonHeader:
         return _header_decoder.decode(text)
     except UNDECODABLE:
         pass
+    if len(text) > LARGE_BYTE_SIZE:
+        try:
+            return _header_decoder.decode(made_valid(text))
+        except UNDECODABLE:
+            pass
     document = parse_leniently(text)
     inputs = member(document, "inputs")
     if isinstance(inputs, list):

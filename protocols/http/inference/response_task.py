@@ -89,4 +89,4 @@ class ResponseTask:
         """Send the error. Triton sends those of this phase as plain text."""
         self._response.release()
         if self._finish is not None:
-            self._finish(http_error(HTTP_STATUS[error.code], error.message, plain=True))
+            self._finish(http_error(HTTP_STATUS[error.code], error.text, plain=True))

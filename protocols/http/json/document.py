@@ -30,6 +30,9 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: served meanwhile.
 _CHECKED_BYTE_SIZE = 8 << 10
 
+#: A text of this size is not decoded as a whole where that can be avoided: it would become too many objects.
+LARGE_BYTE_SIZE = 1 << 20
+
 #: In a text that `made_valid` has returned, strings that begin with this stand for special numbers.
 SPECIAL_MARK = "\0number "
 

@@ -49,6 +49,9 @@ _ELEMENT_TYPES: dict[str, tuple[type, str]] = {
 #: Numbers that JSON does not have, as they stand in a text that was made valid.
 _SPECIAL_NUMBERS = {SPECIAL_MARK + name: float(name) for name in ("NaN", "-NaN", "Infinity", "-Infinity")}
 
+#: How such a string begins in JSON.
+_MARK = json.dumps(SPECIAL_MARK)[1:-1].encode()
+
 _SHAPE_MISMATCH = "Shape does not match true shape of 'data' field"
 
 
@@ -94,9 +97,15 @@ def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
             values = [_SPECIAL_NUMBERS.get(value, value) if type(value) is str else value for value in values]
         accepted = {int, float} if expected is float else {expected}
         if not accepted.issuperset(map(type, values)):
-            prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
-            raise BadData(f"attempt to access JSON {complaint}", prefix) from None
+            raise _wrong_type(datatype, complaint) from None
+    if expected is str and _MARK in text and not _SPECIAL_NUMBERS.keys().isdisjoint(values):
+        raise _wrong_type(datatype, complaint)
     return _pack(datatype, values), len(values)
+
+
+def _wrong_type(datatype: str, complaint: str) -> BadData:
+    prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
+    return BadData(f"attempt to access JSON {complaint}", prefix)
 
 
 def shape_mismatch() -> BadData:
@@ -158,13 +167,12 @@ def _decode_carefully(datatype: str, text: Buffer, element_count: int) -> list[A
     accepted = (int, float) if expected is float else (expected,)
     if len(document) == element_count and set(map(type, document)).issubset(accepted):  # usual: one dimension
         return document
-    prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
     values: list[Any] = []
     for element in _flatten(document):
         if datatype != "BYTES" and len(values) == element_count:
             raise BadData(_SHAPE_MISMATCH)
         if type(element) not in accepted:
-            raise BadData(f"attempt to access JSON {complaint}", prefix)
+            raise _wrong_type(datatype, complaint)
         values.append(element)
     return values
 

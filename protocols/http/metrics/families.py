@@ -144,6 +144,23 @@ OURS = (
         lambda model: model.statistics.workers_restarted,
     ),
     Value(
+        "nv_worker_execution_timeouts_total",
+        "Number of worker processes of the model that were ended because an execution took longer than its timeout",
+        lambda model: model.statistics.execution_timeouts,
+    ),
+    Value(
+        "nv_model_instance_busy_count",
+        "Number of instances of the model that execute for longer than --execution-report-secs",
+        lambda model: model.instances.busy_count,
+        kind="gauge",
+    ),
+    Value(
+        "nv_model_instance_stopped_count",
+        "Number of instances of the model whose process is stopped by a signal",
+        lambda model: model.instances.stopped_count,
+        kind="gauge",
+    ),
+    Value(
         "nv_arena_used_bytes",
         "Bytes in use for large inputs of the model, in shared memory",
         lambda model: model.input_arena.allocator.used_bytes if model.input_arena is not None else 0,

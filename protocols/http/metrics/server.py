@@ -10,19 +10,23 @@ from aiohttp import web
 
 from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
-from kernel.options import MetricsOptions
+from kernel.options import HttpOptions, MetricsOptions
+from protocols.frontend import is_local
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.custom_families import render_custom
 from protocols.http.metrics.families import render_models
 from protocols.http.metrics.server_families import ServerMetrics
-from protocols.http.responses import SERVER_HEADER, error_response
+from protocols.http.request_rules import make_request_rules
+from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import request_path
+from protocols.restricted import Category
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
     from kernel.serving.kernel import Kernel
+    from protocols.keys import KeyReader
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +42,17 @@ class MetricsServer:
         sock: socket.socket,
         options: MetricsOptions = _DEFAULTS,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        *,
+        http: HttpOptions | None = None,
+        keys: KeyReader | None = None,
     ) -> None:
-        """The server owns `sock` from `start` on. Raises `BadOption`.
+        """The server owns `sock`, which is bound, from `start` on. Raises `BadOption`.
 
-        `now_ns` is the clock of the kernel's statistics.
+        `now_ns` is the clock of the kernel's statistics. `http` are the options of the HTTP port: its restrictions and
+        its names hold here, too. `keys` reads the keys of the restrictions.
         """
         self._kernel = kernel
+        self._rules = make_request_rules(http or HttpOptions(), loopback_only=is_local(sock.getsockname()), keys=keys)
         self._now_ns = now_ns
         self._config, complaints = parse_metrics_config(options.config)
         for complaint in complaints:
@@ -65,6 +74,9 @@ class MetricsServer:
 
     async def _respond(self, http: web.BaseRequest) -> web.Response:
         """Return the page of all metrics; on other paths an empty one (Triton)."""
+        refusal = self._rules.refusal(http.method, Category.METRICS, http.headers.get)
+        if refusal is not None:
+            return error_response(RESTRICTED, refusal, plain=True)
         if http.method != "GET":
             return error_response(405, "Method Not Allowed", plain=True)
         body = b""

@@ -1,6 +1,7 @@
 """Prometheus' text format, version 0.0.4: names, labels and values as they are written. Pure.
 
-Text from operators (model names, metric tags) is escaped: it cannot add a line or a label.
+Text from operators and models (names, metric tags, labels, help) is escaped: it cannot add a line or a label, nor
+control a terminal that shows the page.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 from typing import TYPE_CHECKING
+
+from kernel.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,14 +33,17 @@ def label_text(labels: Mapping[str, str]) -> str:
 
 
 def escape(value: str) -> str:
-    """Return a label value with what would end it or its line escaped. What UTF-8 cannot carry becomes `?`."""
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """Return a label value with what would end it or its line escaped, and control characters written out (`\\u001b`).
+
+    What UTF-8 cannot carry becomes `?`.
+    """
+    escaped = printable(value, keep="\n").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return escaped.encode(errors="replace").decode()
 
 
 def help_text(text: str) -> str:
-    """Return a help text with what would end its line escaped."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+    """Return a help text with what would end its line escaped, and control characters written out."""
+    return printable(text, keep="\n").replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def number(value: float) -> str:

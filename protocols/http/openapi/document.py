@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocols.http.openapi.model import model_paths
+from protocols.http.openapi.operation import ADMIN
 from protocols.http.openapi.paths import generic_paths
 from protocols.http.openapi.schemas import SCHEMAS
 from protocols.restricted import Category
@@ -22,16 +23,21 @@ _DESCRIPTION = (
 )
 
 
+#: Those of the HTTP port.
+_CATEGORIES = [category for category in Category if category is not Category.METRICS]
+
+
 def openapi_document(version: str, specs: Iterable[ModelSpec], restrictions: Restrictions) -> Part:
     """Return the document; `specs` are of the newest ready version of each model, `version` is the server's."""
     paths = generic_paths()
     for spec in specs:
         paths |= model_paths(spec)
     components: Part = {"schemas": SCHEMAS}
-    closed = {category: restrictions.of(category) for category in Category}
+    closed = {category.value: restrictions.of(category) for category in _CATEGORIES}
+    closed[ADMIN] = restrictions.admin.key
     schemes = {
-        category.value: {"type": "apiKey", "in": "header", "name": restriction.header}
-        for category, restriction in closed.items()
+        name: {"type": "apiKey", "in": "header", "name": restriction.header}
+        for name, restriction in closed.items()
         if restriction is not None
     }
     if schemes:
@@ -39,7 +45,7 @@ def openapi_document(version: str, specs: Iterable[ModelSpec], restrictions: Res
     return {
         "openapi": "3.1.0",
         "info": {"title": "Naiad inference server", "version": version, "description": _DESCRIPTION},
-        "tags": [{"name": category.value} for category in Category],
+        "tags": [{"name": category.value} for category in _CATEGORIES],
         "paths": {
             path: {operation.method: operation.render(restrictions) for operation in operations}
             for path, operations in paths.items()

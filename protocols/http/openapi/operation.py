@@ -24,7 +24,13 @@ _ERRORS = {
     501: "This is not supported.",
     503: "Not now: the model is not ready, its queue is full, or the server is stopping.",
 }
-_FORBIDDEN = "This API is restricted, and the header is not there or has another value."
+_FORBIDDEN = (
+    "The header of a restriction is not there or has another value, or a web page sends the request that may not call "
+    "the server."
+)
+
+#: The security scheme of --admin-access=key.
+ADMIN = "admin"
 
 _ERROR_CONTENT: dict[str, Part] = {
     JSON: {"schema": {"$ref": "#/components/schemas/Error"}},
@@ -57,6 +63,8 @@ class Operation(msgspec.Struct, frozen=True):
     body: Part | None = None
     body_required: bool = True
     parameters: tuple[Part, ...] = ()
+    #: As that of `protocols.http.routes.Endpoint`.
+    administers: bool = False
 
     def render(self, restrictions: Restrictions) -> Part:
         """Return the operation object."""
@@ -75,9 +83,14 @@ class Operation(msgspec.Struct, frozen=True):
             rendered["parameters"] = list(self.parameters)
         if self.body is not None:
             rendered["requestBody"] = {"content": self.body, "required": self.body_required}
+        responses["403"] = _error(_FORBIDDEN, (PLAIN,))
+        schemes = []
         if restrictions.of(self.category) is not None:
-            rendered["security"] = [{self.category.value: []}]
-            responses["403"] = _error(_FORBIDDEN, (PLAIN,))
+            schemes.append(self.category.value)
+        if self.administers and restrictions.admin.key is not None:
+            schemes.append(ADMIN)
+        if schemes:
+            rendered["security"] = [{scheme: [] for scheme in schemes}]  # all of them are needed
         return rendered
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BINARY = "application/octet-stream"
 
 _EMPTY = response("Done.")
-_BODY_ERRORS = (400, 500)
+_BODY_ERRORS = (400, 500, 503)
 
 _MODEL: Part = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 _VERSION: Part = {
@@ -103,6 +103,7 @@ def _server() -> dict[str, list[Operation]]:
                 json_response("The settings as they are now.", ref("LogSettings")),
                 body=json_body(ref("LogChange")),
                 errors=(400, 500, 501, 503),
+                administers=True,
             ),
         ],
     }
@@ -127,6 +128,7 @@ def _trace(whose: str, parameters: tuple[Part, ...]) -> list[Operation]:
             parameters=parameters,
             body=json_body(ref("TraceChange")),
             errors=(400, 500, 501),
+            administers=True,
         ),
     ]
 
@@ -254,6 +256,7 @@ def _repository() -> dict[str, list[Operation]]:
                     body=json_body(ref(schema)),
                     body_required=False,
                     errors=errors,
+                    administers=True,
                 )
             ]
     return paths
@@ -289,7 +292,8 @@ def _regions(path: str, parameters: tuple[Part, ...], name: str, title: str) -> 
                 _EMPTY,
                 parameters=parameters,
                 body=json_body(ref(f"{title}Registration")),
-                errors=(400, 500, 501),
+                errors=(400, 500, 501, 503),
+                administers=True,
             )
         ],
         f"{path}/unregister": [
@@ -300,6 +304,7 @@ def _regions(path: str, parameters: tuple[Part, ...], name: str, title: str) -> 
                 _EMPTY,
                 parameters=parameters,
                 errors=(501,),
+                administers=True,
             )
         ],
     }

@@ -35,6 +35,8 @@ class FakeWorker:
         self.socket, theirs = socket.socketpair()
         self.channel = BlockingChannel(theirs)
         self._theirs = theirs
+        self.is_stopped = False
+        self.terminated = False
         self._on_lost: Callable[[str], None] | None = None
 
     async def launch(self, title: str, *, helper: bool = False) -> FakeWorker:
@@ -42,6 +44,13 @@ class FakeWorker:
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         self._on_lost = callback
+
+    @property
+    def stopped(self) -> bool:
+        return self.is_stopped
+
+    def terminate(self) -> None:
+        self.terminated = True
 
     def kill(self) -> None:
         self.die("killed by signal 9 (SIGKILL)")

@@ -192,6 +192,8 @@ def test_the_times_of_a_worker_on_another_machine_become_the_kernels() -> None:
         [wire.Executed(2, [response()])],
         [wire.Executed(0, [response()])],
         [wire.Executed(1, [response()] * 2)],
+        [wire.Executed(1, [response()], 5, 4, 6, 7)],
+        [wire.Executed(1, [response()], 5, 6, 7, 6)],
         [wire.Executed(1, [response()]), wire.Executed(1, [response()])],
         [wire.Responded(2, True, response())],
         [wire.Responded(1, True, response()), wire.Responded(1, True, response())],
@@ -204,7 +206,8 @@ def test_the_times_of_a_worker_on_another_machine_become_the_kernels() -> None:
         [wire.ArenaCreated(1 << 16)],
     ],
     ids=[
-        "unknown batch", "number 0", "too many responses", "batch ended twice", "unknown request",
+        "unknown batch", "number 0", "too many responses",
+        "input stage that ends early", "output stage that ends early", "batch ended twice", "unknown request",
         "two final responses", "final response after the batch", "started without concurrency", "recalled unasked",
         "call without parent", "output without bytes", "output without arena", "arena without descriptor",
     ],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from backends.transport import wire
+from backends.transport.outbox import IN_MODEL
 from kernel.errors import ServerStopping, WorkerLost
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
@@ -47,6 +50,57 @@ def test_requests_that_were_not_started_go_back_with_their_inputs() -> None:
         assert bench.model.live.queued_requests() == others
         assert [request.in_use for request in (started, *others)] == [False] * 3
         assert blocks_of(bench) == 2, "another worker will execute them"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("progress", "error"),
+    [
+        (2 << 1, "was lost while it read the request, which had not reached the model (exit code 1)"),
+        (2 << 1 | IN_MODEL, "was lost while it executed the request (exit code 1)"),
+        (None, "was lost while it had the request, which may have reached the model (exit code 1)"),
+    ],
+)
+def test_the_error_says_how_far_the_worker_was_with_the_request(progress: int | None, error: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        if progress is not None:
+            bench.worker.channel.share_outbox()
+        begun, *others = await with_two_batches(bench)
+        if progress is not None:
+            bench.worker.channel.progress[0] = progress
+        bench.worker.die("exit code 1")
+        assert isinstance(begun.sink, RecordingSink)
+        assert error in begun.sink.errors[0].message
+        assert bench.model.live.queued_requests() == others
+
+    run(scenario)
+
+
+def test_a_request_that_was_dispatched_and_not_begun_goes_back_too() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.worker.channel.share_outbox()
+        requests = await with_two_batches(bench)
+        bench.worker.channel.progress[0] = 1 << 1 | IN_MODEL  # the batch before them
+        bench.worker.die("killed by signal 9 (SIGKILL)")
+        assert [responses(request) for request in requests] == [[], [], []]
+        assert bench.model.live.queued_requests() == requests
+
+    run(scenario)
+
+
+def test_a_request_that_no_worker_survives_fails_although_none_has_begun_with_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.worker.channel.share_outbox()
+        requests = await with_two_batches(bench)
+        bench.worker.channel.progress[0] = 1 << 1 | IN_MODEL
+        requests[0].lost_before_start = 3  # in workers before this one
+        bench.worker.die("exit code 1")
+        assert isinstance(requests[0].sink, RecordingSink)
+        [error] = requests[0].sink.errors
+        assert "was lost before it began with the request (exit code 1)" in error.message
+        assert bench.model.live.queued_requests() == requests[1:]
+        assert [request.lost_before_start for request in requests] == [4, 0, 0]
 
     run(scenario)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -220,5 +221,40 @@ def test_an_input_that_is_an_output_before_the_last_ends_the_worker() -> None:
         bench.worker.channel.send(wire.Responded(1, False, wire.ResponseMessage([input_part(request, "A", 0, 8192)])))
         await settle()
         assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_without_a_descriptor_for_a_region_its_request_fails_and_the_instance_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(fd: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario(bench: Bench) -> None:
+        with Arena("outputs of another worker", 1 << 16) as other, monkeypatch.context() as patch:
+            patch.setattr("backends.supervision.worker_memory.read_only_fd", fail)
+            block = other.take(8192)
+            assert block is not None
+            tensor = Tensor("IN", "UINT8", [8192], span=block.span)
+            refused = Request("m", [tensor], RecordingSink(), leased=True)
+            bench.model.submit(refused)
+            assert responses(refused) == ["NoDescriptorLeft"]
+            assert other.allocator.block_count == 0, "its leases have ended"
+            [execute] = await bench.received()
+            assert isinstance(execute, wire.Execute)
+            assert execute.requests == []
+            await bench.say(wire.Executed(1, []))
+            patch.undo()
+
+            block = other.take(8192)
+            assert block is not None
+            following = Request("m", [Tensor("IN", "UINT8", [8192], span=block.span)], RecordingSink(), leased=True)
+            bench.model.submit(following)
+            attach, execute = await bench.received()
+            assert attach == wire.Attach(other.region.number, 1 << 16, 0, False, False), "it was not known before"
+            assert isinstance(execute, wire.Execute)
+            await bench.say(wire.Executed(2, [response()]))
+            assert responses(following) == ["ok"]
 
     run(scenario)

@@ -16,10 +16,10 @@ import pytest
 from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_exit
 from backends.supervision.output_capture import OutputCapture
 from backends.transport import wire
-from backends.transport.framing import FrameReader
+from backends.transport.framing import MAX_WORKER_FRAME, FrameReader
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from backends.supervision.launcher import Launched
 
@@ -65,6 +65,12 @@ async def readable(fd: int) -> None:
     loop.add_reader(fd, event.set)
     await event.wait()
     loop.remove_reader(fd)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition()` is true: the system says nothing of it."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
 def close(launched: LocalProcess, process: subprocess.Popen[bytes]) -> None:
@@ -138,6 +144,41 @@ def test_a_worker_that_does_not_end_within_its_grace_is_killed(caplog: pytest.Lo
     assert "did not end within 0.0 s and is killed" in caplog.text
 
 
+def test_a_process_that_a_signal_has_stopped_is_seen_as_long_as_it_is_stopped() -> None:
+    async def scenario() -> None:
+        launched, process = started(FOREVER)
+        assert not launched.stopped
+        os.kill(launched.pid, signal.SIGSTOP)
+        await until(lambda: launched.stopped)
+        assert launched.stopped, "a look takes nothing away"
+        os.kill(launched.pid, signal.SIGCONT)
+        await until(lambda: not launched.stopped)
+        os.kill(launched.pid, signal.SIGSTOP)
+        await until(lambda: launched.stopped)
+        launched.kill()
+        assert await end_of(launched) == "killed by signal 9 (SIGKILL)"
+        assert not launched.stopped
+        close(launched, process)
+
+    run(scenario())
+
+
+def test_a_worker_is_asked_to_end_with_all_that_it_started() -> None:
+    async def scenario() -> None:
+        launched, process = started(LEAVES_A_CHILD)
+        assert process.stdout is not None
+        await readable(process.stdout.fileno())
+        child = os.pidfd_open(int(process.stdout.readline()))
+        launched.terminate()
+        assert await end_of(launched) == "killed by signal 15 (SIGTERM)"
+        await readable(child)
+        os.close(child)
+        launched.terminate()
+        close(launched, process)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("killed", [True, False])
 def test_what_a_model_has_started_ends_with_its_worker(killed: bool) -> None:
     async def scenario() -> None:
@@ -164,7 +205,7 @@ def test_a_real_worker_says_hello_and_ends_when_the_kernel_is_gone() -> None:
         launched = await LocalLauncher().launch("m_0")
         assert isinstance(launched, LocalProcess)
         launched.socket.setblocking(False)
-        reader = FrameReader()
+        reader = FrameReader(MAX_WORKER_FRAME)
         raw: list[bytes] = []
         while not raw:
             raw = reader.feed(await loop.sock_recv(launched.socket, 4096))

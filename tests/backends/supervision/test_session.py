@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.framing import frame
+from backends.transport.outbox import BYTE_SIZE, Outbox
 from kernel.errors import InternalError, InvalidArgument, Unavailable, WorkerLost
 from kernel.testing import RecordingSink
 from tests.backends.supervision.played_worker import (
@@ -136,6 +138,9 @@ HOSTILE = [
     frame(wire.encoder.encode(wire.Stop())),
     frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseMessage(error_code="no such code")))),
     frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseMessage([output_block("OUT", 0, 4)])))),
+    frame(wire.encoder.encode(wire.Responded(1, True, wire.ResponseMessage([], {}, "internal", "x" * 65537)))),
+    frame(wire.encoder.encode(wire.OutboxCreated())),
+    frame(b"\x91" * 5000),
 ]
 
 
@@ -148,6 +153,33 @@ def test_a_worker_that_sends_garbage_is_dropped_as_if_it_had_crashed(data: bytes
         await settle()
         assert len(bench.lost) == 1
         assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+def test_a_process_that_is_stopped_is_killed_without_waiting_for_it() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.worker.is_stopped = True
+        ends: list[str] = []
+        bench.worker.on_lost(ends.append)
+        await bench.session.stop(3600)
+        assert ends == ["killed by signal 9 (SIGKILL)"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_second_outbox_or_one_that_could_be_shortened_ends_the_worker(sealed: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        outboxes = [Outbox(), Outbox()]
+        fds = [outbox.fd for outbox in outboxes] if sealed else [os.memfd_create("test")]
+        for fd in fds:
+            os.ftruncate(fd, BYTE_SIZE)
+            bench.worker.channel.send_with_fd(wire.OutboxCreated(), fd)
+        await settle()
+        assert ("a second outbox" if sealed else "a memfd with seals 0x1") in bench.lost[0]
+        for fd in {*fds, *(outbox.fd for outbox in outboxes)}:
+            os.close(fd)
 
     run(scenario)
 
@@ -224,6 +256,30 @@ def test_a_loaded_worker_says_how_many_batches_it_executes_at_the_same_time() ->
         assert await session.load(wire.Load("{}", "", 1, "m")) == 7
         assert session.concurrency == 4
         worker.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        (wire.Completed("{}"), "Completed, expected Loaded"),
+        (wire.Loaded(5, 0), "a concurrency of 0"),
+        (wire.Loaded(5, -1), "a concurrency of -1"),
+        (wire.LoadFailed("no such code", ""), "the error code 'no such code'"),
+    ],
+)
+def test_a_worker_with_a_wrong_response_to_a_load_is_dropped(sent: wire.ToKernel, found: str) -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
+        await session.start(worker)
+        worker.channel.send(sent)
+        with pytest.raises(InternalError) as caught:
+            await session.load(wire.Load("{}", "", 1, "m"))
+        assert caught.value.message == f"the worker was lost while the model was being loaded (it sent {found})"
+        with pytest.raises(Unavailable, match="it sent"):
+            await session.load(wire.Load("{}", "", 1, "m"))
 
     asyncio.run(main())
 

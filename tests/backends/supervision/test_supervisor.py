@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from backends.supervision.helper_process import Helper
 from backends.supervision.supervisor import InstanceSupervisor
+from backends.supervision.watch.instance_watch import ExecutionLimits
+from backends.supervision.watch.watchdog import Watchdog
 from backends.transport import wire
-from backends.transport.channel import BlockingChannel
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -21,51 +21,50 @@ from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.tensor import Tensor
+from tests.backends.supervision.played_worker import FakeWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
+
+    from backends.supervision.launcher import Launcher
 
 
-class SilentWorker:
-    """Says hello, and then nothing. Launcher and process in one."""
+class SilentWorker(FakeWorker):
+    """Says hello, and then nothing."""
 
     def __init__(self) -> None:
-        self.socket, self._theirs = socket.socketpair()
-        self.channel = BlockingChannel(self._theirs)
+        super().__init__()
         self.channel.send(wire.Hello(wire.PROTOCOL, 1))
         self.killed = False
         self.launched = 0
-        self._on_lost: Callable[[str], None] | None = None
 
     async def launch(self, title: str, *, helper: bool = False) -> SilentWorker:
         self.launched += 1
         return self
 
-    def on_lost(self, callback: Callable[[str], None]) -> None:
-        self._on_lost = callback
-
     def kill(self) -> None:
-        if not self.killed and self._on_lost is not None:
-            self.killed = True
-            self._theirs.close()
-            self._on_lost("killed by signal 9 (SIGKILL)")
+        self.killed = True
+        super().kill()
 
-    async def stop(self, grace_s: float) -> None:
-        self.kill()
+
+def supervisor_of(worker: Launcher, *, load_timeout_s: float = 0) -> InstanceSupervisor:
+    return InstanceSupervisor(
+        worker,
+        LoopPoller(BusyPolling(0, 1)),
+        Helper(worker, 1 << 20),
+        arena_byte_size=1 << 20,
+        verbose=0,
+        watchdog=Watchdog(),
+        limits=ExecutionLimits(),
+        load_timeout_s=load_timeout_s,
+    )
 
 
 @pytest.mark.parametrize("step", ["loading", "completing its configuration"])
 def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(
-            worker,
-            LoopPoller(BusyPolling(0, 1)),
-            Helper(worker, 1 << 20),
-            arena_byte_size=1 << 20,
-            verbose=0,
-            load_timeout_s=0.001,
-        )
+        supervisor = supervisor_of(worker, load_timeout_s=0.001)
         await supervisor.start("m")
         if step == "loading":
             work: Awaitable[object] = supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
@@ -83,9 +82,7 @@ def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None
 def test_a_worker_gets_its_cpus_and_its_backends_settings() -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(
-            worker, LoopPoller(BusyPolling(0, 1)), Helper(worker, 1 << 20), arena_byte_size=1 << 20, verbose=0
-        )
+        supervisor = supervisor_of(worker)
         await supervisor.start("m")
         worker.channel.send(wire.Loaded(5))
         plan = InstancePlan("m_0", "/m", 1, cpus=(2, 3), backend_config={"a": "b"})
@@ -106,9 +103,7 @@ def test_a_worker_gets_its_cpus_and_its_backends_settings() -> None:
 def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
     async def scenario() -> None:
         worker = SilentWorker()
-        supervisor = InstanceSupervisor(
-            worker, LoopPoller(BusyPolling(0, 1)), Helper(worker, 1 << 20), arena_byte_size=1 << 20, verbose=0
-        )
+        supervisor = supervisor_of(worker)
         await supervisor.start("m")
         worker.channel.send(wire.Loaded(5))
         await supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
@@ -120,7 +115,7 @@ def test_a_worker_that_dies_while_its_instance_leaves_is_not_replaced() -> None:
         assert model.instances.count == 1
         request = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], RecordingSink())
         model.submit(request)
-        leaving = asyncio.ensure_future(supervisor.retire())
+        leaving = asyncio.ensure_future(supervisor.retire(60))
         await asyncio.sleep(0)
         assert model.instances.count == 0
         assert not leaving.done()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import threading
@@ -11,7 +12,7 @@ import pytest
 
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel, LoopChannel
-from backends.transport.framing import frame
+from backends.transport.framing import LENGTH, MAX_WORKER_FRAME, FrameTooLarge, frame
 
 
 def test_descriptors_arrive_with_their_message_and_in_order_with_the_others() -> None:
@@ -64,7 +65,13 @@ def test_messages_larger_than_the_socket_buffer_arrive_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "problem"), [(b"\xff\xff\xff\xff", "invalid message"), (frame(b"\xc1"), "invalid message"), (b"", None)]
+    ("data", "problem"),
+    [
+        (b"\xff\xff\xff\xff", "invalid message"),
+        (LENGTH.pack(MAX_WORKER_FRAME + 1), "a message of 16777217 bytes, the largest has 16777216"),
+        (frame(b"\xc1"), "invalid message"),
+        (b"", None),
+    ],
 )
 def test_a_peer_that_sends_garbage_or_ends_is_reported_once(data: bytes, problem: str | None) -> None:
     async def main() -> None:
@@ -82,3 +89,120 @@ def test_a_peer_that_sends_garbage_or_ends_is_reported_once(data: bytes, problem
         theirs.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("k"), AssertionError("no"), IndexError(), OSError(9, "bad"), TypeError("t")]
+)
+def test_whatever_goes_wrong_with_a_message_ends_the_connection(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        handled: list[bytes] = []
+
+        def fail(messages: list[bytes]) -> None:
+            handled.extend(messages)
+            raise error
+
+        channel = LoopChannel(ours, fail, ended.set_result)
+        theirs.sendall(frame(b"first"))
+        problem = await ended
+        assert problem == f"a message of it could not be handled: {type(error).__name__}: {error}"
+        channel.take_unsent()
+        assert handled == [b"first"]
+        theirs.close()
+
+    asyncio.run(main())
+    assert "could not be handled" in caplog.text
+    assert type(error).__name__ in caplog.text, "the log has the traceback"
+
+
+def test_a_message_of_which_only_a_part_came_is_known_by_its_place_in_the_stream() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        channel = LoopChannel(ours, lambda _: None, lambda _: None)
+        assert channel.incomplete_since is None
+        whole = frame(b"x" * 100)
+        for sent, since in (
+            (whole[:2], 0),
+            (whole[2:60], 0),
+            (whole[60:] + whole + whole[:50], 208),
+            (whole[50:], None),
+        ):
+            theirs.sendall(sent)
+            channel.read_rest()
+            assert channel.incomplete_since == since
+        channel.close()
+        theirs.close()
+
+    asyncio.run(main())
+
+
+def test_descriptors_that_no_message_takes_end_the_connection() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        problems: list[str | None] = []
+        channel = LoopChannel(ours, lambda _: None, problems.append)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            socket.send_fds(theirs, [frame(b"x")], [0])
+        channel.read_rest()
+        assert problems == ["it sent an invalid message: 5 file descriptors without their messages"]
+        assert len(os.listdir("/proc/self/fd")) < before, "none is left open"
+        theirs.close()
+
+    asyncio.run(main())
+
+
+def test_texts_that_no_encoding_has_are_escaped_in_both_directions() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        received: list[wire.ToKernel] = []
+        channel = LoopChannel(
+            ours, lambda raw: received.extend(map(wire.to_kernel_decoder.decode, raw)), lambda _: None
+        )
+        worker = BlockingChannel(theirs)
+        worker.send(wire.Log("INFO", "file\udcff"))
+        channel.read_rest()
+        assert received == [wire.Log("INFO", "file\\udcff")]
+        channel.send(wire.Detach(1))
+        channel.send(wire.Complete("{}", "/models/\udcff", 1))
+        channel.send(wire.Detach(2))
+        channel.flush()
+        sent = [wire.to_worker_decoder.decode(raw) for raw in worker.receive() or []]
+        assert sent == [wire.Detach(1), wire.Complete("{}", "/models/\\udcff", 1), wire.Detach(2)]
+        channel.close()
+        worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_message_that_cannot_be_encoded_spoils_no_other() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        channel, worker = LoopChannel(ours, lambda _: None, lambda _: None), BlockingChannel(theirs)
+        for message in (wire.Detach(1), wire.Detach(1 << 70), wire.Detach(2)):
+            with contextlib.suppress(OverflowError):
+                channel.send(message)
+        channel.flush()
+        assert [wire.to_worker_decoder.decode(raw) for raw in worker.receive() or []] == [
+            wire.Detach(1),
+            wire.Detach(2),
+        ]
+        channel.close()
+        worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_message_longer_than_a_worker_may_send_is_not_sent() -> None:
+    ours, theirs = socket.socketpair()
+    worker = BlockingChannel(theirs)
+    with pytest.raises(FrameTooLarge, match=r"a message of \d+ bytes, the largest has 16777216"):
+        worker.send(wire.Log("INFO", "x" * MAX_WORKER_FRAME))
+    worker.send(wire.Log("INFO", "short"))
+    assert ours.recv(1 << 16) == frame(wire.encoder.encode(wire.Log("INFO", "short")))
+    ours.close()
+    worker.close()

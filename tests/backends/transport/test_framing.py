@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.transport.framing import MAX_FRAME, BadFrame, FrameReader, frame
+from backends.transport.framing import MAX_WORKER_FRAME, BadFrame, FrameReader, frame
 
 
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 17)))
 def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(frame(message) for message in messages)
-    reader = FrameReader()
+    reader = FrameReader(MAX_WORKER_FRAME)
     found: list[bytes] = []
     position = 0
     for length in [*cuts, len(stream)]:
@@ -25,4 +25,5 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[b
 
 def test_a_frame_longer_than_any_of_ours_is_refused() -> None:
     with pytest.raises(BadFrame):
-        FrameReader().feed(struct.pack("<I", MAX_FRAME + 1))
+        FrameReader(1000).feed(struct.pack("<I", 1001))
+    assert FrameReader(1000).feed(struct.pack("<I", 1000)) == []

@@ -6,12 +6,14 @@ import asyncio
 import os
 import socket
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel, LoopChannel
-from backends.transport.outbox import BYTE_SIZE, Outbox, OutboxReader
+from backends.transport.outbox import BYTE_SIZE, IN_MODEL, Outbox, OutboxReader, Progress
+from shm.memfd import NotSealedMemory
 
 
 def test_what_is_kept_is_read_from_any_position() -> None:
@@ -40,6 +42,35 @@ def test_what_does_not_fit_is_not_kept() -> None:
     assert not outbox.add(bytes(BYTE_SIZE))
     assert OutboxReader(outbox.fd).unsent(0) == b""
     os.close(outbox.fd)
+
+
+def test_the_kernel_sees_how_far_the_worker_is_at_any_time() -> None:
+    outbox = Outbox()
+    reader = OutboxReader(outbox.fd)
+    os.close(outbox.fd)
+    assert reader.progress() == Progress(0, False)
+    outbox.progress[0] = 7 << 1
+    assert reader.progress() == Progress(7, False)
+    outbox.progress[0] |= IN_MODEL
+    assert reader.progress() == Progress(7, True)
+    assert outbox.add(b"abc")
+    outbox.sent(3)
+    assert (reader.progress(), reader.unsent(3)) == (Progress(7, True), b"")
+
+
+def test_no_process_can_shorten_an_outbox() -> None:
+    outbox = Outbox()
+    with pytest.raises(PermissionError):
+        os.ftruncate(outbox.fd, 0)
+    os.close(outbox.fd)
+
+
+def test_memory_that_could_be_shortened_is_no_outbox() -> None:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, BYTE_SIZE)
+    with pytest.raises(NotSealedMemory):
+        OutboxReader(fd)
+    os.close(fd)
 
 
 @given(

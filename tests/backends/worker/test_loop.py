@@ -10,14 +10,25 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
+from backends.transport.outbox import Progress
 from backends.worker.request import OutputValue
 from kernel.errors import BadConfig, Unavailable
 from shm.tensor import Tensor
-from tests.backends.worker.threaded_worker import CONFIG, LOAD, Bench, RespondingLater, echo, request
+from tests.backends.worker.threaded_worker import (
+    CONFIG,
+    LARGE,
+    LOAD,
+    Bench,
+    RespondingLater,
+    Scripted,
+    echo,
+    request,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from backends.base import Config, ModelArguments
     from backends.worker.request import WorkerRequest
 
 
@@ -95,7 +106,90 @@ def test_lines_of_the_model_are_logged_by_the_kernel_verbose_ones_only_when_aske
     bench.stop()
 
 
+def test_a_text_of_the_model_that_cannot_be_encoded_or_is_too_long_is_sent_all_the_same(bench: Bench) -> None:
+    backend = bench.load()
+    backend.host.log("INFO", "file\udcff")
+    assert bench.next(wire.Log).text == "file\\udcff"
+    backend.host.log("INFO", "x" * 1_000_000)
+    line = bench.next(wire.Log).text
+    assert len(line.encode()) == 1 << 16
+    assert line.endswith("… (cut: the whole text has 1000000 characters)")
+    bench.stop()
+
+
+def test_a_configuration_that_is_too_long_for_a_message_fails_the_load(bench: Bench) -> None:
+    class Verbose(Scripted):
+        def complete(self, arguments: ModelArguments) -> Config:
+            return {**arguments.config, "parameters": {"text": {"string_value": "x" * (1 << 24)}}}
+
+    bench.hello()
+    bench.kind = Verbose
+    bench.send(wire.Complete(CONFIG, "/models/m", 1))
+    failed = bench.next(wire.LoadFailed)
+    assert failed.text.startswith("the completed configuration is too long: a message of ")
+    bench.stop()
+
+
 # ---- executing ------------------------------------------------------------------------------
+
+
+def test_the_kernel_sees_which_batch_is_read_and_which_one_the_model_has(bench: Bench) -> None:
+    seen: list[Progress] = []
+
+    def execute(requests: Sequence[WorkerRequest]) -> None:
+        seen.append(bench.outbox.progress())
+        echo(requests)
+
+    bench.load(execute)
+    assert bench.outbox.progress() == Progress(0, False)
+    bench.send(wire.Execute(5, [request(8)]))
+    bench.next(wire.Executed)
+    bench.send(wire.Cancel([9]), wire.Execute(6, [request(9)]))  # no request is left for the model
+    bench.next(wire.Executed)
+    assert seen == [Progress(5, True)]
+    assert bench.outbox.progress() == Progress(6, False)
+    bench.stop()
+
+
+@pytest.mark.parametrize(
+    "text", ["file\udcff", "x" * 50_000_000, "é" * 1_000_000], ids=["lone surrogate", "50 MB", "2 MB"]
+)
+def test_an_error_with_any_text_fails_its_request_and_nothing_else(bench: Bench, text: str) -> None:
+    def fail(requests: Sequence[WorkerRequest]) -> None:
+        raise Unavailable(text)
+
+    backend = bench.load(fail)
+    bench.send(wire.Execute(1, [request(1)]))
+    [response] = bench.next(wire.Executed).responses
+    assert len(response.error_text.encode()) <= 1 << 16
+    assert (response.error_text == "file\\udcff") if "file" in text else ("the whole text has" in response.error_text)
+    backend.on_execute = echo
+    bench.send(wire.Execute(2, [request(2)]))
+    assert bench.next(wire.Executed).responses[0].outputs
+    bench.stop()
+
+
+def test_responses_that_are_too_long_for_one_message_are_sent_one_by_one(bench: Bench) -> None:
+    def execute(requests: Sequence[WorkerRequest]) -> None:
+        for number, each in enumerate(requests):
+            output = [OutputValue("OUT", "FP32", LARGE if number == 2 else each.inputs[0].as_numpy())]
+            each.respond(output, {"text": "x" * (1 << 25 if number == 2 else 6_000_000)})
+
+    bench.load(execute)
+    bench.send(wire.Execute(1, [request(number) for number in (1, 2, 3)]))
+    bench.next(wire.ArenaCreated)
+    os.close(bench.channel.take_fd())
+    for number in (1, 2):
+        responded = bench.next(wire.Responded)
+        assert (responded.request, responded.final) == (number, True)
+        assert responded.response is not None
+        assert len(str(responded.response.parameters["text"])) == 6_000_000
+    refused = bench.next(wire.Responded)
+    assert refused.response is not None
+    assert refused.response.error_text.startswith("the response is too long for the server: a message of ")
+    executed = bench.next(wire.Executed)
+    assert (executed.batch, executed.responses) == (1, [])
+    bench.stop()
 
 
 def test_the_responses_of_a_batch_come_with_its_end_in_order(bench: Bench) -> None:

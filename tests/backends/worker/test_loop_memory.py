@@ -10,8 +10,9 @@ import pytest
 
 from backends.transport import wire
 from backends.worker.request import OutputValue
-from shm.arena import Arena, check_arena
+from shm.arena import Arena
 from shm.lease import RegionNumber
+from shm.memfd import check_sealed
 from shm.tensor import Span
 from tests.backends.worker.threaded_worker import LARGE, Bench, echo, request
 
@@ -42,7 +43,7 @@ def test_large_outputs_lie_in_an_arena_of_the_worker_that_others_can_only_read(b
     created = bench.next(wire.ArenaCreated)
     fd = bench.channel.take_fd()
     assert created.byte_size == 1 << 20
-    check_arena(fd, created.byte_size)
+    check_sealed(fd, created.byte_size)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.pwrite(fd, b"x", 0)
     for number in (2, 3, 4):

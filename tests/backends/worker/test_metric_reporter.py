@@ -7,6 +7,7 @@ import queue
 import pytest
 
 from backends.transport import wire
+from backends.transport.framing import FrameTooLarge
 from backends.worker.metric_reporter import MetricReporter
 from kernel.observe.metric_rules import MetricKind
 
@@ -98,4 +99,27 @@ def test_the_end_of_the_kernel_is_noticed_elsewhere(kernel: Kernel) -> None:
     kernel.gone = True
     series.increment(1.0)
     reporter.registry.define("y", "", MetricKind.COUNTER)
+    reporter.stop()
+
+
+def test_a_report_that_is_too_long_for_one_message_comes_in_parts_with_the_same_effect() -> None:
+    parts: list[wire.MetricsChanged] = []
+
+    def take(message: wire.ToKernel) -> None:
+        assert isinstance(message, wire.MetricsChanged)
+        if len(message.created) > 100:
+            raise FrameTooLarge(1 << 30)
+        parts.append(message)
+
+    reporter = MetricReporter(take, NEVER_S)
+    families = [reporter.registry.define(f"x{number}", "", MetricKind.COUNTER) for number in range(70)]
+    for number in range(150):
+        series, _ = reporter.registry.hold(families[0], {"n": str(number)})
+        series.increment(number)
+    reporter.start()
+    assert [len(part.families) for part in parts] == [64, 6, 0, 0, 0, 0, 0, 0]
+    assert [ref.labels["n"] for part in parts for ref in part.created] == [str(number) for number in range(150)]
+    assert [change.added for part in parts for change in part.changes] == list(range(150))
+    last_created = max(index for index, part in enumerate(parts) if part.created)
+    assert last_created < min(index for index, part in enumerate(parts) if part.changes)
     reporter.stop()

@@ -13,6 +13,7 @@ import numpy as np
 from backends.base import Backend
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
+from backends.transport.outbox import OutboxReader
 from backends.worker.loop import Worker
 from backends.worker.request import OutputValue
 from shm.tensor import Span, Tensor
@@ -111,7 +112,9 @@ class Bench:
         """Return the worker's hello, and take the outbox that follows it."""
         hello = self.next(wire.Hello)
         self.next(wire.OutboxCreated)
-        os.close(self.channel.take_fd())
+        fd = self.channel.take_fd()
+        self.outbox = OutboxReader(fd)
+        os.close(fd)
         return hello
 
     def load(self, on_execute: Execute = echo, *, kind: type[Scripted] = Scripted) -> Scripted:

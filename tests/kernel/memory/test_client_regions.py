@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.errors import InternalError, InvalidArgument, NotFound, RegionExists, RegionNotFound
+from kernel.errors import (
+    InternalError,
+    InvalidArgument,
+    NoDescriptorLeft,
+    NotFound,
+    RegionExists,
+    RegionNotFound,
+)
 from kernel.memory.client_regions import RegionRegistry
 from shm.region import RegionKind
 from shm.tensor import ClientSpan
@@ -157,3 +165,29 @@ def test_status_lists_regions_by_name_and_kind(registry: RegionRegistry, key: st
 def test_device_memory_is_refused_where_there_is_no_gpu(registry: RegionRegistry) -> None:
     with pytest.raises(InvalidArgument, match="GPUs not supported$"):
         registry.register_cuda("c", bytes(64), 0, 64)
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_a_region_whose_descriptor_is_kept_for_workers_is_refused(
+    registry: RegionRegistry, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_descriptors()
+    monkeypatch.setattr("kernel.memory.client_regions.is_reserved", lambda fd: True)
+    with pytest.raises(NoDescriptorLeft):
+        registry.register_system("r", key, 0, 4096)
+    assert registry.status(RegionKind.SYSTEM) == []
+    assert open_descriptors() == before
+
+
+def test_without_any_descriptor_registering_says_so(
+    registry: RegionRegistry, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("shm.posix.os.open", fail)
+    with pytest.raises(NoDescriptorLeft):
+        registry.register_system("r", key, 0, 4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -262,3 +263,16 @@ def test_buffers_take_half_of_the_servers_budget_at_most(bench: Bench) -> None:
     half.release()
     assert other.input_arena is not None
     other.input_arena.close()
+
+
+def test_without_a_descriptor_for_an_arena_a_message_is_received_elsewhere(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("shm.arena.os.memfd_create", fail)
+    assert bench.placer.receive_buffer(bench.model, LARGE, 0) is None
+    request = Request("m", [Tensor("IN", "UINT8", [LARGE], bytes(LARGE))], RecordingSink())
+    with pytest.raises(OSError, match="Too many open files"):
+        bench.placer.place_large(request, bench.model, None)

@@ -5,12 +5,14 @@ import pytest
 from kernel.errors import InvalidArgument
 from kernel.repository.layout import (
     Entry,
+    can_be_model,
     check_model_name,
     find_models,
     known_names,
     model_folder,
     overriding_folder,
 )
+from kernel.texts import has_control
 
 
 def folder(name: str, *children: Entry | str) -> Entry:
@@ -128,3 +130,24 @@ def test_a_name_of_only_white_space_is_refused() -> None:
 def test_an_empty_name_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"^Model name cannot be empty"):
         check_model_name("")
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\x1b", "\x7f", "\x85", "\u2028"])
+def test_a_name_with_a_control_character_is_refused_and_none_is_in_the_error(character: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_model_name(f"a{character}b")
+    assert caught.value.message.endswith("', model name must not contain control characters")
+    assert not has_control(caught.value.message)
+
+
+def test_a_name_that_no_folder_can_have_is_refused() -> None:
+    check_model_name("é" * 127)
+    with pytest.raises(InvalidArgument, match="model name must have at most 255 bytes, it has 256$"):
+        check_model_name("é" * 128)
+
+
+def test_folders_with_control_characters_in_their_names_are_not_models() -> None:
+    contents = find_models({"/a": [folder("m"), folder("a\x1b[2J", folder("1")), Entry("x\ny"), folder(".\n")]})
+    assert list(contents.models) == ["m"]
+    assert contents.misnamed == ("/a/a\x1b[2J",)
+    assert [can_be_model(name) for name in ("m", ".m", "a\nb", "é x")] == [True, False, False, True]

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from kernel.config.load import MAX_BYTE_SIZE
-from kernel.errors import InternalError
+from kernel.errors import InternalError, NoDescriptorLeft
 from kernel.repository.layout import ModelFolder, find_models
-from kernel.repository.local import list_repository, read_config
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from kernel.repository.local import list_names, list_repository, read_config, read_file
 
 
 def find_model(repository: str, name: str) -> ModelFolder | None:
@@ -109,3 +108,42 @@ def test_a_configuration_that_cannot_be_read_is_an_error(repository: Path) -> No
 
 def test_an_impossible_name_is_an_absent_model(repository: Path) -> None:
     assert list_repository(str(repository), "m" * 300) == ()
+
+
+def test_folders_deep_inside_one_another_are_an_error_and_no_recursion_without_end(repository: Path) -> None:
+    inside = os.open(repository / "m" / "1", os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=inside)
+        inside, outside = os.open("d", os.O_RDONLY, dir_fd=inside), inside
+        os.close(outside)
+    os.close(inside)
+    with pytest.raises(InternalError, match="more than 100 folders are inside one another$"):
+        list_repository(str(repository))
+    subprocess.run(["rm", "-r", str(repository / "m" / "1" / "d")], check=True)  # shutil's own is recursive
+
+
+def test_names_with_control_characters_are_not_listed(repository: Path) -> None:
+    (repository / "a\nb").mkdir()
+    assert list_names(str(repository)) == ["m"]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_file_descriptors_the_server_is_unavailable(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(*given: object, **more: object) -> object:
+        raise OSError(number, os.strerror(number), "m")
+
+    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(os, "listdir", fail)
+    monkeypatch.setattr(os, "scandir", fail)
+    folder = str(repository)
+    for read in (
+        lambda: list_repository(folder),
+        lambda: list_names(folder),
+        lambda: read_file(folder, "m"),
+        lambda: read_config(f"{folder}/m/config.pbtxt"),
+    ):
+        with pytest.raises(NoDescriptorLeft):
+            read()

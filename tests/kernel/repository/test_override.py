@@ -12,6 +12,7 @@ from kernel.errors import InternalError, InvalidArgument
 from kernel.repository import override
 from kernel.repository.override import (
     MAX_CONFIG_BYTE_SIZE,
+    MAX_PATH_DEPTH,
     LoadParameters,
     OverrideFolder,
     UnusableParameters,
@@ -53,6 +54,22 @@ def test_load_parameters_that_are_too_large_are_refused(monkeypatch: pytest.Monk
     parse_load_parameters({"config": "{}", "file:a": bytes(5), "file:b": bytes(5)})
     with pytest.raises(InvalidArgument, match="^the files of a load request have 11 bytes, at most 10 are allowed$"):
         parse_load_parameters({"config": "{}", "file:a": bytes(5), "file:b": bytes(6)})
+
+
+@pytest.mark.parametrize("separator", ["/", "//", "/../b/"])
+def test_a_path_of_many_folders_is_refused_before_a_folder_is_made(separator: str) -> None:
+    parse_load_parameters({"config": "{}", f"file:{'a/' * MAX_PATH_DEPTH}x": b""})
+    with pytest.raises(
+        InvalidArgument, match=r"^the path of file parameter 'file:a/.* folders, at most 32 are allowed$"
+    ):
+        parse_load_parameters({"config": "{}", f"file:{separator.join('a' * (MAX_PATH_DEPTH + 2))}": b""})
+
+
+@pytest.mark.parametrize("path", ["x" * 1025, "a/" * 100_000 + "x", "é" * 513])
+def test_a_long_path_is_refused_and_the_error_is_short(path: str) -> None:
+    with pytest.raises(InvalidArgument, match=r" bytes, at most 1024 are allowed$") as caught:
+        parse_load_parameters({"config": "{}", f"file:{path}": b""})
+    assert len(caught.value.text.encode()) < 1200
 
 
 def test_paths_of_files_are_normalised_inside_the_folder() -> None:

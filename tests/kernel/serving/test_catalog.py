@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
 
 
-def model(name: str, version: int, *, ready: bool = True) -> Model:
-    return cast("Model", SimpleNamespace(name=name, version=version, ready=ready))
+def model(name: str, version: int, *, ready: bool = True, trouble: str = "") -> Model:
+    return cast("Model", SimpleNamespace(name=name, version=version, ready=ready, trouble=trouble))
 
 
 @pytest.fixture
@@ -79,6 +79,16 @@ def test_the_index_shows_every_model_with_state_and_reason(catalog: Catalog) -> 
         IndexItem("odd", "", "UNAVAILABLE", "no configuration"),
     ]
     assert catalog.index(ready=True) == [IndexItem("a", "3", "READY")]
+
+
+def test_the_index_says_what_is_wrong_with_a_version_that_serves(catalog: Catalog) -> None:
+    catalog.set_state("a", 3, ModelState.READY, "", model("a", 3, trouble="instance 'a_0' busy for 73 s"))
+    assert catalog.index(ready=True) == [
+        IndexItem("a", "1", "READY"),
+        IndexItem("a", "3", "READY", "instance 'a_0' busy for 73 s"),
+    ]
+    catalog.set_state("a", 3, ModelState.READY, "the reload failed", model("a", 3, trouble="busy"))
+    assert catalog.index(ready=True)[1].reason == "the reload failed"
 
 
 def test_strict_readiness_wants_every_model_alive_but_not_those_unloaded_on_request(catalog: Catalog) -> None:

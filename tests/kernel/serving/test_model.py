@@ -7,10 +7,11 @@ from kernel.config.spec import ModelSpec
 from kernel.errors import InternalError
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
-from kernel.serving.instances import InstanceSet
+from kernel.serving.instances import Condition, InstanceSet
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
+from schedulers.direct import direct
 
 
 def request() -> tuple[Request, RecordingSink]:
@@ -71,3 +72,16 @@ def test_a_scheduler_that_cannot_be_started_again_leaves_a_model_that_is_not_rea
 def test_a_scheduler_that_cannot_be_started_is_told_to_who_loads_the_model() -> None:
     with pytest.raises(RuntimeError, match="cannot start"):
         model_with(Failing(starts=0))
+
+
+def test_what_is_wrong_with_instances_is_said_until_it_ends_or_they_are_gone() -> None:
+    model = Model(model_spec(), ModelConfig(), 1, direct, FakeClock())
+    instances = [FakeInstance(f"model_{number}") for number in range(3)]
+    for instance in instances:
+        model.instances.add(instance)
+        model.instances.set_condition(instance, Condition(f"{instance.name} busy"))
+    assert model.trouble == "model_0 busy; model_1 busy; model_2 busy"
+    model.instances.set_condition(instances[1], None)
+    model.instances.forget(instances[2])
+    assert model.trouble == "model_0 busy"
+    assert model.ready

@@ -151,3 +151,46 @@ def test_a_message_is_refused_by_its_announced_size_before_it_arrives() -> None:
     assert read(b"\0\x80\0\0\0").fault == MessageFault(
         Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({2**31} vs. {2**31 - 1})"
     )
+
+
+# ---- a limit of one call ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arrived", [5, 6, 50, 1000, 5000, 100_000])
+def test_a_message_above_the_limit_of_its_call_is_refused_however_much_has_arrived(arrived: int) -> None:
+    reader = MessageReader("identity")
+    octets = framed(bytes(100_000))
+    reader.feed(memoryview(octets[:arrived]))
+    reader.limit(80_000)
+    reader.feed(memoryview(octets[arrived:]))
+    reader.end()
+    text = "Received message larger than max (100000 vs. 80000)"
+    assert reader.fault == MessageFault(Status.RESOURCE_EXHAUSTED, text)
+    assert not reader.messages
+    assert reader.direct_buffer() is None
+
+
+def test_a_large_message_that_was_begun_in_one_step_is_refused_too() -> None:
+    reader = MessageReader("identity")
+    reader.begin_large(bytes(framing.MESSAGE_START_BYTE_SIZE), 10**9)
+    reader.limit(80_000)
+    assert reader.fault is not None
+    assert reader.direct_buffer() is None, "no memory is taken for it"
+
+
+def test_messages_within_the_limit_of_their_call_are_taken() -> None:
+    reader = MessageReader("identity")
+    reader.feed(memoryview(framed(b"ab")))
+    reader.limit(3)
+    reader.feed(memoryview(framed(b"abc")))
+    assert [bytes(message) for message in reader.messages] == [b"ab", b"abc"]  # type: ignore[arg-type]
+    assert reader.fault is None
+
+
+def test_the_limit_of_a_call_holds_after_inflating() -> None:
+    reader = MessageReader("gzip")
+    reader.limit(1000)
+    reader.feed(memoryview(framed(gzip.compress(bytes(1000)), 1)))
+    assert reader.fault is None
+    reader.feed(memoryview(framed(gzip.compress(bytes(1001)), 1)))
+    assert reader.fault == MessageFault(Status.RESOURCE_EXHAUSTED, "Decompressed message larger than max (1000)")

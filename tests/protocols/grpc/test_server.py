@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 from google.protobuf.message import Message
 
 from kernel.config.spec import ModelSpec, TensorSpec
-from kernel.errors import ErrorCode, error_of
+from kernel.errors import ErrorCode, error_of, worker_error
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
@@ -146,7 +146,7 @@ def test_errors_have_the_status_of_their_code_and_their_text_as_it_is(
 
 def test_a_long_error_still_reaches_the_client(lab: FrontDoorLab) -> None:
     text = "Traceback:\n" * 10_000
-    lab.add_model(spec("fail"), lambda request: request.fail(error_of(ErrorCode.INTERNAL, text)))
+    lab.add_model(spec("fail"), lambda request: request.fail(worker_error(ErrorCode.INTERNAL, text)))
     status, received = failure(lab, lambda channel: model_infer(channel)(infer("fail")))
     assert status is grpc.StatusCode.INTERNAL
     assert len(received) > 1000

@@ -148,6 +148,9 @@ _MODEL_EFFECTS = {
     "model-load-timeout-secs": Effect(
         "--model-load-timeout-secs=9", lambda r: r.supervisors[0].options["load_timeout_s"], 9
     ),
+    "model-unload-timeout-secs": Effect(
+        "--model-unload-timeout-secs=9", lambda r: r.lifecycle._settings.unload_timeout_s, 9
+    ),
     "backend-config": Effect(
         "--backend-config=identity,a=b", lambda r: r.supervisors[0].plan.backend_config.get("a"), "b"  # type: ignore[union-attr]
     ),
@@ -206,6 +209,11 @@ _HTTP_EFFECTS = {
         "--http-cors-origin=https://a.example",
         lambda r: r.call("/v2", headers={"Origin": "https://a.example"}).headers.get("Access-Control-Allow-Origin"),
         "https://a.example",
+    ),
+    "http-allowed-hosts": Effect(
+        "--http-allowed-hosts=a.example,*.b.example",
+        lambda r: [r.call("/v2", headers={"Host": host}).status for host in ("a.example", "x.b.example", "c.example")],
+        [200, 200, 403],
     ),
 }  # fmt: skip
 
@@ -277,6 +285,19 @@ _SERVER_EFFECTS = {
     "trace-log-frequency": Effect("--trace-log-frequency=7", setting("trace/setting", "log_frequency"), "7"),
     "id": Effect("--id=mine", lambda r: r.call("/v2").json["name"], "mine"),
     "exit-timeout-secs": Effect("--exit-timeout-secs=7", started, True, after=logged("in flight get 7 s")),
+    "admin-access": Effect(
+        "--admin-access=key --admin-key={key}", lambda r: r.call("/v2/logging", {}).status, 403
+    ),
+    "admin-key": Effect(
+        "--admin-key=@{key}", lambda r: r.call("/v2/logging", {}, {"admin-key": "secret"}).status, 200,
+        MODELS + "--admin-access=key --admin-key=other",
+    ),
+    "execution-timeout": Effect(
+        "--execution-timeout=2.5", lambda r: r.supervisors[0].options["limits"].timeout_ns, 2_500_000_000
+    ),
+    "execution-report-secs": Effect(
+        "--execution-report-secs=0.5", lambda r: r.supervisors[0].options["limits"].report_ns, 500_000_000
+    ),
     "allow-client-shm": Effect(
         "--allow-client-shm=false",
         lambda r: "--allow-client-shm" in r.call(
@@ -318,7 +339,8 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log")
-        FILES.update((name, tmp_path / name) for name in ("models", "other", "same", "broken"))
+        FILES.update((name, tmp_path / name) for name in ("models", "other", "same", "broken", "key"))
+        FILES["key"].write_text("secret\n")
         yield
     FILES.clear()
 
@@ -370,3 +392,32 @@ def test_a_change_that_enables_traces_is_logged_and_its_response_is_normal() -> 
     }  # fmt: skip
     warnings = [line for line in running.log if line.startswith("WARNING") and "traces are not recorded yet" in line]
     assert ["--trace-config level=TENSORS" in line for line in warnings] == [True, False]
+
+
+def test_the_start_says_once_who_may_administer_the_server() -> None:
+    base = "--model-repository={models} --model-control-mode=explicit "
+
+    def lines(words: str) -> list[str]:
+        running, _ = run_server((base + words).format(**FILES).split(), started)
+        return [line for line in running.log if "--admin-access" in line]
+
+    [line] = lines("")
+    assert line.startswith("INFO kernel.app clients on this machine may load and unload models")
+    [line] = lines("--grpc-address=0.0.0.0")
+    assert line.startswith("WARNING kernel.app every client in the network may load and unload models")
+    assert "(gRPC at 0.0.0.0:" in line
+    [line] = lines("--grpc-address=0.0.0.0 --admin-access=local")
+    assert line.startswith("INFO kernel.app only clients on this machine may load and unload models")
+
+
+def test_a_start_with_a_key_that_cannot_be_read_fails_and_names_the_flag() -> None:
+    for flag in (
+        "--admin-access=key --admin-key=",
+        "--http-restricted-api=trace:k=",
+        "--grpc-restricted-protocol=trace:k=",
+    ):
+        running, _ = run_server(
+            f"--model-repository={{models}} {flag}@{{models}}/none".format(**FILES).split(), started
+        )
+        name = flag.split()[-1].partition("=")[0]
+        assert running.errors.startswith(f"{name}: the file "), running.errors

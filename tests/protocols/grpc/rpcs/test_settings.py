@@ -9,6 +9,7 @@ from kernel.errors import InvalidArgument, ServingError, Unsupported
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
 from protocols.grpc.rpcs.settings import SettingsRpcs
+from protocols.restricted import AdminAccess
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ def refusal(call: Coroutine[Any, Any, Any]) -> tuple[type[ServingError], str]:
 def rpcs() -> SettingsRpcs:
     lab = FrontDoorLab()
     lab.add_model(ModelSpec("m", "", "test", 0, {}, {}), lambda request: None)
-    return SettingsRpcs(lab.kernel)
+    return SettingsRpcs(lab.kernel, AdminAccess())
 
 
 # ---- trace ----------------------------------------------------------------------------------

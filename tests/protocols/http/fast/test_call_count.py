@@ -22,9 +22,12 @@ ROOT = Path(__file__).parents[4]
 PACKAGES = tuple(f"{ROOT}/{name}/" for name in ("kernel", "protocols", "schedulers", "shm"))
 
 ALL = HttpOptions(
-    restricted_api=("inference:X-Key=secret",), header_forward_pattern="^x-", cors_origins=("https://a.example",)
+    restricted_api=("inference:X-Key=secret",),
+    header_forward_pattern="^x-",
+    cors_origins=("http://x",),
+    allowed_hosts=("x",),
 )
-HEAD, BODY = binary("7", 2, "X-Key: secret", "Origin: https://a.example")
+HEAD, BODY = binary("7", 2, "X-Key: secret", "Origin: http://x")
 HEAD, BODY = HEAD.replace(b"echo", b"stuck"), BODY
 
 

@@ -17,9 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import BatchStatistics, Duration
+from kernel.serving.instances import Condition
 from kernel.serving.model import Model
 from kernel.serving.request import Request
-from kernel.testing import FakeClock, RecordingSink, model_spec
+from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 
@@ -275,3 +276,15 @@ def test_every_family_of_triton_has_its_help_type_and_labels() -> None:
     theirs, ours = form(RECORDED.read_text()), form("\n".join(lines([model("slow")])))
     assert theirs
     assert {name: ours.get(name) for name in theirs} == theirs
+
+
+def test_instances_that_stand_still_are_counted() -> None:
+    made = model()
+    instances = [FakeInstance(f"m_{number}") for number in range(3)]
+    for number, instance in enumerate(instances):
+        made.instances.add(instance)
+        made.instances.set_condition(instance, Condition("", stopped=number == 0))
+    made.statistics.execution_timeouts = 4
+    assert value_of([made], "nv_model_instance_stopped_count") == 1
+    assert value_of([made], "nv_model_instance_busy_count") == 2
+    assert value_of([made], "nv_worker_execution_timeouts_total") == 4

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from kernel.texts import has_control, printable
 from protocols.http.metrics.text import label_text, number, tag_label
 
 
@@ -32,9 +33,10 @@ def test_numbers_are_written_as_prometheus_reads_them(value: float, text: str) -
 
 
 @given(st.text(max_size=30))
-def test_any_text_comes_back_as_the_value_of_its_label(value: str) -> None:
+def test_any_text_comes_back_as_the_value_of_its_label_with_control_characters_written_out(value: str) -> None:
     line = f"x{{{label_text({'model': value})}}} 1\n"
     assert line.count("\n") == 1
+    assert not has_control(line[:-1])
     (family,) = text_string_to_metric_families(line)
     (sample,) = family.samples
-    assert sample.labels == {"model": value.encode(errors="replace").decode()}
+    assert sample.labels == {"model": printable(value, keep="\n").encode(errors="replace").decode()}

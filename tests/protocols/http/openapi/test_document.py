@@ -10,11 +10,12 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from kernel.config.spec import ModelSpec, TensorSpec
-from kernel.options import HttpOptions
+from kernel.options import AdminOptions, HttpOptions
 from kernel.serving.catalog import ModelState
 from protocols.http import routes
 from protocols.http.openapi.document import openapi_document
 from protocols.http.routes import find_endpoint
+from protocols.keys import KeyReader
 from protocols.restricted import HTTP, Restrictions, parse_restrictions
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def complaints(document: dict[str, Any], schema: dict[str, Any], instance: Any) 
 
 @pytest.mark.parametrize("restricted", [(), ("health,inference:X-Key=a",)])
 def test_the_document_is_valid(restricted: tuple[str, ...]) -> None:
-    document = openapi_document("1.0", SPECS, parse_restrictions(restricted, HTTP))
+    document = openapi_document("1.0", SPECS, parse_restrictions(restricted, HTTP, KeyReader()))
     errors = OpenAPIV31SpecValidator(json.loads(json.dumps(document))).iter_errors()
     assert [str(error) for error in errors] == []
 
@@ -75,11 +76,14 @@ def test_the_document_is_valid(restricted: tuple[str, ...]) -> None:
 def test_it_has_every_route_and_no_other() -> None:
     names = {"model": "m", "version": "1", "region": "r", "repository": "p"}
     described = set()
+    admin = parse_restrictions((), HTTP, KeyReader(), AdminOptions("key", "secret"))
+    with_key = openapi_document("1.0", [], admin)["paths"]
     for path, method, operation in operations(openapi_document("1.0", [], OPEN)):
         found = find_endpoint(path.format(**names))
         assert found is not None, path
         assert method.upper() in found[0].handlers
         assert operation["tags"] == [found[0].category.value]
+        assert ("security" in with_key[path][method]) is (found[0].administers and method == "post"), path
         described.add((id(found[0]), method.upper()))
     tables = (
         routes._LITERAL,
@@ -142,13 +146,27 @@ def test_an_input_that_json_cannot_carry_is_sent_as_binary_data_only() -> None:
 
 
 def test_restricted_operations_ask_for_their_header() -> None:
-    document = openapi_document("1.0", SPECS, parse_restrictions(("inference:X-Key=a",), HTTP))
+    document = openapi_document("1.0", SPECS, parse_restrictions(("inference:X-Key=a",), HTTP, KeyReader()))
     assert document["components"]["securitySchemes"] == {
         "inference": {"type": "apiKey", "in": "header", "name": "X-Key"}
     }
     for _, _, operation in operations(document):
-        restricted = operation["tags"] == ["inference"]
-        assert ("security" in operation) == ("403" in operation["responses"]) == restricted
+        assert ("security" in operation) == (operation["tags"] == ["inference"])
+        assert "403" in operation["responses"]
+
+
+def test_operations_that_administer_the_server_ask_for_both_headers() -> None:
+    restrictions = parse_restrictions(("logging,metrics:X-Key=a",), HTTP, KeyReader(), AdminOptions("key", "secret"))
+    document = openapi_document("1.0", SPECS, restrictions)
+    assert document["components"]["securitySchemes"] == {
+        "logging": {"type": "apiKey", "in": "header", "name": "X-Key"},
+        "admin": {"type": "apiKey", "in": "header", "name": "admin-key"},
+    }
+    logging = document["paths"]["/v2/logging"]
+    assert (logging["get"]["security"], logging["post"]["security"]) == (
+        [{"logging": []}],
+        [{"logging": [], "admin": []}],
+    )
 
 
 ENDS = ("infer", "generate", "generate_stream")

@@ -1,0 +1,102 @@
+"""How far a worker is with the batches that it was sent, and what of its work can stand still. Pure.
+
+The kernel knows it from the record of batches, from the outbox (`backends.transport.outbox.Progress`), and from the
+responses that have come.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from backends.transport.wire import CREDIT_WINDOW
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from backends.transport.outbox import Progress
+    from kernel.serving.batch import Batch
+    from kernel.serving.instances import BatchRecord
+    from kernel.serving.request import Request
+
+
+class Stage(enum.Enum):
+    """How far a lost worker was with a batch. The value is for the errors of the batch's requests."""
+
+    #: The worker had not begun with the batch: another one can execute it.
+    UNTOUCHED = "before it began with the request"
+    #: The worker read the batch, perhaps a region of a client, and was lost by that.
+    READ = "while it read the request, which had not reached the model"
+    IN_MODEL = "while it executed the request"
+    #: The worker shares no memory with the kernel, so that it cannot be known without a message for each batch.
+    UNKNOWN = "while it had the request, which may have reached the model"
+
+
+def batch_stages(record: BatchRecord, progress: Progress | None, last_sent: int) -> list[tuple[Batch, Stage]]:
+    """Return the unfinished batches of a lost worker, in the order of dispatch, with their stages.
+
+    `last_sent` is the number of the last batch that was sent to the worker, for a worker without `progress`.
+    """
+    unstarted = record.unstarted()
+    if record.concurrency > 1:
+        return [(batch, Stage.UNTOUCHED if batch in unstarted else Stage.IN_MODEL) for batch in record.batches.values()]
+    if progress is None:
+        return [
+            (batch, Stage.UNTOUCHED if batch in unstarted or number > last_sent else Stage.UNKNOWN)
+            for number, batch in record.batches.items()
+        ]
+    return [(batch, _stage(number, progress)) for number, batch in record.batches.items()]
+
+
+def _stage(number: int, progress: Progress) -> Stage:
+    if number > progress.batch:
+        return Stage.UNTOUCHED
+    return Stage.READ if number == progress.batch and not progress.in_model else Stage.IN_MODEL
+
+
+def work_marks(
+    record: BatchRecord,
+    requests: Mapping[int, Request],
+    granted: Mapping[int, int],
+    progress: Progress | None,
+    *,
+    decoupled: bool,
+) -> list[Hashable]:
+    """Return a mark for each piece of work that an instance has begun or should have begun.
+
+    The same mark at two times means that this piece stood still in between. `requests` are those without a final
+    response, `granted` the responses for which the worker got credit, both by request number.
+
+    A piece is a batch that is executed, or a request whose response is to follow its batch. A decoupled model is one
+    piece: it stands still when no response comes and no batch begins or ends. It has no mark while it waits for clients
+    that do not take its responses.
+    """
+    if not record.batches and not requests:  # usual
+        return []
+    unstarted = record.unstarted()
+    executing = [batch for batch in record.batches.values() if batch not in unstarted]
+    waiting = {number for batch in unstarted for number in batch.request_numbers()}
+    begun = {number: request for number, request in requests.items() if number not in waiting}
+    if decoupled:
+        return _marks_of_streams(executing, begun, granted, progress)
+    in_batches = {number for batch in executing for number in batch.request_numbers()}
+    return [
+        *((batch.number, progress) for batch in executing),
+        *(("request", number) for number in begun if number not in in_batches),
+    ]
+
+
+def _marks_of_streams(
+    executing: list[Batch], begun: Mapping[int, Request], granted: Mapping[int, int], progress: Progress | None
+) -> list[Hashable]:
+    blocked = {
+        number for number, request in begun.items() if request.response_count - granted.get(number, 0) >= CREDIT_WINDOW
+    }
+    if executing:
+        # The thread that executes a batch waits while one of its requests may not respond.
+        if any(number in blocked for batch in executing for number in batch.request_numbers()):
+            return []
+    elif len(blocked) == len(begun):
+        return []
+    responses = sum(request.response_count for request in begun.values())
+    return [(*(batch.number for batch in executing), progress, responses, len(begun))]

@@ -1,0 +1,92 @@
+"""The watchdog: looks at every instance from time to time, on one timer for the whole server.
+
+A request or a batch costs nothing more for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+#: The longest time between two looks in seconds, and the shortest.
+LOOK_INTERVAL_S = 0.5
+MIN_INTERVAL_S = 0.01
+
+#: How many looks an execution that takes as long as its timeout gets at least.
+_LOOKS_PER_TIMEOUT = 4
+
+
+class Watched(Protocol):
+    """What the watchdog looks at: the keeper of an instance."""
+
+    @property
+    def shortest_limit_s(self) -> float:
+        """The shortest time after which something is to be done, in seconds; 0 for none."""
+
+    def look(self, now_ns: int) -> None:
+        """Look whether the instance stands still. `now_ns` is the watchdog's time."""
+
+
+class Watchdog:
+    """Looks at those that were added, until they are removed.
+
+    Its time stands still while the event loop is held up: what a worker has sent in that time is not read yet, and it
+    must not seem to have done nothing.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+        #: In the order in which they were added.
+        self._watched: dict[Watched, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._time_ns = 0
+        self._last_look_ns = 0
+        self._interval_s = LOOK_INTERVAL_S
+
+    def add(self, watched: Watched) -> None:
+        """Look at `watched` from now on, also if its limit has changed."""
+        self._watched[watched] = None
+        if self._timer is None:
+            self._last_look_ns = self._now_ns()
+        self._set_timer()
+
+    def remove(self, watched: Watched) -> None:
+        """Look at `watched` no more. It need not have been added."""
+        self._watched.pop(watched, None)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if not self._watched:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            return
+        limits = [each.shortest_limit_s / _LOOKS_PER_TIMEOUT for each in self._watched if each.shortest_limit_s]
+        interval_s = max(min([LOOK_INTERVAL_S, *limits]), MIN_INTERVAL_S)
+        if self._timer is not None and interval_s >= self._interval_s:
+            return  # a longer interval begins after the next look
+        if self._timer is not None:
+            self._timer.cancel()
+        self._interval_s = interval_s
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self.look)
+
+    def look(self) -> None:
+        """Look at all now."""
+        now_ns = self._now_ns()
+        self._time_ns += min(now_ns - self._last_look_ns, int(2 * self._interval_s * 1e9))
+        self._last_look_ns = now_ns
+        self._timer = None
+        for watched in list(self._watched):
+            try:
+                watched.look(self._time_ns)
+            except Exception:
+                logger.exception("the watchdog could not look at a model instance")
+        if self._timer is None:
+            self._set_timer()

@@ -1,0 +1,61 @@
+"""Parameters of a model's configuration that are for this server: their names begin with `naiad.`. Pure.
+
+They are in `parameters`, because config.pbtxt has no fields for what Triton does not have:
+
+    parameters { key: "naiad.execution_timeout" value { string_value: "2.5" } }
+
+All other parameters are the backend's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+_PREFIX = "naiad."
+
+#: Seconds that an execution may take; 0 for no limit. Takes precedence over --execution-timeout.
+EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
+
+_NAMES = (EXECUTION_TIMEOUT,)
+
+#: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+
+
+class ModelParameters(msgspec.Struct, frozen=True):
+    """The values of the parameters that are for this server."""
+
+    #: None if the model does not say it; 0 for no limit.
+    execution_timeout_ns: int | None = None
+
+
+def model_parameters(config: ModelConfig) -> ModelParameters:
+    """Return the parameters that are for this server. Raises `BadConfig` for a wrong value, or an unknown name."""
+    for name in sorted(config.parameters):
+        if name.startswith(_PREFIX) and name not in _NAMES:
+            raise BadConfig(
+                f"model '{config.name}' has an unknown parameter '{name}'; known with this prefix: {', '.join(_NAMES)}"
+            )
+    timeout_ns: int | None = None
+    if EXECUTION_TIMEOUT in config.parameters:
+        timeout_ns = _seconds(config, EXECUTION_TIMEOUT)
+    return ModelParameters(timeout_ns)
+
+
+def _seconds(config: ModelConfig, name: str) -> int:
+    """Return the value of a parameter in seconds as nanoseconds."""
+    text = config.parameters[name].string_value
+    if not _SECONDS.fullmatch(text):
+        raise BadConfig(
+            f"parameter '{name}' of model '{config.name}' must be a number of seconds such as 2.5, or 0 for no limit; "
+            f"found '{text}'"
+        )
+    return round(float(text) * 1e9)

@@ -1,0 +1,44 @@
+"""Texts that clients and models made, before others read them: cut, and without control characters. Pure.
+
+Used for errors, names of models, labels of metrics, tables and lines of the log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+#: What can end a line or control a terminal: C0, DEL, C1, and the line ends of Unicode.
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+#: The most bytes of a text from a client that an error repeats.
+MAX_TEXT_BYTE_SIZE = 1 << 10
+
+
+def limited(text: str, max_byte_size: int) -> str:
+    """Return `text`; of one with more bytes of UTF-8 the begin and the end, and between them how long it is.
+
+    The end stays, because most errors name what a client has sent first and say last what is wrong with it.
+    """
+    if len(text) * 4 <= max_byte_size:  # a character has at most four bytes
+        return text
+    octets = text.encode(errors="surrogatepass")
+    if len(octets) <= max_byte_size:
+        return text
+    end_byte_size = max_byte_size // 4
+    begin = octets[: max_byte_size - end_byte_size].decode(errors="ignore")
+    end = octets[-end_byte_size:].decode(errors="ignore")
+    return f"{begin}… ({len(octets)} bytes) …{end}"
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return `text` with every control character but those in `keep` as a JSON escape, such as `\\u001b`."""
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda match: match[0] if match[0] in keep else json.dumps(match[0])[1:-1], text)
+
+
+def has_control(text: str) -> bool:
+    """Whether `text` contains a control character, such as a line end or ESC."""
+    return _CONTROL.search(text) is not None

@@ -1,0 +1,49 @@
+"""Parameters of a configuration that are for this server: what they mean, and that a wrong one refuses the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.config.check import check_config
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.model_parameters import model_parameters
+from kernel.config.spec import model_spec
+from kernel.errors import BadConfig
+
+
+def config(**parameters: str) -> ModelConfig:
+    made = ModelConfig(name="m", backend="identity")
+    for name, value in parameters.items():
+        made.parameters[name.replace("__", ".")].string_value = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "timeout_ns"),
+    [("2.5", 2_500_000_000), ("0", 0), ("90", 90_000_000_000), ("0.000000001", 1), ("999999999", 999_999_999 * 10**9)],
+)
+def test_an_execution_timeout_is_given_in_seconds(text: str, timeout_ns: int) -> None:
+    made = config(naiad__execution_timeout=text)
+    check_config(made, "m")
+    assert model_spec(made).execution_timeout_ns == timeout_ns
+
+
+def test_without_parameters_the_server_decides() -> None:
+    assert model_parameters(config(other="x")).execution_timeout_ns is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "-1", "1e3", "nan", "inf", "2.5s", "1.", ".5", "٣", "1" * 10, "0." + "1" * 10]
+)
+def test_a_wrong_value_refuses_the_model(text: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        check_config(config(naiad__execution_timeout=text), "m")
+    assert caught.value.message == (
+        "parameter 'naiad.execution_timeout' of model 'm' must be a number of seconds such as 2.5, or 0 for no limit; "
+        f"found '{text}'"
+    )
+
+
+def test_an_unknown_name_with_our_prefix_refuses_the_model() -> None:
+    with pytest.raises(BadConfig, match="unknown parameter 'naiad.execution_timout'; known with this prefix: naiad.ex"):
+        check_config(config(naiad__execution_timout="3"), "m")
