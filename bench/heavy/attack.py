@@ -8,8 +8,8 @@ import msgspec
 
 MIB = 1 << 20
 
-#: The longest time that a paused attacker holds what it has, before it goes on.
-HOLD_S = 1.0
+#: Our server's budget for tensors and messages, in times the size of a body.
+BUDGET_FACTOR = 6
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -41,9 +41,9 @@ class Attack(msgspec.Struct, frozen=True):
 
     requests: list[HttpRequest] | list[GrpcCall]
     connections: int = 1
-    #: Stop for `HOLD_S`, on all connections, before the last byte is sent.
+    #: Stop, on all connections, before the last byte is sent, until nothing has moved for a while.
     pauses_before_end: bool = False
-    #: Stop for `HOLD_S`, on all connections, before anything is read.
+    #: The same before anything is read.
     pauses_before_reading: bool = False
 
     @property
@@ -69,5 +69,5 @@ class HeavyRow(msgspec.Struct, frozen=True):
     #: A regular expression that is found in the body of the response or in `grpc-message`.
     text: str = ""
     attackers: int = 1
-    #: The largest growth of the kernel, if it is not three times the body.
-    growth_byte_size: int = 0
+    #: Whether the attack exceeds the budget of our server (`BUDGET_FACTOR`), which the kernel may not grow beyond.
+    exceeds_budget: bool = False

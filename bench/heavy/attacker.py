@@ -10,13 +10,16 @@ import gc
 import sys
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.heavy.attack import HOLD_S, Attack
 from bench.heavy.exchange import Connections, Exchange, HttpExchange
 from bench.heavy.grpc_exchange import GrpcExchange
 from bench.heavy.rows import row_named
+
+if TYPE_CHECKING:
+    from bench.heavy.attack import Attack
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -26,6 +29,8 @@ class Order(msgspec.Struct, frozen=True):
     byte_size: int
     port: int
     timeout_s: float
+    #: How long nothing must have moved before a paused attack goes on.
+    hold_s: float = 1.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -46,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return "+".join(sorted(self.statuses))
 
 
-def run(attack: Attack, protocol: str, port: int, timeout_s: float) -> Outcome:
+def run(attack: Attack, order: Order, protocol: str) -> Outcome:
     """Attack. Raises `OSError` if the server cannot be reached."""
     kind = HttpExchange if protocol == "http" else GrpcExchange
     exchanges: list[Exchange] = [
@@ -54,12 +59,12 @@ def run(attack: Attack, protocol: str, port: int, timeout_s: float) -> Outcome:
         for _ in range(attack.connections)
     ]
     began = time.perf_counter()
-    connections = Connections(port, exchanges)
+    connections = Connections(order.port, exchanges)
     try:
         if attack.pauses_before_end or attack.pauses_before_reading:
-            connections.drive(began + timeout_s, HOLD_S)
+            connections.drive(began + order.timeout_s, order.hold_s)
             connections.go_on()
-        connections.drive(began + timeout_s)
+        connections.drive(began + order.timeout_s)
         seconds = time.perf_counter() - began
     finally:
         connections.close()
@@ -82,7 +87,7 @@ def main() -> None:
         _say(b"ready")
         if not sys.stdin.buffer.readline():
             return
-        _say(msgspec.json.encode(run(attack, row.protocol, order.port, order.timeout_s)))
+        _say(msgspec.json.encode(run(attack, order, row.protocol)))
 
 
 def _say(line: bytes) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.contenders import OURS, TRITON, Contender, contenders
-from bench.heavy.attack import MIB
+from bench.heavy.attack import BUDGET_FACTOR, MIB
+from bench.heavy.attacker import Order
 from bench.heavy.healthy import INTERVAL_S, Waits
 from bench.heavy.measurement import Attackers, RowFailed, RowSample, healthy_client, measure_row
 from bench.heavy.report import HeavyReport, HeavyResult, print_report
@@ -35,12 +36,19 @@ BODY_BYTE_SIZE = 60 * MIB
 
 #: For both servers.
 FLAGS = ("--model-control-mode=explicit", "--load-model=*")
-#: Without busy polling, because CPU time in which a processor would be idle is not a cost of requests; and with a
-#: budget that the rows of unread responses and half-sent messages exceed.
-OUR_FLAGS = ("--busy-poll-us=0", f"--memory-byte-size={512 * MIB}")
+#: Without busy polling, because CPU time in which a processor would be idle is not a cost of requests.
+NOT_POLLING = "--busy-poll-us=0"
+
+#: How long attackers wait for responses, and the shortest time for which the healthy client is measured.
+ATTACK_TIMEOUT_S, LEAST_S = 120.0, 1.0
 
 #: How long the healthy client is measured without an attack.
 UNDISTURBED_S = 3.0
+
+
+def our_flags(byte_size: int) -> list[str]:
+    """Return further flags of our server, for bodies of `byte_size`."""
+    return [NOT_POLLING, f"--memory-byte-size={BUDGET_FACTOR * byte_size}"]
 
 
 def run(only: str, rounds: int, *, with_triton: bool) -> int:
@@ -66,7 +74,7 @@ def run(only: str, rounds: int, *, with_triton: bool) -> int:
         rounds=rounds,
         body_byte_size=BODY_BYTE_SIZE,
         healthy_rate=1 / INTERVAL_S,
-        our_flags=[*FLAGS, *OUR_FLAGS],
+        our_flags=[*FLAGS, *our_flags(BODY_BYTE_SIZE)],
         triton=TRITON_VERSION if TRITON in undisturbed else "",
         undisturbed_ms=undisturbed,
         results=results,
@@ -92,7 +100,7 @@ class _Measurement:
     def undisturbed(self) -> dict[str, tuple[float, float]]:
         """Return p99 and longest wait of the healthy client without an attack, in milliseconds, by server."""
         found: dict[str, tuple[float, float]] = {}
-        with contenders(self._ours, self._theirs, *FLAGS, our_flags=OUR_FLAGS) as servers:
+        with contenders(self._ours, self._theirs, *FLAGS, our_flags=our_flags(BODY_BYTE_SIZE)) as servers:
             if len(servers) == 1:
                 self._theirs = None
             for server in servers:
@@ -109,21 +117,22 @@ class _Measurement:
         samples: dict[str, list[RowSample]] = {}
         failures: dict[str, str] = {}
         try:
-            with contenders(self._ours, self._theirs, *FLAGS, our_flags=OUR_FLAGS) as servers:
+            with contenders(self._ours, self._theirs, *FLAGS, our_flags=our_flags(BODY_BYTE_SIZE)) as servers:
                 for server in servers * self._rounds:
                     if server.name not in failures:
                         self._measure(row, server, samples, failures)
         except ServerFailed as error:
             failures[OURS] = f"the server did not start: {error}"
         measured = samples.get(OURS)
-        return HeavyResult(row.name, samples, failures, judge(row, measured) if measured else None)
+        return HeavyResult(row.name, samples, failures, judge(row, BODY_BYTE_SIZE, measured) if measured else None)
 
     def _measure(
         self, row: HeavyRow, server: Contender, samples: dict[str, list[RowSample]], failures: dict[str, str]
     ) -> None:
         try:
             with healthy_client(server.ports) as healthy:
-                sample = measure_row(row, BODY_BYTE_SIZE, server.ports, server.pid, self._attackers, healthy)
+                order = Order(row.name, BODY_BYTE_SIZE, server.ports[row.protocol], ATTACK_TIMEOUT_S)
+                sample = measure_row(row, order, server, self._attackers, healthy, least_s=LEAST_S)
                 samples.setdefault(server.name, []).append(sample)
         except RowFailed as error:
             failures[server.name] = str(error)

@@ -7,8 +7,7 @@ import zlib
 from collections.abc import Callable
 
 from bench.heavy import messages as wire
-from bench.heavy.attack import Attack, GrpcCall, HeavyRow
-from bench.heavy.http_rows import BUDGET_BYTE_SIZE
+from bench.heavy.attack import MIB, Attack, GrpcCall, HeavyRow
 
 #: Makes a message of about as many bytes as its argument says.
 MakeMessage = Callable[[int], bytes]
@@ -98,10 +97,10 @@ def _contents() -> list[HeavyRow]:
     count, kind = "unexpected number of string elements", "unexpected explicit tensor data"
     return [
         row("4 million empty strings, 8 MiB", lambda n: _empty_strings(n * 8 // 60)),
-        row("empty strings", _empty_strings),
+        row("empty strings", lambda n: _empty_strings(n // 4)),
         row("empty strings, shape [1]", _each("text", "BYTES", _EMPTY_STRING, 1), _INVALID, count),
         row("empty strings for FP32", _each("fp32", "FP32", _EMPTY_STRING), _INVALID, kind),
-        row("short strings", _each("text", "BYTES", wire.delimited(wire.BYTES, b"abc"))),
+        row("short strings", lambda n: _each("text", "BYTES", wire.delimited(wire.BYTES, b"abc"))(n // 2)),
         row("one string", lambda n: _typed("text", "BYTES", wire.delimited(wire.BYTES, bytes(n)), 1)),
         row("int_contents, 16 MiB", lambda n: _packed_ints(n * 16 // 60)),
         row("int_contents", _packed_ints),
@@ -143,6 +142,10 @@ def _again(field: bytes) -> MakeMessage:
     return lambda n: wire.repeated(field, n)
 
 
+def _parameters_of_input(byte_size: int) -> bytes:
+    return wire.infer_input("BYTES", [1], wire.map_entries(4, _INT_PARAMETER, byte_size))
+
+
 _parameters = _with(lambda n: wire.map_entries(4, _INT_PARAMETER, n))
 
 
@@ -152,17 +155,21 @@ def _parts() -> list[HeavyRow]:
 
     parameters, dims = "parameters, expected at most", "dimensions of a shape, expected at most"
     inputs, outputs = "inputs, expected at most", "outputs, expected at most"
+
+    def raw(name: str, part: bytes) -> HeavyRow:
+        return grpc_row(name, _with(_again(wire.raw_contents(part))))
+
     return [
         row("300,000 parameters", lambda n: _parameters(n // 12), parameters),
         row("parameters", _parameters, parameters),
-        row("empty parameters", _with(_again(wire.delimited(4, b""))), parameters),
-        row("parameters of the input", _in_input(lambda n: wire.map_entries(4, _INT_PARAMETER, n)), parameters),
+        row("empty parameters", _with(_again(wire.delimited(4, b""))), "invalid value type for '' parameter"),
+        row("parameters of the input", _input(_parameters_of_input), parameters),
         row("inputs", lambda n: wire.infer_message("text", wire.repeated(_ONE + _RAW_STRING, n)), inputs),
         row("empty inputs", _with(_again(wire.delimited(5, b""))), inputs),
         row("outputs", _with(_again(wire.delimited(6, wire.delimited(1, b"OUTPUT0")))), outputs),
         row("empty outputs", _with(_again(wire.delimited(6, b""))), outputs),
-        row("raw contents", _with(_again(wire.raw_contents(b"a"))), "raw_input_contents"),
-        row("empty raw contents", _with(_again(wire.raw_contents(b""))), "raw_input_contents"),
+        raw("raw contents", b"a"),
+        raw("empty raw contents", b""),
         row("dims of a shape", _in_input(lambda n: wire.delimited(3, b"\1" * n)), dims),
         row("dims of a shape, one by one", _in_input(_again(b"\x18\x01")), dims),
     ]
@@ -179,14 +186,14 @@ def _long_texts() -> list[HeavyRow]:
         return wire.delimited(4, wire.delimited(1, b"a") + wire.delimited(2, value))
 
     return [
-        row("model name", lambda n: wire.infer_message("a" * n, _ONE), "NOT_FOUND", "unknown model"),
-        row("version", _with(lambda n: wire.delimited(2, b"1" * n)), text="model version"),
+        row("model name", lambda n: wire.infer_message("a" * n, _ONE + _RAW_STRING)),
+        row("version", _with(lambda n: wire.delimited(2, b"1" * n))),
         row("id", _with(lambda n: wire.delimited(3, b"a" * n))),
         row("id without UTF-8", _with(lambda n: wire.delimited(3, b"\xff" * n)), "INTERNAL", _UNPARSED),
         row("parameter", _with(parameter)),
         row("input name", _input(lambda n: wire.infer_input("BYTES", [1], name="a" * n))),
         row("output name", _with(lambda n: wire.delimited(6, wire.delimited(1, b"a" * n)))),
-        row("datatype", _input(lambda n: wire.infer_input("A" * n, [1])), text="datatype"),
+        row("datatype", _input(lambda n: wire.infer_input("A" * n, [1])), text="data-type"),
     ]
 
 
@@ -213,7 +220,7 @@ def _unknown() -> list[HeavyRow]:
         row("model name again and again", _again(wire.delimited(1, b"a")), "NOT_FOUND", "unknown model"),
         row("no such model", raw("missing", "UINT8", 1), "NOT_FOUND", "unknown model"),
         row("raw floats", raw("fp32", "FP32", 4)),
-        row("raw empty strings", raw("text", "BYTES", 4)),
+        row("raw empty strings", lambda n: raw("text", "BYTES", 4)(n // 4)),
         row("no protobuf", lambda n: b"\xff" * n, "INTERNAL", _UNPARSED),
         row("no protobuf at the end", lambda n: _empty_strings(n) + b"\xff", "INTERNAL", _UNPARSED),
     ]
@@ -237,14 +244,14 @@ def _deflated(byte_size: int) -> bytes:
 def _transfers() -> list[HeavyRow]:
     row = grpc_row
     bomb, too_large = "becomes more than", "Decompressed message larger than max"
-    zeros = _zipped(lambda n: _zeros(16 * n))
+    zeros = _zipped(lambda n: _zeros(max(n, 80 * MIB)))
     return [
         row("gzip bomb of strings", _zipped(_empty_strings), "RESOURCE_EXHAUSTED", bomb, encoding="gzip"),
         row("deflate bomb of strings", _deflated, "RESOURCE_EXHAUSTED", bomb, encoding="deflate"),
         row("gzip bomb of zeros", zeros, "RESOURCE_EXHAUSTED", too_large, encoding="gzip"),
         row("gzip in gzip", _zipped(zeros), "INTERNAL", _UNPARSED, encoding="gzip"),
         row("gzip of zeros", lambda n: b"\x1f\x8b" + bytes(n), "INTERNAL", "unable to decompress", encoding="gzip"),
-        row("ten calls at once", _empty_strings, calls=10),
+        row("ten calls at once", _packed_floats, calls=10),
         row("a hundred calls, parameters", _parameters, _INVALID, "parameters, expected at most", calls=100),
     ]
 
@@ -256,9 +263,9 @@ def _streams() -> list[HeavyRow]:
 
     parameters = "parameters, expected at most"
     return [
-        row("empty strings", _empty_strings),
+        row("empty strings", lambda n: _empty_strings(n // 4)),
         row("parameters", _parameters, text=parameters),
-        row("ten messages", _empty_strings, times=10),
+        row("ten messages", _packed_floats, times=10),
         row("ten messages, parameters", _parameters, text=parameters, times=10),
         row("100,000 small messages", lambda _: wire.infer_message("text", _ONE + _RAW_STRING), times=100_000),
         row("no protobuf", lambda n: b"\xff" * n, "INTERNAL", _UNPARSED),
@@ -280,7 +287,7 @@ def _echo(byte_size: int) -> GrpcCall:
 def _memory() -> list[HeavyRow]:
     def row(name: str, build: Callable[[int], Attack]) -> HeavyRow:
         status = "OK+RESOURCE_EXHAUSTED"
-        return HeavyRow(f"grpc {name}", "grpc", build, status, growth_byte_size=BUDGET_BYTE_SIZE)
+        return HeavyRow(f"grpc {name}", "grpc", build, status, exceeds_budget=True)
 
     def unread(byte_size: int) -> GrpcCall:
         return _echo(byte_size * 16 // 60)
@@ -294,6 +301,6 @@ def _memory() -> list[HeavyRow]:
         row("30 unread on one connection", lambda n: Attack([unread(n)] * 30, pauses_before_reading=True)),
         row("20 half-sent", lambda n: Attack([half(n)], connections=20, pauses_before_end=True)),
         row("20 half-sent on one connection", lambda n: Attack([half(n)] * 20, pauses_before_end=True)),
-        grpc_row("four attackers, floats", _packed_floats, attackers=4),
+        grpc_row("four attackers, floats", lambda n: _packed_floats(n // 2), attackers=4),
         grpc_row("four attackers, parameters", _parameters, _INVALID, parameters, attackers=4),
     ]

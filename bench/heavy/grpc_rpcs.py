@@ -5,7 +5,6 @@ from __future__ import annotations
 from bench.heavy import messages as wire
 from bench.heavy.attack import Attack, GrpcCall, HeavyRow
 from bench.heavy.grpc_rows import SERVICE, MakeMessage, grpc_row
-from bench.heavy.http_rows import BUDGET_BYTE_SIZE
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
 _SPARE = pb.RepositoryModelLoadRequest(model_name="spare").SerializeToString()
@@ -28,7 +27,15 @@ OTHERS = (
 
 #: The usual status and text, and those of some rows.
 _REFUSED = ("RESOURCE_EXHAUSTED", "larger than max")
-EXPECTED: dict[str, tuple[str, str]] = {}
+_FAILED, _MANY = "failed to load 'spare'", "expected at most"
+EXPECTED = {
+    "RepositoryModelLoad: long name": ("UNIMPLEMENTED", "'repository_name' specification is not supported"),
+    "RepositoryModelLoad: a configuration": ("INVALID_ARGUMENT", "at most 262144 are allowed"),
+    "RepositoryModelLoad: a file": ("INTERNAL", _FAILED),
+    "RepositoryModelLoad: many files": ("INVALID_ARGUMENT", _MANY),
+    "RepositoryModelLoad: parameters": ("INVALID_ARGUMENT", _MANY),
+    "NoSuchRpc: a message": ("UNIMPLEMENTED", "Method not found"),
+}
 
 
 def grpc_rpc_rows() -> list[HeavyRow]:
@@ -77,6 +84,6 @@ def _control() -> list[HeavyRow]:
         _row("long handle", "CudaSharedMemoryRegister", long_second_field),
         HeavyRow(
             "grpc 20 half-sent, load", "grpc", half_sent, "INTERNAL+RESOURCE_EXHAUSTED",
-            growth_byte_size=BUDGET_BYTE_SIZE,
+            exceeds_budget=True,
         ),
     ]  # fmt: skip

@@ -22,14 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from bench.contenders import Contender
     from bench.heavy.attack import HeavyRow
 
-#: How long attackers wait for responses.
-ATTACK_TIMEOUT_S = 120.0
 #: How long making all bytes may take, and the healthy client's last response.
 PROCESS_TIMEOUT_S = 180.0
-#: The shortest time for which the healthy client is measured; and the time for which it goes on after the response.
-LEAST_S, AFTER_S = 1.0, 0.25
 
 
 class RowFailed(Exception):
@@ -123,14 +120,13 @@ class Attackers:
     def __init__(self) -> None:
         self._processes: list[LineProcess] = []
 
-    def prepare(self, row: HeavyRow, byte_size: int, port: int, timeout_s: float) -> list[LineProcess]:
+    def prepare(self, row: HeavyRow, order: Order) -> list[LineProcess]:
         """Let as many as the row has make their bytes. Raises `RowFailed`."""
         while len(self._processes) < row.attackers:
             self._processes.append(LineProcess("bench.heavy.attacker"))
         chosen = self._processes[: row.attackers]
-        order = msgspec.json.encode(Order(row.name, byte_size, port, timeout_s))
         for each in chosen:
-            each.say(order)
+            each.say(msgspec.json.encode(order))
         for each in chosen:
             if each.line() != b"ready\n":
                 raise RowFailed("an attacker did not make its bytes")
@@ -164,28 +160,21 @@ def healthy_client(ports: Mapping[str, int]) -> Iterator[LineProcess]:
 
 
 def measure_row(
-    row: HeavyRow,
-    byte_size: int,
-    ports: Mapping[str, int],
-    pid: int,
-    attackers: Attackers,
-    healthy: LineProcess,
-    *,
-    timeout_s: float = ATTACK_TIMEOUT_S,
-    least_s: float = LEAST_S,
+    row: HeavyRow, order: Order, server: Contender, attackers: Attackers, healthy: LineProcess, *, least_s: float
 ) -> RowSample:
-    """Measure a row once. Raises `RowFailed`."""
-    chosen = attackers.prepare(row, byte_size, ports[row.protocol], timeout_s)
+    """Measure a row once, for `least_s` at least. Raises `RowFailed`."""
+    chosen = attackers.prepare(row, order)
+    pid, timeout_s = server.pid, order.timeout_s + PROCESS_TIMEOUT_S
     with MemoryWatch(pid) as watch:
         cpu_s = cpu_times_of(pid).total_s
         began = time.monotonic()
         healthy.say()
         for each in chosen:
             each.say()
-        outcomes = [msgspec.json.decode(each.line(timeout_s + PROCESS_TIMEOUT_S), type=Outcome) for each in chosen]
-        time.sleep(max(AFTER_S, least_s - (time.monotonic() - began)) if least_s else 0)
+        outcomes = [msgspec.json.decode(each.line(timeout_s), type=Outcome) for each in chosen]
+        time.sleep(max(0.0, least_s - (time.monotonic() - began)))
         healthy.say()
-        found = msgspec.json.decode(healthy.line(timeout_s + PROCESS_TIMEOUT_S), type=dict[str, Waits])
+        found = msgspec.json.decode(healthy.line(timeout_s), type=dict[str, Waits])
         cpu_s = cpu_times_of(pid).total_s - cpu_s
     return _sample(outcomes, cpu_s, found, watch.growth)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.heavy.attack import MIB
+from bench.heavy.attack import BUDGET_FACTOR, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,20 +36,24 @@ class RowVerdict(msgspec.Struct, frozen=True):
     wrong: list[str]
 
 
-def growth_limit(row: HeavyRow, body_byte_size: int) -> int:
-    """Return by how many bytes the main process may grow."""
-    return row.growth_byte_size or GROWTH_FACTOR * max(body_byte_size, LEAST_BODY_BYTE_SIZE)
+def growth_limit(row: HeavyRow, byte_size: int, sent_byte_size: int) -> int:
+    """Return by how many bytes the main process may grow; `byte_size` is that of one body."""
+    if row.exceeds_budget:
+        return BUDGET_FACTOR * byte_size + GROWTH_FACTOR * LEAST_BODY_BYTE_SIZE
+    return GROWTH_FACTOR * max(sent_byte_size, LEAST_BODY_BYTE_SIZE)
 
 
-def judge(row: HeavyRow, samples: Sequence[RowSample]) -> RowVerdict:
+def judge(row: HeavyRow, byte_size: int, samples: Sequence[RowSample]) -> RowVerdict:
     """Compare the rounds of a row, at least one, with its limits."""
     p99 = statistics.median(each.p99_ms for each in samples) / P99_LIMIT_MS
     longest = statistics.median(each.longest_ms for each in samples) / LONGEST_LIMIT_MS
-    growth = max(each.growth.total / growth_limit(row, each.body_byte_size) for each in samples)
+    growth = max(each.growth.total / growth_limit(row, byte_size, each.body_byte_size) for each in samples)
     ratios = {"p99": p99, "longest wait": longest, "growth": growth}
     wrong = [f"{name} is {ratio:.1f} times its limit" for name, ratio in ratios.items() if ratio > 1]
     for each in samples:
         if each.status != row.status:
             wrong.append(f"status {each.status or 'none'}, expected {row.status}")
+        if not re.search(row.text, "\n".join(each.texts)):
+            wrong.append(f"{row.text!r} is not in the response")
         wrong += [f"a healthy request failed: {text}" for text in each.failures]
     return RowVerdict(p99, longest, growth, [*dict.fromkeys(wrong)])

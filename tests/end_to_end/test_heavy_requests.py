@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.contenders import OURS, contender
 from bench.heavy.attack import MIB
-from bench.heavy.command import FLAGS, OUR_FLAGS
+from bench.heavy.attacker import Order
+from bench.heavy.command import FLAGS, our_flags
 from bench.heavy.measurement import Attackers, LineProcess, RowSample, healthy_client, measure_row
 from bench.heavy.rows import heavy_rows
 from bench.heavy.verdict import growth_limit
@@ -41,21 +43,20 @@ class Attacked:
     """A server, its healthy client, and attackers."""
 
     def __init__(self, server: ServerProcess, attackers: Attackers, healthy: LineProcess) -> None:
-        self.server = server
+        self._server = server
+        self._contender = contender(OURS, server)
         self._attackers = attackers
         self._healthy = healthy
         self._read = 0
 
     def measure(self, row: HeavyRow) -> RowSample:
         self.held_up()
-        ports = {"http": self.server.http_port, "grpc": self.server.grpc_port}
-        return measure_row(
-            row, BODY_BYTE_SIZE, ports, self.server.pid, self._attackers, self._healthy, timeout_s=40, least_s=0
-        )
+        order = Order(row.name, BODY_BYTE_SIZE, self._contender.ports[row.protocol], timeout_s=40, hold_s=0.2)
+        return measure_row(row, order, self._contender, self._attackers, self._healthy, least_s=0)
 
     def held_up(self) -> list[str]:
         """Return what has held the kernel's event loop up since the last call."""
-        log = self.server.log
+        log = self._server.log
         lines = log[self._read :].splitlines()
         self._read = len(log)
         return [line for line in lines if line.startswith(HELD_UP)]
@@ -65,11 +66,13 @@ class Attacked:
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     models = tmp_path_factory.mktemp("models")
     write_echoes(models, builtin=True)
-    module = "tests.end_to_end.heavy.watched_server"
-    with ServerProcess(models, *FLAGS, *OUR_FLAGS, module=module) as server, Attackers() as attackers:
-        ports = {"http": server.http_port, "grpc": server.grpc_port}
-        with healthy_client(ports) as healthy:
-            yield Attacked(server, attackers, healthy)
+    flags = [*FLAGS, *our_flags(BODY_BYTE_SIZE)]
+    with (
+        ServerProcess(models, *flags, module="tests.end_to_end.heavy.watched_server") as server,
+        Attackers() as attackers,
+        healthy_client(contender(OURS, server).ports) as healthy,
+    ):
+        yield Attacked(server, attackers, healthy)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -81,4 +84,4 @@ def test_a_heavy_request_stops_nobody(attacked: Attacked, row: HeavyRow) -> None
     assert attacked.held_up() == []
     healthy_requests = sum(each.requests for each in sample.waits.values())
     assert sample.cpu_s <= ROW_CPU_S + HEALTHY_CPU_S * healthy_requests
-    assert sample.growth.total <= growth_limit(row, sample.body_byte_size)
+    assert sample.growth.total <= growth_limit(row, BODY_BYTE_SIZE, sample.body_byte_size)
