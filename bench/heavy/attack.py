@@ -64,10 +64,15 @@ class HeavyRow(msgspec.Struct, frozen=True):
     name: str
     protocol: str
     build: BuildAttack
-    #: The status over HTTP or the name of the gRPC status; with "+" between them where responses differ.
+    #: The status over HTTP or the name of the gRPC status, with "+" between them where responses may differ, and "|"
+    #: between alternatives.
     status: str
     #: A regular expression that is found in the body of the response or in `grpc-message`.
     text: str = ""
     attackers: int = 1
     #: Whether the attack exceeds the budget of our server (`BUDGET_FACTOR`), which the kernel may not grow beyond.
     exceeds_budget: bool = False
+
+    def accepts(self, status: str) -> bool:
+        """Whether responses may have this status."""
+        return status in self.status.split("|")

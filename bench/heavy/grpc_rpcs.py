@@ -83,7 +83,7 @@ def _control() -> list[HeavyRow]:
         _row("long key", "SystemSharedMemoryRegister", long_second_field),
         _row("long handle", "CudaSharedMemoryRegister", long_second_field),
         HeavyRow(
-            "grpc 20 half-sent, load", "grpc", half_sent, "INTERNAL+RESOURCE_EXHAUSTED",
+            "grpc 20 half-sent, load", "grpc", half_sent, "INTERNAL|INTERNAL+RESOURCE_EXHAUSTED",
             exceeds_budget=True,
         ),
     ]  # fmt: skip

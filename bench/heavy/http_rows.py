@@ -310,9 +310,9 @@ def _memory() -> list[HeavyRow]:
         return HeavyRow(f"http {name}", "http", build, status, exceeds_budget=True)
 
     return [
-        row("30 unread responses", _unread, "200+503"),
-        row("20 half-sent", _half_sent, "200+503"),
-        row("20 half-sent, JSON", _half_sent_json, "400+503"),
+        row("30 unread responses", _unread, "200|200+503"),
+        row("20 half-sent", _half_sent, "200|200+503"),
+        row("20 half-sent, JSON", _half_sent_json, "400|400+503"),
         http_row("four attackers, floats", _FP32, lambda n: _FLOATS(n // 2), "200", attackers=4),
         http_row("four attackers, objects", _TEXT, lambda n: _OBJECTS(n // 2), "500", _NO_STRING, attackers=4),
     ]

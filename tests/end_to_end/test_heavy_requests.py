@@ -25,18 +25,36 @@ from tests.end_to_end.heavy.watched_server import HELD_UP
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from _pytest.mark import ParameterSet
+
     from bench.heavy.attack import HeavyRow
 
 #: Large enough for every limit of bytes that stands for one part of a request, and for work that takes 50 ms.
 BODY_BYTE_SIZE = 2 * MIB
+#: Of rows that exceed the server's budget: larger than what sockets hold.
+BUDGET_BODY_BYTE_SIZE = 8 * MIB
 
 #: What the kernel may compute for a row, and for each request of the healthy client meanwhile.
 ROW_CPU_S, HEALTHY_CPU_S = 0.1, 0.0005
 
-#: Rows that need bodies of full size, or take long, and why.
-LEFT_OUT: dict[str, str] = {}
+#: Rows that are not tested here, and why.
+LEFT_OUT = {
+    "grpc stream: 100,000 small messages": "many small pieces of work: what is measured is how they are interleaved",
+}
 
-ROWS = [row for row in heavy_rows() if row.name not in LEFT_OUT]
+#: Rows that do not hold yet, and why.
+KNOWN: dict[str, str] = {}
+
+
+def tested(row: HeavyRow) -> HeavyRow | ParameterSet:
+    """Return a row as a parameter of the test."""
+    if row.name not in KNOWN:
+        return row
+    return pytest.param(row, marks=pytest.mark.xfail(reason=KNOWN[row.name]))
+
+
+def body_byte_size(row: HeavyRow) -> int:
+    return BUDGET_BODY_BYTE_SIZE if row.exceeds_budget else BODY_BYTE_SIZE
 
 
 class Attacked:
@@ -51,7 +69,7 @@ class Attacked:
 
     def measure(self, row: HeavyRow) -> RowSample:
         self.held_up()
-        order = Order(row.name, BODY_BYTE_SIZE, self._contender.ports[row.protocol], timeout_s=40, hold_s=0.2)
+        order = Order(row.name, body_byte_size(row), self._contender.ports[row.protocol], timeout_s=40, hold_s=0.2)
         return measure_row(row, order, self._contender, self._attackers, self._healthy, least_s=0)
 
     def held_up(self) -> list[str]:
@@ -66,7 +84,7 @@ class Attacked:
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     models = tmp_path_factory.mktemp("models")
     write_echoes(models, builtin=True)
-    flags = [*FLAGS, *our_flags(BODY_BYTE_SIZE)]
+    flags = [*FLAGS, *our_flags(BUDGET_BODY_BYTE_SIZE)]
     with (
         ServerProcess(models, *flags, module="tests.end_to_end.heavy.watched_server") as server,
         Attackers() as attackers,
@@ -75,13 +93,17 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
         yield Attacked(server, attackers, healthy)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+ROWS = [tested(row) for row in heavy_rows() if row.name not in LEFT_OUT]
+NAMES = [row.name for row in heavy_rows() if row.name not in LEFT_OUT]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
 def test_a_heavy_request_stops_nobody(attacked: Attacked, row: HeavyRow) -> None:
     sample = attacked.measure(row)
-    assert sample.status == row.status, sample.texts
+    assert row.accepts(sample.status), f"{sample.status}, expected {row.status}: {sample.texts}"
     assert re.search(row.text, "\n".join(sample.texts)), f"{row.text!r} is not in {sample.texts}"
     assert sample.failures == []
     assert attacked.held_up() == []
     healthy_requests = sum(each.requests for each in sample.waits.values())
     assert sample.cpu_s <= ROW_CPU_S + HEALTHY_CPU_S * healthy_requests
-    assert sample.growth.total <= growth_limit(row, BODY_BYTE_SIZE, sample.body_byte_size)
+    assert sample.growth.total <= growth_limit(row, body_byte_size(row), sample.body_byte_size)
