@@ -12,6 +12,7 @@ from protocols.http.generate_tasks import (
     encode_generate_task,
 )
 from protocols.http.inference.tasks import DECODE_INFER, ENCODE_INFER, decode_infer_task, encode_infer_task
+from protocols.http.load_body import DECODE_LOAD, decode_load_task
 
 if TYPE_CHECKING:
     from kernel.serving.helper_tasks import TaskFunction
@@ -21,5 +22,6 @@ TASKS: dict[str, TaskFunction] = {
     ENCODE_INFER: encode_infer_task,
     DECODE_GENERATE: decode_generate_task,
     ENCODE_GENERATE: encode_generate_task,
+    DECODE_LOAD: decode_load_task,
     DECODE_MESSAGE: decode_message_task,
 }

@@ -196,7 +196,7 @@ class Lifecycle:
         if errors:
             raise errors[0]
 
-    async def _load_files(self, name: str, files: dict[str, bytes], config: str | None) -> None:
+    async def _load_files(self, name: str, files: dict[str, bytes | memoryview], config: str | None) -> None:
         """Load a model from the files of a load request. Raises `ServingError`."""
         try:
             override = await asyncio.to_thread(OverrideFolder, files)

@@ -46,7 +46,7 @@ class LoadParameters(msgspec.Struct, frozen=True):
     #: A configuration in JSON that replaces the one in the repository.
     config: str | None = None
     #: Path in the model's folder → content. The files replace the whole folder; empty to use the repository's.
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes | memoryview] = {}
 
 
 class UnusableParameters(InvalidArgument):
@@ -60,12 +60,12 @@ def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
     together, of the length or the depth of a path.
     """
     config: str | None = None
-    files: dict[str, bytes] = {}
+    files: dict[str, bytes | memoryview] = {}
     for name, value in parameters.items():
         if name == "config" and isinstance(value, str):
             config = value
         elif name.startswith(FILE_PREFIX):
-            if not isinstance(value, bytes):
+            if not isinstance(value, (bytes, memoryview)):
                 raise UnusableParameters(f"File parameter '{name}' must have bytes type for its value")
             _check_length(name)
             files[name.removeprefix(FILE_PREFIX)] = value
@@ -128,7 +128,7 @@ class OverrideFolder:
     The code that creates it holds the first use. All methods block on the file system.
     """
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes | memoryview]) -> None:
         """Create the folder and write `files`. On a `ServingError` the folder is removed."""
         try:
             self.path = os.path.realpath(tempfile.mkdtemp(prefix="naiad-model-"))

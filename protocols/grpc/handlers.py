@@ -137,15 +137,25 @@ class HandlerCall:
         if self._unread is not None:
             unread, self._unread = self._unread, None
             return bytes(unread)
-        while (received := self.take_message()) is None:
-            if self._stream.request_ended:
-                return b""
-            self._reading = asyncio.get_running_loop().create_future()
-            await self._reading
-        message = await _inflated(received, self._reader.max_byte_size)
+        message = await self.receive_message()
+        if message is None:
+            return b""
         if len(message):
             self._unread = message
         return PREFIX.pack(0, len(message))
+
+    async def receive_message(self) -> Buffer | None:
+        """Return the bytes of the next message, not copied; None after the last one. Raises `GRPCError`."""
+        while (received := self.take_message()) is None:
+            if self._stream.request_ended:
+                return None
+            self._reading = asyncio.get_running_loop().create_future()
+            await self._reading
+        return await _inflated(received, self._reader.max_byte_size)
+
+    def receive_large_messages_in(self, choose_buffer: Callable[[bytes, int], memoryview]) -> None:
+        """Receive large messages where `choose_buffer` says, see `MessageReader.choose_buffer`."""
+        self._reader.choose_buffer = choose_buffer
 
     # ---- for handlers that take and send messages in callbacks, without a task that waits for each ----
 
@@ -245,8 +255,9 @@ class HandlerCall:
 
 
 async def _inflated(message: ReceivedMessage, max_byte_size: int) -> Buffer:
-    """Return the bytes of a message of an RPC other than inference. Raises `GRPCError` for one that is too large."""
-    assert not isinstance(message, RefusedMessage), "only inference refuses messages before they have arrived"
+    """Return the bytes of a message of an RPC other than inference. Raises `GRPCError` or `ServingError`."""
+    if isinstance(message, RefusedMessage):
+        raise message.error
     if not isinstance(message, CompressedMessage):
         return message
     limit = min(max_byte_size, MAX_INFLATED_BYTE_SIZE)

@@ -101,8 +101,11 @@ class InferenceService:
         repository = RepositoryRpcs(self._kernel)
         return {
             "RepositoryIndex": unary(repository.index, pb.RepositoryIndexRequest, pb.RepositoryIndexResponse),
-            "RepositoryModelLoad": unary(
-                repository.load, pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse
+            "RepositoryModelLoad": Handler(
+                repository.serve_load,
+                Cardinality.UNARY_UNARY,
+                pb.RepositoryModelLoadRequest,
+                pb.RepositoryModelLoadResponse,
             ),
             "RepositoryModelUnload": unary(
                 repository.unload, pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse

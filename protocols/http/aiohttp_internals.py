@@ -7,6 +7,8 @@ An update of aiohttp may break what is here: `tests/protocols/http/test_aiohttp_
   and `handle_error` (called for what is not HTTP and for handlers that raise). Its `_loop`, its `_messages` (requests
   that were received, with their bodies, the newest one last), and its `_current_request` (while a handler runs)
   say what a connection is doing. Without a `transport` it closes none.
+- `_reading_paused`, `_buffer_paused`, `_pause_transport_reading` and `_resume_transport_reading` of a connection: its
+  own flow control, which ours takes part in; `data_received(b"")` is how it goes on.
 - `web.Server` as a base class: `__call__` makes a connection, `connection_made` learns of it, `_loop`.
 - `RawRequestMessage` of `aiohttp.http_parser`: how a request is framed, and how large its head was.
 - `StreamReader.total_bytes`, `set_exception` and `feed_eof`: how much of a body has come, and how to end it.
@@ -16,6 +18,7 @@ An update of aiohttp may break what is here: `tests/protocols/http/test_aiohttp_
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING
 
 from aiohttp import StreamReader, web
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How much of what has come is parsed in an event-loop iteration. Chunks of one byte take 1 us a byte.
+_SLICE_BYTE_SIZE = 4096
+
 #: How often connections are looked at, which is also how exact their times are.
 _TICK_S = 1.0
 
@@ -42,7 +48,7 @@ _NEVER_S = 365 * 24 * 3600.0
 class AiohttpConnection(web.RequestHandler):
     """A connection that answers bytes that are not HTTP with our errors, and logs them at debug level."""
 
-    __slots__ = ("chunks", "on_response", "slow_client")
+    __slots__ = ("chunks", "going_on", "on_response", "slices", "slow_client")
 
     #: Called after each response, with whether the connection stays open. None for connections with a transport of
     #: their own.
@@ -50,12 +56,44 @@ class AiohttpConnection(web.RequestHandler):
     slow_client: SlowClient
     #: The body that comes, where it is chunked.
     chunks: tuple[ChunkOverhead, StreamReader] | None
+    #: What has come and was not parsed yet, and whether `_go_on` will be called for it.
+    slices: deque[bytes]
+    going_on: bool
 
     def data_received(self, data: bytes) -> None:
+        """Parse what has come, at most `_SLICE_BYTE_SIZE` of it in an event-loop iteration: small chunks take long."""
+        if not data:  # aiohttp calls itself, when it reads on
+            super().data_received(data)
+            self._schedule()
+        elif self.on_response is None and (self.slices or len(data) > _SLICE_BYTE_SIZE):
+            for start in range(0, len(data), _SLICE_BYTE_SIZE):
+                self.slices.append(data[start : start + _SLICE_BYTE_SIZE])
+            self._pause_transport_reading()
+            self._schedule()
+        else:
+            self._parse(data)
+
+    def _schedule(self) -> None:
+        if self.slices and not self.going_on:
+            self.going_on = True
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Parse the next slice, unless aiohttp has paused reading."""
+        self.going_on = False
+        if self.transport is None:
+            self.slices.clear()
+        if not self.slices or self._reading_paused:
+            return
+        self._parse(self.slices.popleft())
+        if self.slices:
+            self._schedule()
+        elif not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
+
+    def _parse(self, data: bytes) -> None:
         known = self._messages[-1] if self._messages else None
         super().data_received(data)
-        if not data:  # aiohttp calls itself
-            return
         self.slow_client.received(self._loop.time(), idle=self.idle)
         last = self._messages[-1] if self._messages else None
         of_body = len(data)
@@ -174,6 +212,8 @@ class AiohttpServer(web.Server):
         connection.on_response = None
         connection.slow_client = SlowClient()
         connection.chunks = None
+        connection.slices = deque()
+        connection.going_on = False
         return connection
 
 

@@ -4,51 +4,78 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.request_limits import MAX_PARTS
+import msgspec
+from google.protobuf.message import DecodeError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shm.tensor import Buffer
 
 #: `ModelInferRequest.raw_input_contents`, and the wire types of protobuf.
 _RAW_FIELD = 7
 _VARINT, _FIXED64, _WITH_LENGTH, _FIXED32 = 0, 1, 2, 5
 
-#: A message with more fields than this is parsed by protobuf alone: four kinds of parts, and a few other fields.
-_MAX_FIELDS = 4 * MAX_PARTS + 64
+#: A message with more fields than this is parsed by a helper. A walk over so many takes about 1 ms.
+_MAX_FIELDS = 1024
 
 
-def split_raw_contents(message: Buffer) -> tuple[bytes, list[memoryview]] | None:
-    """Return the bytes of a ModelInferRequest without its raw contents, and those as views of `message`.
+class MessageField(msgspec.Struct, frozen=True):
+    """A field of a message: where it begins, where its content starts and ends. Contents of numbers are empty."""
 
-    None where the message is not what this understands; protobuf then says what it is.
-    """
-    view = memoryview(message)
-    rest: list[memoryview] = []
-    raw_contents: list[memoryview] = []
+    number: int
+    begin: int
+    start: int
+    end: int
+    has_length: bool
+
+
+def fields_of(view: memoryview) -> Iterator[MessageField]:
+    """Yield the fields of a message. Raises protobuf's `DecodeError` where it is not understood."""
     position, size = 0, len(view)
-    for _ in range(_MAX_FIELDS):
-        if position == size:
-            return b"".join(rest), raw_contents
-        start = position
+    while position < size:
+        begin = position
         tag, position = _read_varint(view, position)
-        field, wire_type = tag >> 3, tag & 7
+        start = position
+        wire_type = tag & 7
         if wire_type == _WITH_LENGTH:
-            length, position = _read_varint(view, position)
-            content = position
-            position += length
+            length, start = _read_varint(view, position)
+            position = start + length
         elif wire_type == _VARINT:
             _, position = _read_varint(view, position)
         elif wire_type in (_FIXED64, _FIXED32):
             position += 8 if wire_type == _FIXED64 else 4
         else:
-            return None
-        if position > size or field == 0:
-            return None
-        if field == _RAW_FIELD and wire_type == _WITH_LENGTH:
-            raw_contents.append(view[content:position])
-        else:
-            rest.append(view[start:position])
-    return None
+            raise DecodeError("a group, or an unknown type of field")
+        if position > size or tag < 8:
+            raise DecodeError("a field that is cut short, or has no number")
+        yield MessageField(tag >> 3, begin, start, position, wire_type == _WITH_LENGTH)
+
+
+def split_raw_contents(
+    message: Buffer, max_rest: int | None = None, max_fields: int = _MAX_FIELDS
+) -> tuple[bytes, list[memoryview]] | None:
+    """Return the bytes of a ModelInferRequest without its raw contents, and those as views of `message`.
+
+    None where the message is not what this understands, so that protobuf says what it is, where it has too many fields,
+    or where more than `max_rest` bytes are left.
+    """
+    view = memoryview(message)
+    rest: list[memoryview] = []
+    raw_contents: list[memoryview] = []
+    rest_size = 0
+    try:
+        for count, field in enumerate(fields_of(view), 1):
+            if field.number == _RAW_FIELD and field.has_length:
+                raw_contents.append(view[field.start : field.end])
+            else:
+                rest.append(view[field.begin : field.end])
+                rest_size += field.end - field.begin
+            if count > max_fields or (max_rest is not None and rest_size > max_rest):
+                return None
+    except DecodeError:
+        return None
+    return b"".join(rest), raw_contents
 
 
 def first_raw_content(message_start: bytes) -> int:

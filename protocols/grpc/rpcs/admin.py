@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
 from kernel.observe.report import model_report
@@ -12,14 +15,25 @@ from kernel.observe.statistics import Duration
 from kernel.serving.catalog import parse_version
 from kernel.serving.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.grpc.grpclib_internals import stream_of
+from protocols.grpc.messages.load_request import parse_load_request
+from protocols.grpc.rpc import translated_errors
 from protocols.grpc.status_text import clean
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from grpclib.server import Stream
+
+    from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.observe.report import InferBatchStatistics, InferStatistics, ModelReport
     from kernel.observe.statistics import ResponseStatistics
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
+    from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.rpc import Caller
+
+_NO_FILES: Mapping[str, memoryview] = MappingProxyType({})
 
 
 class ServerRpcs:
@@ -107,14 +121,40 @@ class RepositoryRpcs:
             )
         return response
 
-    async def load(self, message: pb.RepositoryModelLoadRequest, caller: Caller) -> pb.RepositoryModelLoadResponse:
-        """Load a model; returns when it is ready. Raises `ServingError`."""
+    async def load(
+        self, message: pb.RepositoryModelLoadRequest, files: Mapping[str, memoryview] = _NO_FILES
+    ) -> pb.RepositoryModelLoadResponse:
+        """Load a model; returns when it is ready. `files` were taken out of the message. Raises `ServingError`."""
         _check_repository(message.repository_name)
         parameters: dict[str, Any] = {
             key: _load_parameter(key, value) for key, value in sorted(message.parameters.items())
         }
+        for key, content in files.items():
+            _check_file_key(key)
+            parameters[key] = content
         await self._kernel.repository.load(message.model_name, parameters or None)
         return pb.RepositoryModelLoadResponse()
+
+    async def serve_load(self, stream: Stream[Any, pb.RepositoryModelLoadResponse]) -> None:
+        """Serve a call of `load`. A handler of its own: grpclib and protobuf would copy the files."""
+        with translated_errors("RepositoryModelLoadRequest"):
+            call = cast("HandlerCall", stream_of(stream))
+            buffers: list[ReceiveBuffer] = []
+            try:
+                call.receive_large_messages_in(lambda start, byte_size: self._buffer(byte_size, buffers))
+                message = await call.receive_message()
+                if message is None:
+                    raise GRPCError(Status.UNIMPLEMENTED, "the call ended without a request message")
+                response = await self.load(*parse_load_request(message))
+            finally:
+                for buffer in buffers:
+                    buffer.release()
+            await stream.send_message(response)
+
+    def _buffer(self, byte_size: int, buffers: list[ReceiveBuffer]) -> memoryview:
+        """Return memory for a large message. Raises `ArenaFull`."""
+        buffers.append(self._kernel.message_buffer(byte_size))
+        return buffers[-1].view
 
     async def unload(
         self, message: pb.RepositoryModelUnloadRequest, caller: Caller
@@ -134,6 +174,14 @@ class RepositoryRpcs:
 def _check_repository(name: str) -> None:
     if name:
         raise Unsupported("'repository_name' specification is not supported")
+
+
+def _check_file_key(key: str) -> None:
+    """Raise `InvalidArgument` for a parameter with bytes that is no file."""
+    if key == "config":
+        raise InvalidArgument("invalid value type for load parameter 'config', expected string_param.")
+    if not key.startswith("file:"):
+        raise InvalidArgument(f"unrecognized load parameter '{key}'.")
 
 
 def _load_parameter(key: str, parameter: pb.ModelRepositoryParameter) -> str | bytes:

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from protocols.grpc.special_messages import ReceivedMessage
     from protocols.helpers.request_task import RequestTask
 
+#: Messages that a stream takes in one event-loop iteration, so that other clients are served, too.
+_MESSAGES_PER_ITERATION = 32
+
 #: How many requests without a final response a stream may have while its client does not read its responses.
 MAX_OPEN_REQUESTS = 256
 
@@ -152,12 +155,14 @@ class StreamCall:
     def _read(self) -> None:
         """Take the messages that have arrived, unless the client does not read its responses."""
         try:
-            while (
-                self._reads
-                and self._task is None
-                and not (self._leaving is not None and self._backed_up)
-                and not self._ended.done()
-            ):
+            for _ in range(_MESSAGES_PER_ITERATION):
+                if (
+                    not self._reads
+                    or self._task is not None
+                    or (self._leaving is not None and self._backed_up)
+                    or self._ended.done()
+                ):
+                    return
                 message = self._call.take_message()
                 if message is not None:
                     self._submit(message)
@@ -166,6 +171,7 @@ class StreamCall:
                     self._end_if_done()
                 else:
                     return
+            asyncio.get_running_loop().call_soon(self._read)
         except Exception as error:
             self._fail(error)
 

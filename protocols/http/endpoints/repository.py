@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import binascii
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, Unsupported
-from protocols.http.body import read_control_text, read_json_text
-from protocols.http.json.document import ABSENT, as_bool, as_members, as_string, member, parse
+from protocols.helpers.awaited import AwaitedTask
+from protocols.helpers.request_task import LOOP_BYTE_SIZE
+from protocols.http.body import json_too_large, read_body_into, read_control_text
+from protocols.http.body_collector import BodyCollector
+from protocols.http.json.document import ABSENT, as_bool, member, parse
+from protocols.http.load_body import DECODE_LOAD, decode_load, load_parameters, read_load
 from protocols.http.responses import empty_response, json_response
 
 if TYPE_CHECKING:
@@ -36,11 +39,29 @@ async def index(call: HttpCall) -> web.Response:
 async def load(call: HttpCall) -> web.Response:
     """Load a model; responds when it is ready."""
     _check_repository(call)
-    parameters = member(_parse_optional(await read_json_text(call)), "parameters")
-    decoded: dict[str, Any] = {}
-    if parameters is not ABSENT:
-        decoded = {key: _load_parameter(key, value) for key, value in as_members(parameters).items()}
-    await call.kernel.repository.load(call.names["model"], decoded or None)
+    kernel, limit = call.kernel, call.max_input_size
+    collector = BodyCollector(kernel.memory_for_helper, call.http.content_length)
+    try:
+        await read_body_into(call.http, limit, lambda byte_size: json_too_large(call, byte_size), collector.add)
+        if collector.byte_size <= LOOP_BYTE_SIZE:
+            await kernel.repository.load(call.names["model"], decode_load(collector.body()) or None)
+            return empty_response()
+        task = AwaitedTask(
+            kernel,
+            DECODE_LOAD,
+            b"",
+            collector.sources(),
+            lambda message: kernel.memory_for_helper(max(1, read_load(message).byte_size)),
+        )
+        message, _ = await task.run()
+        assert task.memory is not None, "files without memory"
+        try:
+            parameters = load_parameters(message, task.memory.view())
+            await kernel.repository.load(call.names["model"], parameters or None)
+        finally:
+            task.memory.release()
+    finally:
+        collector.release()
     return empty_response()
 
 
@@ -65,15 +86,3 @@ def _parse_optional(text: bytes) -> Any:
 def _check_repository(call: HttpCall) -> None:
     if call.names["repository"]:
         raise Unsupported("'repository_name' specification is not supported")
-
-
-def _load_parameter(key: str, value: Any) -> str | bytes:
-    text = as_string(value)
-    if key == "config":
-        return text
-    if not key.startswith("file:"):
-        raise InternalError("unexpected error on creating Triton parameter")
-    try:
-        return binascii.a2b_base64(text.encode())
-    except binascii.Error as error:
-        raise InvalidArgument(f"load parameter '{key}' is not base64: {error}") from None

@@ -168,8 +168,8 @@ def test_loading_passes_configuration_and_files_on(lab: FrontDoorLab) -> None:
     parameter = pb.ModelRepositoryParameter
     parameters = {"config": parameter(string_param="{}"), "file:1/model.py": parameter(bytes_param=b"pass")}
     rpcs = RepositoryRpcs(lab.kernel)
-    done(rpcs.load(pb.RepositoryModelLoadRequest(model_name="m", parameters=parameters), CALLER))
-    done(rpcs.load(pb.RepositoryModelLoadRequest(model_name="n"), CALLER))
+    done(rpcs.load(pb.RepositoryModelLoadRequest(model_name="m", parameters=parameters)))
+    done(rpcs.load(pb.RepositoryModelLoadRequest(model_name="n")))
     assert lab.repository.calls == [
         ("load", "m", {"config": "{}", "file:1/model.py": b"pass"}),
         ("load", "n", None),
@@ -196,7 +196,7 @@ def test_unloading_passes_the_choice_about_dependents_on(lab: FrontDoorLab) -> N
 def test_a_load_parameter_of_a_wrong_kind_is_refused(lab: FrontDoorLab, key: str, text: str) -> None:
     parameters = {key: pb.ModelRepositoryParameter(int64_param=1)}
     message = pb.RepositoryModelLoadRequest(model_name="m", parameters=parameters)
-    assert refusal(RepositoryRpcs(lab.kernel).load(message, CALLER)) == (InvalidArgument, text)
+    assert refusal(RepositoryRpcs(lab.kernel).load(message)) == (InvalidArgument, text)
     assert lab.repository.calls == []
 
 
@@ -213,5 +213,5 @@ def test_a_repository_cannot_be_named(lab: FrontDoorLab) -> None:
     rpcs = RepositoryRpcs(lab.kernel)
     wanted = (Unsupported, "'repository_name' specification is not supported")
     assert refusal(rpcs.index(pb.RepositoryIndexRequest(repository_name="r"), CALLER)) == wanted
-    assert refusal(rpcs.load(pb.RepositoryModelLoadRequest(repository_name="r"), CALLER)) == wanted
+    assert refusal(rpcs.load(pb.RepositoryModelLoadRequest(repository_name="r"))) == wanted
     assert refusal(rpcs.unload(pb.RepositoryModelUnloadRequest(repository_name="r"), CALLER)) == wanted

@@ -1,0 +1,78 @@
+"""RepositoryModelLoadRequest, whose files may be large: they stay where the message was received. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from kernel.errors import InvalidArgument
+from protocols.grpc.generated.grpc_service_pb2 import RepositoryModelLoadRequest
+from protocols.grpc.messages.raw_contents import MessageField, fields_of
+from protocols.request_limits import check_count
+
+if TYPE_CHECKING:
+    from shm.tensor import Buffer
+
+#: Numbers of the fields: a parameter of a request, its key and value in the map, the bytes in a value.
+_PARAMETER, _KEY, _VALUE, _BYTES = 3, 1, 2, 4
+
+#: Parameters up to this size are parsed by protobuf.
+_SMALL_BYTE_SIZE = 4096
+
+#: The largest parameter that is no file. The configuration has a smaller limit of its own.
+_MAX_BYTE_SIZE = 1 << 20
+
+
+def parse_load_request(message: Buffer) -> tuple[RepositoryModelLoadRequest, dict[str, memoryview]]:
+    """Return the request without its large files, and those by their keys, as views of `message`.
+
+    Raises `InvalidArgument` for too many parameters, and protobuf's `DecodeError`.
+    """
+    view = memoryview(message)
+    rest: list[memoryview] = []
+    files: dict[str, memoryview] = {}
+    count = 0
+    for field in fields_of(view):
+        if field.number == _PARAMETER:
+            count += 1
+            check_count("parameters", count)
+            found = _large_file(view[field.start : field.end]) if field.end - field.start > _SMALL_BYTE_SIZE else None
+            if found is not None:
+                files[found[0]] = found[1]
+                continue
+            if field.end - field.start > _MAX_BYTE_SIZE:
+                raise InvalidArgument(
+                    f"a load parameter that is no file has {field.end - field.start} bytes, at most {_MAX_BYTE_SIZE} "
+                    "are allowed"
+                )
+        rest.append(view[field.begin : field.end])
+    return RepositoryModelLoadRequest.FromString(b"".join(rest)), files
+
+
+def _large_file(parameter: memoryview) -> tuple[str, memoryview] | None:
+    """Return key and content of a parameter with bytes; None for any other, which protobuf parses."""
+    key, value = _single(parameter, _KEY), _single(parameter, _VALUE)
+    if key is None or value is None:
+        return None
+    content = _single(parameter[value.start : value.end], _BYTES)
+    if content is None:
+        return None
+    try:
+        name = str(parameter[key.start : key.end], "utf-8")
+    except UnicodeDecodeError:
+        raise DecodeError("a key that is not UTF-8") from None
+    return name, parameter[value.start : value.end][content.start : content.end]
+
+
+def _single(message: memoryview, number: int) -> MessageField | None:
+    """Return the only field with this number, None where there is none, several, or more of them than one of each."""
+    found = None
+    for index, field in enumerate(fields_of(message)):
+        if index > 1:
+            return None
+        if field.number == number:
+            if found is not None:
+                return None
+            found = field
+    return found

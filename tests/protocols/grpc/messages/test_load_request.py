@@ -1,0 +1,58 @@
+"""Load requests: large files stay where the message was received, all else is parsed by protobuf."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from kernel.errors import InvalidArgument
+from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.grpc.messages.load_request import parse_load_request
+from protocols.request_limits import MAX_PARTS
+
+
+def load_request(**values: bytes | str | int) -> bytes:
+    message = pb.RepositoryModelLoadRequest(model_name="m")
+    for key, value in values.items():
+        if isinstance(value, bytes):
+            message.parameters[key].bytes_param = value
+        elif isinstance(value, str):
+            message.parameters[key].string_param = value
+        else:
+            message.parameters[key].int64_param = value
+    return message.SerializeToString()
+
+
+def test_large_files_are_views_of_the_message() -> None:
+    content = bytes(range(256)) * 400
+    octets = load_request(**{"config": "{}", "file:1/large": content, "file:1/small": b"abc"})
+    request, files = parse_load_request(octets)
+    assert (request.model_name, sorted(request.parameters)) == ("m", ["config", "file:1/small"])
+    assert request.parameters["file:1/small"].bytes_param == b"abc"
+    assert {key: bytes(found) for key, found in files.items()} == {"file:1/large": content}
+    assert files["file:1/large"].obj is octets
+
+
+def test_large_parameters_that_are_no_files_are_parsed_up_to_a_limit() -> None:
+    request, files = parse_load_request(load_request(config="x" * 5000))
+    assert (len(request.parameters["config"].string_param), files) == (5000, {})
+    with pytest.raises(InvalidArgument, match="a load parameter that is no file has 10486.. bytes, at most 1048576"):
+        parse_load_request(load_request(config="x" * (1 << 20)))
+
+
+def test_too_many_parameters_are_refused_before_they_are_parsed() -> None:
+    parse_load_request(load_request(**{str(number): number for number in range(MAX_PARTS)}))
+    with pytest.raises(InvalidArgument, match="the request has 513 parameters, expected at most 512"):
+        parse_load_request(load_request(**{str(number): number for number in range(MAX_PARTS + 1)}))
+
+
+@pytest.mark.parametrize("octets", [b"\x1a\xff\xff\xff\xff\x0f", b"\x03", b"\x00\x00", b"\x1a\x05abc"])
+def test_what_is_no_message_is_a_decode_error(octets: bytes) -> None:
+    with pytest.raises(DecodeError):
+        parse_load_request(octets)
+
+
+def test_a_key_that_is_not_utf_8_is_a_decode_error() -> None:
+    octets = load_request(**{"file:1/large": bytes(5000)}).replace(b"large", b"lar\xffe")
+    with pytest.raises(DecodeError):
+        parse_load_request(octets)
