@@ -8,9 +8,6 @@ import msgspec
 
 MIB = 1 << 20
 
-#: Our server's budget for tensors and messages, in times the size of a body.
-BUDGET_FACTOR = 6
-
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """One request over HTTP/1.1. `chunk_byte_size` above 0: chunked, with chunks of that size."""
@@ -70,7 +67,7 @@ class HeavyRow(msgspec.Struct, frozen=True):
     #: A regular expression that is found in the body of the response or in `grpc-message`.
     text: str = ""
     attackers: int = 1
-    #: Whether the attack exceeds the budget of our server (`BUDGET_FACTOR`), which the kernel may not grow beyond.
+    #: Whether the attack exceeds our server's budget for tensors and messages, beyond which the kernel may not grow.
     exceeds_budget: bool = False
 
     def accepts(self, status: str) -> bool:

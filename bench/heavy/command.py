@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.contenders import OURS, TRITON, Contender, contenders
-from bench.heavy.attack import BUDGET_FACTOR, MIB
+from bench.heavy.attack import MIB
 from bench.heavy.attacker import Order
 from bench.heavy.healthy import INTERVAL_S, Waits
 from bench.heavy.measurement import Attackers, RowFailed, RowSample, healthy_client, measure_row
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Nearly the most that both servers take in one body (64 MiB over HTTP).
 BODY_BYTE_SIZE = 60 * MIB
+#: Our server's budget: enough for one such body, and less than twenty and thirty requests at once take.
+BUDGET_BYTE_SIZE = 6 * BODY_BYTE_SIZE
 
 #: For both servers.
 FLAGS = ("--model-control-mode=explicit", "--load-model=*")
@@ -46,9 +48,9 @@ ATTACK_TIMEOUT_S, LEAST_S = 120.0, 1.0
 UNDISTURBED_S = 3.0
 
 
-def our_flags(byte_size: int) -> list[str]:
-    """Return further flags of our server, for bodies of `byte_size`."""
-    return [NOT_POLLING, f"--memory-byte-size={BUDGET_FACTOR * byte_size}"]
+def our_flags(budget_byte_size: int) -> list[str]:
+    """Return further flags of our server, with a budget for tensors and messages."""
+    return [NOT_POLLING, f"--memory-byte-size={budget_byte_size}"]
 
 
 def run(only: str, rounds: int, *, with_triton: bool) -> int:
@@ -74,7 +76,7 @@ def run(only: str, rounds: int, *, with_triton: bool) -> int:
         rounds=rounds,
         body_byte_size=BODY_BYTE_SIZE,
         healthy_rate=1 / INTERVAL_S,
-        our_flags=[*FLAGS, *our_flags(BODY_BYTE_SIZE)],
+        our_flags=[*FLAGS, *our_flags(BUDGET_BYTE_SIZE)],
         triton=TRITON_VERSION if TRITON in undisturbed else "",
         undisturbed_ms=undisturbed,
         results=results,
@@ -100,7 +102,7 @@ class _Measurement:
     def undisturbed(self) -> dict[str, tuple[float, float]]:
         """Return p99 and longest wait of the healthy client without an attack, in milliseconds, by server."""
         found: dict[str, tuple[float, float]] = {}
-        with contenders(self._ours, self._theirs, *FLAGS, our_flags=our_flags(BODY_BYTE_SIZE)) as servers:
+        with contenders(self._ours, self._theirs, *FLAGS, our_flags=our_flags(BUDGET_BYTE_SIZE)) as servers:
             if len(servers) == 1:
                 self._theirs = None
             for server in servers:
@@ -117,14 +119,14 @@ class _Measurement:
         samples: dict[str, list[RowSample]] = {}
         failures: dict[str, str] = {}
         try:
-            with contenders(self._ours, self._theirs, *FLAGS, our_flags=our_flags(BODY_BYTE_SIZE)) as servers:
+            with contenders(self._ours, self._theirs, *FLAGS, our_flags=our_flags(BUDGET_BYTE_SIZE)) as servers:
                 for server in servers * self._rounds:
                     if server.name not in failures:
                         self._measure(row, server, samples, failures)
         except ServerFailed as error:
             failures[OURS] = f"the server did not start: {error}"
         measured = samples.get(OURS)
-        return HeavyResult(row.name, samples, failures, judge(row, BODY_BYTE_SIZE, measured) if measured else None)
+        return HeavyResult(row.name, samples, failures, judge(row, BUDGET_BYTE_SIZE, measured) if measured else None)
 
     def _measure(
         self, row: HeavyRow, server: Contender, samples: dict[str, list[RowSample]], failures: dict[str, str]

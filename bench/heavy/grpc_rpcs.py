@@ -30,7 +30,7 @@ _REFUSED = ("RESOURCE_EXHAUSTED", "larger than max")
 _FAILED, _MANY = "failed to load 'spare'", "expected at most"
 EXPECTED = {
     "RepositoryModelLoad: long name": ("UNIMPLEMENTED", "'repository_name' specification is not supported"),
-    "RepositoryModelLoad: a configuration": ("INVALID_ARGUMENT", "at most 262144 are allowed"),
+    "RepositoryModelLoad: a configuration": ("INVALID_ARGUMENT", "at most 1048576 are allowed"),
     "RepositoryModelLoad: a file": ("INTERNAL", _FAILED),
     "RepositoryModelLoad: many files": ("INVALID_ARGUMENT", _MANY),
     "RepositoryModelLoad: parameters": ("INVALID_ARGUMENT", _MANY),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.heavy.attack import BUDGET_FACTOR, MIB
+from bench.heavy.attack import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 P99_LIMIT_MS, LONGEST_LIMIT_MS, GROWTH_FACTOR = 20.0, 250.0, 3
 #: A smaller body counts as this many bytes: a process also grows by what connections and responses take.
 LEAST_BODY_BYTE_SIZE = 4 * MIB
+#: Pages that the main process keeps for the next request, beside its budget (`shm/blocks.py`).
+KEPT_BYTE_SIZE = 128 * MIB
 
 
 class RowVerdict(msgspec.Struct, frozen=True):
@@ -36,18 +38,18 @@ class RowVerdict(msgspec.Struct, frozen=True):
     wrong: list[str]
 
 
-def growth_limit(row: HeavyRow, byte_size: int, sent_byte_size: int) -> int:
-    """Return by how many bytes the main process may grow; `byte_size` is that of one body."""
+def growth_limit(row: HeavyRow, budget_byte_size: int, sent_byte_size: int) -> int:
+    """Return by how many bytes the main process may grow, which has `budget_byte_size` for tensors and messages."""
     if row.exceeds_budget:
-        return BUDGET_FACTOR * byte_size + GROWTH_FACTOR * LEAST_BODY_BYTE_SIZE
+        return budget_byte_size + KEPT_BYTE_SIZE + GROWTH_FACTOR * LEAST_BODY_BYTE_SIZE
     return GROWTH_FACTOR * max(sent_byte_size, LEAST_BODY_BYTE_SIZE)
 
 
-def judge(row: HeavyRow, byte_size: int, samples: Sequence[RowSample]) -> RowVerdict:
+def judge(row: HeavyRow, budget_byte_size: int, samples: Sequence[RowSample]) -> RowVerdict:
     """Compare the rounds of a row, at least one, with its limits."""
     p99 = statistics.median(each.p99_ms for each in samples) / P99_LIMIT_MS
     longest = statistics.median(each.longest_ms for each in samples) / LONGEST_LIMIT_MS
-    growth = max(each.growth.total / growth_limit(row, byte_size, each.body_byte_size) for each in samples)
+    growth = max(each.growth.total / growth_limit(row, budget_byte_size, each.body_byte_size) for each in samples)
     ratios = {"p99": p99, "longest wait": longest, "growth": growth}
     wrong = [f"{name} is {ratio:.1f} times its limit" for name, ratio in ratios.items() if ratio > 1]
     for each in samples:
