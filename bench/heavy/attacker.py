@@ -16,7 +16,7 @@ import msgspec
 
 from bench.heavy.exchange import Connections, Exchange, HttpExchange
 from bench.heavy.grpc_exchange import GrpcExchange
-from bench.heavy.rows import row_named
+from bench.heavy.rows.table import row_named
 
 if TYPE_CHECKING:
     from bench.heavy.attack import Attack

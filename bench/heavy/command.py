@@ -19,7 +19,7 @@ from bench.heavy.attacker import Order
 from bench.heavy.healthy import INTERVAL_S, Waits
 from bench.heavy.measurement import Attackers, RowFailed, RowSample, healthy_client, measure_row
 from bench.heavy.report import HeavyReport, HeavyResult, print_report
-from bench.heavy.rows import heavy_rows
+from bench.heavy.rows.table import heavy_rows
 from bench.heavy.verdict import GROWTH_FACTOR, LONGEST_LIMIT_MS, P99_LIMIT_MS, judge
 from bench.machine import TRITON as TRITON_VERSION
 from bench.machine import this_machine

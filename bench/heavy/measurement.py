@@ -15,7 +15,7 @@ import msgspec
 from bench.checkout import ROOT
 from bench.heavy.attacker import Order, Outcome
 from bench.heavy.healthy import Waits
-from bench.heavy.memory import Growth, MemoryWatch
+from bench.heavy.memory import MemoryGrowth, MemoryWatch
 from bench.machine import cpu_times_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class RowSample(msgspec.Struct, frozen=True):
     cpu_s: float
     #: By protocol.
     waits: dict[str, Waits]
-    growth: Growth
+    growth: MemoryGrowth
     body_byte_size: int
     response_byte_size: int
 
@@ -179,7 +179,7 @@ def measure_row(
     return _sample(outcomes, cpu_s, found, watch.growth)
 
 
-def _sample(outcomes: Sequence[Outcome], cpu_s: float, waits: dict[str, Waits], growth: Growth) -> RowSample:
+def _sample(outcomes: Sequence[Outcome], cpu_s: float, waits: dict[str, Waits], growth: MemoryGrowth) -> RowSample:
     statuses = sorted({status for each in outcomes for status in each.statuses})
     return RowSample(
         status="+".join(statuses),

@@ -17,7 +17,7 @@ INTERVAL_S, OTHERS_EVERY = 0.01, 5
 _FIELD = re.compile(r"^(RssAnon|RssShmem|VmHWM|RssFile):\s+(\d+) kB$", re.MULTILINE)
 
 
-class Memory(msgspec.Struct, frozen=True):
+class ResidentMemory(msgspec.Struct, frozen=True):
     """Resident bytes: of its own, and of shared memory that the process has touched."""
 
     anonymous: int = 0
@@ -28,7 +28,7 @@ class Memory(msgspec.Struct, frozen=True):
         return self.anonymous + self.shared
 
 
-class Growth(msgspec.Struct, frozen=True):
+class MemoryGrowth(msgspec.Struct, frozen=True):
     """How much the main process grew at most, and what helpers and workers had at most, in bytes."""
 
     anonymous: int
@@ -40,10 +40,10 @@ class Growth(msgspec.Struct, frozen=True):
     workers_anonymous: int
 
 
-def memory_of(pid: int) -> Memory:
+def memory_of(pid: int) -> ResidentMemory:
     """Return the memory of a process, nothing if it has ended."""
     fields = _fields(pid)
-    return Memory(fields.get("RssAnon", 0), fields.get("RssShmem", 0))
+    return ResidentMemory(fields.get("RssAnon", 0), fields.get("RssShmem", 0))
 
 
 def _fields(pid: int) -> dict[str, int]:
@@ -58,7 +58,7 @@ class MemoryWatch:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._before = Memory()
+        self._before = ResidentMemory()
         self._file = 0
         self._anonymous = self._shared = self._helpers = self._workers = self._total = 0
         self._stop = threading.Event()
@@ -68,7 +68,7 @@ class MemoryWatch:
         with contextlib.suppress(OSError):
             Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # sets VmHWM to what is resident now
         fields = _fields(self._pid)
-        self._before = Memory(fields.get("RssAnon", 0), fields.get("RssShmem", 0))
+        self._before = ResidentMemory(fields.get("RssAnon", 0), fields.get("RssShmem", 0))
         self._file = fields.get("RssFile", 0)
         self._thread.start()
         return self
@@ -82,9 +82,9 @@ class MemoryWatch:
         self._total = max(self._total, fields.get("VmHWM", 0) - self._file)
 
     @property
-    def growth(self) -> Growth:
+    def growth(self) -> MemoryGrowth:
         before = self._before
-        return Growth(
+        return MemoryGrowth(
             max(0, self._anonymous - before.anonymous),
             max(0, self._shared - before.shared),
             max(0, self._total - before.total),

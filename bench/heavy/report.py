@@ -89,8 +89,8 @@ def print_report(report: HeavyReport) -> None:
             cells += [_COLUMNS[name](theirs) if theirs else "" for name in _THEIRS]
         table.add_row(result.row, *cells, style="red" if result.wrong else None)
     # As wide as it must be: a table in a file is read as it is, and a terminal scrolls.
-    console = Console()
-    Console(width=max(console.width, console.measure(table).maximum)).print(table)
+    width = Console(width=1000).measure(table).maximum
+    Console(width=max(Console().width, width)).print(table)
     for server, (p99_ms, longest_ms) in report.undisturbed_ms.items():
         print(f"{server}, no attack: p99 {p99_ms:.1f} ms, longest wait {longest_ms:.1f} ms")
     for result in report.results:

@@ -16,11 +16,11 @@ from bench.heavy.attack import MIB
 from bench.heavy.attacker import Order
 from bench.heavy.command import FLAGS, our_flags
 from bench.heavy.measurement import Attackers, LineProcess, RowSample, healthy_client, measure_row
-from bench.heavy.rows import heavy_rows
+from bench.heavy.rows.table import heavy_rows
 from bench.heavy.verdict import growth_limit
 from bench.models import write_echoes
 from bench.server import ServerProcess
-from tests.end_to_end.heavy.watched_server import HELD_UP
+from tests.watched_server import HELD_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     write_echoes(models, builtin=True)
     flags = [*FLAGS, *our_flags(BUDGET_BYTE_SIZE)]
     with (
-        ServerProcess(models, *flags, module="tests.end_to_end.heavy.watched_server") as server,
+        ServerProcess(models, *flags, module="tests.watched_server") as server,
         Attackers() as attackers,
         healthy_client(contender(OURS, server).ports) as healthy,
     ):

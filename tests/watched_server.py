@@ -1,4 +1,4 @@
-"""A server that prints what holds its event loop up: `python -m tests.end_to_end.heavy.watched_server run FLAGS`.
+"""A server that prints what holds its event loop up: `python -m tests.watched_server run FLAGS`.
 
 What counts is the processor time of a callback (`tests/slow_callbacks.py`), so that it does not depend on how busy the
 machine is.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.heavy.grpc_rows import grpc_infer_rows
-from bench.heavy.grpc_rpcs import grpc_rpc_rows
-from bench.heavy.http_routes import http_route_rows
-from bench.heavy.http_rows import http_infer_rows
+from bench.heavy.rows.grpc_inference import grpc_infer_rows
+from bench.heavy.rows.grpc_rpcs import grpc_rpc_rows
+from bench.heavy.rows.http_inference import http_infer_rows
+from bench.heavy.rows.http_routes import http_route_rows
 
 if TYPE_CHECKING:
     from bench.heavy.attack import HeavyRow

@@ -6,8 +6,8 @@ import gzip
 import zlib
 from collections.abc import Callable
 
-from bench.heavy import messages as wire
 from bench.heavy.attack import MIB, Attack, GrpcCall, HeavyRow
+from bench.heavy.rows import messages as wire
 
 #: Makes a message of about as many bytes as its argument says.
 MakeMessage = Callable[[int], bytes]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 
-from bench.heavy import bodies
 from bench.heavy.attack import Attack, HeavyRow, HttpRequest
-from bench.heavy.http_rows import OBJECTS, TOO_DEEP, elements, http_row
+from bench.heavy.rows import bodies
+from bench.heavy.rows.http_inference import OBJECTS, TOO_DEEP, elements, http_row
 
 _GENERATE, _LOAD = "/v2/models/text/generate", "/v2/repository/models/spare/load"
 

@@ -6,9 +6,9 @@ import gzip
 import zlib
 from collections.abc import Callable
 
-from bench.heavy import bodies
 from bench.heavy.attack import Attack, HeavyRow, HttpRequest
-from bench.heavy.messages import floats
+from bench.heavy.rows import bodies
+from bench.heavy.rows.messages import floats
 
 #: Makes a body of about as many bytes as its argument says.
 MakeBody = Callable[[int], bytes]

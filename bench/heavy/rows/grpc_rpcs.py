@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.heavy import messages as wire
 from bench.heavy.attack import Attack, GrpcCall, HeavyRow
-from bench.heavy.grpc_rows import SERVICE, MakeMessage, grpc_row
+from bench.heavy.rows import messages as wire
+from bench.heavy.rows.grpc_inference import SERVICE, MakeMessage, grpc_row
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
 _SPARE = pb.RepositoryModelLoadRequest(model_name="spare").SerializeToString()
