@@ -36,6 +36,7 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
+from kernel.texts import printable
 from protocols.exposure import OpenPort, describe_exposure
 from protocols.frontend import is_local
 from protocols.grpc.server import GrpcServer
@@ -86,7 +87,7 @@ def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
         if options.log.format == "json":
             logger.error("%s", error)
         else:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
 
 
@@ -145,7 +146,7 @@ class Server:
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         regions, clock = RegionRegistry(), LoopClock(polling.longest_ns)
-        budget = ByteBudget(options.memory_byte_size or memory_byte_size())
+        budget = ByteBudget(options.memory_byte_size or memory_byte_size() // 2)
         settings = KernelSettings(
             trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
             log=self._log,

@@ -282,9 +282,24 @@ class ClientSharedMemoryDisabled(Unsupported):
 class NoMemory(Unavailable):
     """The request needs more memory than there is for it."""
 
+    #: Whether there may be enough memory later.
+    retry_later = False
+
 
 class ArenaFull(NoMemory):
-    """The arena has no free block of this size. The request fails; it does not wait."""
+    """There is no memory for so many bytes, within the limits. The request fails; it does not wait."""
 
-    def __init__(self, byte_size: int) -> None:
-        super().__init__(f"no memory left for a tensor of {byte_size} bytes; try again later")
+    retry_later = True
+
+    def __init__(self, byte_size: int, what: str = "tensor") -> None:
+        super().__init__(f"no memory left for a {what} of {byte_size} bytes; try again later")
+
+
+class MemoryFull(NoMemory):
+    """Tensors that clients have not read or models have not used take all memory that the server may use."""
+
+    before_queueing = True
+    retry_later = True
+
+    def __init__(self) -> None:
+        super().__init__("no memory left: tensors of other requests take all of it; try again later")

@@ -175,7 +175,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     busy_poll_us: int = 500
     #: The size of each arena. An arena is a sparse file: unused bytes take no memory.
     arena_byte_size: int = 1 << 34
-    #: The most bytes of tensors in all arenas; 0 for the memory of the machine.
+    #: The most bytes of tensors in all arenas; 0 for half of the memory of the machine.
     memory_byte_size: int = 0
     #: Whether the kernel shares memory with workers; otherwise it sends tensors over connections.
     worker_shared_memory: bool = True

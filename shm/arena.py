@@ -53,13 +53,17 @@ class Block:
         self.lease.release()
 
 
+#: The longest name of a memfd (memfd_create(2)).
+_MAX_NAME_BYTE_SIZE = 249
+
+
 class Arena:
     """An arena of this process, mapped. `capacity`, in bytes, is a power of two."""
 
     def __init__(self, name: str, capacity: int, budget: ByteBudget | None = None) -> None:
         """Blocks are taken within `budget`, if there is one, which other arenas may share."""
         self.allocator = BlockAllocator(capacity)
-        fd = sealed_memfd(name, capacity)
+        fd = sealed_memfd(os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTE_SIZE]), capacity)
         try:
             self.region = Region(name, RegionKind.ARENA, FileHandle(fd), capacity)
             self._mapping = self.region.map(writable=True)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How long to wait for the end of a killed process, in seconds.
+KILL_WAIT_S = 10.0
+
 
 class Launched(Protocol):
     """A started worker. The code that launched it calls `stop` or `kill` at the end."""
@@ -48,7 +51,10 @@ class Launched(Protocol):
         """Kill the worker. `on_lost` follows."""
 
     async def stop(self, grace_s: float) -> None:
-        """Wait at most `grace_s` seconds until the worker has ended by itself, then kill it."""
+        """Wait at most `grace_s` seconds until the worker has ended by itself, then kill it.
+
+        Returns also if it cannot be killed.
+        """
 
 
 class Launcher(Protocol):
@@ -75,7 +81,12 @@ class LocalLauncher:
     async def launch(self, title: str, *, helper: bool = False) -> Launched:
         """See `Launcher`."""
         ours, theirs = socket.socketpair()
-        capture = OutputCapture(title)
+        try:
+            capture = OutputCapture(title)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         try:
             # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
             # together with the processes that its model started.
@@ -103,7 +114,14 @@ class LocalLauncher:
         finally:
             theirs.close()
             capture.close_child_ends()
-        return LocalProcess(process, ours, capture)
+        try:
+            return LocalProcess(process, ours, capture)
+        except OSError:  # no descriptor is left to watch it
+            process.kill()
+            process.wait()
+            ours.close()
+            capture.close()
+            raise
 
 
 class LocalProcess:
@@ -158,7 +176,14 @@ class LocalProcess:
         except TimeoutError:
             logger.warning("worker %d did not end within %.1f s and is killed", self.pid, grace_s)
             self.kill()
-            await self._ended.wait()
+            await self._wait_for_kill()
+
+    async def _wait_for_kill(self) -> None:
+        try:
+            async with asyncio.timeout(KILL_WAIT_S):
+                await self._ended.wait()
+        except TimeoutError:  # the unload of a model, and the end of the server, must not wait for ever
+            logger.error("worker %d could not be killed: it is in a system call that does not end", self.pid)
 
     def _exited(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)

@@ -19,7 +19,12 @@ class OutputCapture:
     def __init__(self, title: str) -> None:
         self._title = title
         stdout, self.stdout_fd = os.pipe2(os.O_CLOEXEC)
-        stderr, self.stderr_fd = os.pipe2(os.O_CLOEXEC)
+        try:
+            stderr, self.stderr_fd = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            os.close(stdout)
+            os.close(self.stdout_fd)
+            raise
         self._open = {stdout: logging.INFO, stderr: logging.WARNING}
         self._partial = {stdout: b"", stderr: b""}
         loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from backends.supervision.launcher import KILL_WAIT_S
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.texts import shortened
@@ -25,9 +26,6 @@ _Expected = TypeVar("_Expected", bound=wire.Message)
 
 #: How long a worker may take until it sends `Hello`, in seconds. A new interpreter needs 0.2 s.
 HELLO_TIMEOUT_S = 30.0
-
-#: How long to wait for the end of a killed process, in seconds.
-_KILL_GRACE_S = 10.0
 
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
 _model_logger = logging.getLogger("model")
@@ -158,7 +156,7 @@ class WorkerSession:
             self.send(wire.Stop())
         else:
             self.kill()
-        await self._launched.stop(grace_s or _KILL_GRACE_S)
+        await self._launched.stop(grace_s or KILL_WAIT_S)
 
     def kill(self) -> None:
         if self._launched is not None:

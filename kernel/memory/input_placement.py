@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kernel.errors import ArenaFull, lacks_descriptors
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
+from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from shm.arena import Block
-    from shm.budget import ByteBudget
     from shm.tensor import Tensor
+
+
+_NO_LIMIT = ByteBudget(1 << 62)
 
 
 class InputPlacer:
@@ -78,6 +81,11 @@ class InputPlacer:
             raise ArenaFull(byte_size)
         return block
 
+    @property
+    def budget(self) -> ByteBudget:
+        """The limit of all arenas; without one a very large one."""
+        return self._budget or _NO_LIMIT
+
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
         """Return a buffer for a message that a helper decodes; its model may be unknown. Raises `ArenaFull`."""
         return ReceiveBuffer(self.take_for_helper(byte_size), 0, byte_size, of_model=False)
@@ -88,7 +96,7 @@ class InputPlacer:
             self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget)
         block = self._message_arena.take(byte_size)
         if block is None:
-            raise ArenaFull(byte_size)
+            raise ArenaFull(byte_size, "message")
         return block
 
     def reserve(self, byte_size: int) -> Callable[[], None] | None:
@@ -122,7 +130,7 @@ class InputPlacer:
 
     def _arena(self, model: Model) -> Arena:
         if model.input_arena is None:
-            model.input_arena = Arena(f"naiad inputs of {model.name}"[:200], self._arena_byte_size, self._budget)
+            model.input_arena = Arena(f"naiad inputs of {model.name}", self._arena_byte_size, self._budget)
         return model.input_arena
 
     def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:

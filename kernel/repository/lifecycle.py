@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernel.errors import InternalError, ModelLoadFailed, ServerStopping, ServingError, Unavailable
+from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft, ServerStopping, ServingError, Unavailable
 from kernel.repository.layout import RepositoryContents, check_model_name, known_names, overriding_folder
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_names, list_repository
@@ -311,6 +311,8 @@ class Lifecycle:
         for version in others:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.UNAVAILABLE, UNLOADED)
+        if any(isinstance(error, NoDescriptorLeft) for error in errors.values()):
+            raise NoDescriptorLeft
         raise ModelLoadFailed(f"load failed for model '{identifier}': {text}\n")
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
@@ -367,10 +369,12 @@ class Lifecycle:
             task.exception()  # mark it as retrieved: a cancelled caller no longer waits for it
 
 
-def _poll_failed(name: str, reason: ServingError | str) -> InternalError:
+def _poll_failed(name: str, reason: ServingError | str) -> ServingError:
     """Log why a configuration is missing or wrong, and return Triton's general error for the client."""
     text = reason if isinstance(reason, str) else reason.message
     logger.error("Poll failed for model directory '%s': %s", name, text)
+    if isinstance(reason, NoDescriptorLeft):
+        return NoDescriptorLeft()
     return InternalError(f"failed to load '{name}', failed to poll from model repository")
 
 

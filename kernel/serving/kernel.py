@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel import __version__
-from kernel.errors import ClientSharedMemoryDisabled, DecoupledOverUnary, ServerStopping, Unavailable
+from kernel.errors import ClientSharedMemoryDisabled, DecoupledOverUnary, MemoryFull, ServerStopping, Unavailable
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
@@ -98,6 +98,7 @@ class Kernel:
         #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
         self.connections: dict[str, Callable[[], int]] = {}
         self._inputs = inputs
+        self._budget = inputs.budget
         self._clock = clock
         #: How many admitted requests are not submitted yet, because they are being decoded.
         self._preparing = 0
@@ -172,6 +173,9 @@ class Kernel:
             model = self.resolve_unary(request.model_name, request.model_version, request.entry_point)
         if self.stopping and not admitted:
             raise ServerStopping(request.id)
+        budget = self._budget
+        if budget.used_byte_size > budget.limit_byte_size:  # by responses that clients do not read
+            raise MemoryFull
         request.received_ns = self._clock.now_ns()
         if prepared is None or not prepared.small:
             try:

@@ -75,21 +75,21 @@ class BrowserRules(msgspec.Struct, frozen=True):
     def refusal(self, method: str, header: Header) -> str | None:
         """Return the error for a request that a page must not send, None for one that is admitted."""
         host = _text(header("Host")).lower()
-        known = self.names.has(host_name(host))
-        if not known and self.names.listed is not None:
+        if self.names.listed is not None and not self.names.has(host_name(host)):
             return (
                 f"'{_shown(host)}' is not among the names of this server: start it with "
                 f"--http-allowed-hosts={_shown(host_name(host))} if it is one of them"
             )
         origin, site = _text(header("Origin")), _text(header("Sec-Fetch-Site"))
+        from_page = bool(origin or site)
         if site in _OWN_PAGE or (origin and self.cors is not None and self.cors.allows(origin)):
             return None
-        if method not in _SAFE_METHODS and (origin or site) and (site or origin.partition("://")[2].lower() != host):
+        if from_page and method not in _SAFE_METHODS and (site or origin.partition("://")[2].lower() != host):
             return (
                 f"this request comes from a web page of another origin, '{_shown(origin) or site}': start the server "
                 f"with --http-cors-origin={_shown(origin) or 'ORIGIN'} if its pages may call it"
             )
-        if not known and self._may_rebind(method, header, from_page=bool(origin or site)):
+        if self._may_rebind(method, header, from_page=from_page) and not self.names.has(host_name(host)):
             return (
                 f"this request comes from a browser, and '{_shown(host)}' may be the name of an attacker's page (DNS "
                 f"rebinding): start the server with --http-allowed-hosts={_shown(host_name(host))} if it is a name of "
@@ -98,7 +98,7 @@ class BrowserRules(msgspec.Struct, frozen=True):
         return None
 
     def _may_rebind(self, method: str, header: Header, *, from_page: bool) -> bool:
-        """Whether a request by an unknown name may be one of a page whose name is rebound to this server.
+        """Whether a request, if its name is foreign, may be one of a page whose name is rebound to this server.
 
         What changes nothing carries no origin then. On a port that others reach as well it is admitted: it reveals
         what is open to others anyway, and would be hard to tell from a program behind a proxy. On a port for this

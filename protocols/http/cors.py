@@ -13,8 +13,9 @@ from kernel.options import BadOption
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: An origin has no path and no slash at its end. `null` is the origin of local files and sandboxes.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+|null|\*", re.ASCII)
+#: An origin has no path and no slash at its end. `null` is the origin of local files and sandboxes. Browsers that are
+#: parts of applications may send `file://` for local files.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+|file://|null|\*", re.ASCII)
 
 #: Names of headers, as a browser lists them.
 _NAMES = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +53,60 @@ def test_requests_beyond_the_limit_are_refused_and_cost_the_others_nothing(
         for model in "ab" * 10:
             with pytest.raises(InferenceServerException) as refused:
                 ask(model, LIMIT + 1)
-            assert refused.value.message() == f"no memory left for a tensor of {LIMIT + 1} bytes; try again later"
-            assert refused.value.status() == ("503" if protocol == "http" else "StatusCode.UNAVAILABLE")
+            assert re.fullmatch(r"no memory left for a message of \d+ bytes; try again later", refused.value.message())
+            assert refused.value.status() == ("503" if protocol == "http" else "StatusCode.RESOURCE_EXHAUSTED")
             assert (ask(model, 300_000) == 8).all()
         client.close()
+
+
+GROWS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        sizes = [int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0]) << 16 for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(size, np.uint8))]) for size in sizes]
+"""
+
+
+def test_responses_that_are_not_read_take_no_more_than_the_limit_and_the_server_goes_on_when_they_are_gone(
+    write_model: WriteModel,
+) -> None:
+    body = b'{"inputs":[{"name":"IN","datatype":"UINT8","shape":[1],"data":[64]}],"outputs":[{"name":"OUT",'
+    body += b'"parameters":{"binary_data":true}}]}'
+    head = b"POST /v2/models/grows/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+    limit = 32 << 20
+    with ServerProcess(write_model("grows", CONFIG, GROWS), f"--memory-byte-size={limit}") as server:
+        host, _, port = server.url.partition(":")
+        connections = []
+        statuses = []
+        for _ in range(30):  # 4 MiB each
+            connection = socket.create_connection((host, int(port)))
+            connections.append(connection)
+            connection.sendall(head + body)
+            start = connection.recv(4096)
+            statuses.append(start.split(b" ", 2)[1])
+            if statuses[-1] == b"503":
+                assert b"\r\nRetry-After: 1\r\n" in start
+                assert b"no memory left: tensors of other requests take all of it; try again later" in start
+        served = statuses.count(b"200")
+        assert served < 30, "responses beyond the limit were made"
+        assert served >= limit // (4 << 20) - 1
+        assert set(statuses[served:]) == {b"503"}
+        for connection in connections:
+            connection.close()
+        client = tritonclient.http.InferenceServerClient(server.url)
+        given = tritonclient.http.InferInput("IN", [1], "UINT8")
+        given.set_data_from_numpy(np.full(1, 64, np.uint8))
+        assert wait_until(lambda: client.infer("grows", [given]).as_numpy("OUT").size == 64 << 16)
+        client.close()
+
+
+def wait_until(works: Callable[[], bool]) -> bool:
+    """Try until it works, for at most ten seconds: the server sees that a client has gone when it writes to it."""
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return works()
+        except InferenceServerException:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)

@@ -178,3 +178,9 @@ def test_a_block_of_a_closed_arena_counts_until_it_is_released() -> None:
     assert budget.used_byte_size == 5000
     block.release()
     assert budget.used_byte_size == 0
+
+
+def test_an_arena_may_have_a_name_that_is_longer_than_that_of_a_memfd() -> None:
+    for name in ("x" * 1000, "é" * 124 + "x" * 10, "é" * 255, "\udcff" * 300):
+        with Arena(name, 1 << 16) as arena:
+            assert arena.region.name == name

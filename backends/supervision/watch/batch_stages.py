@@ -90,7 +90,9 @@ def _marks_of_streams(
     executing: list[Batch], begun: Mapping[int, Request], granted: Mapping[int, int], progress: Progress | None
 ) -> list[Hashable]:
     blocked = {
-        number for number, request in begun.items() if request.response_count - granted.get(number, 0) >= CREDIT_WINDOW
+        number
+        for number, request in begun.items()
+        if request.response_count - granted.get(number, 0) >= CREDIT_WINDOW and not request.cancelled
     }
     if executing:
         # The thread that executes a batch waits while one of its requests may not respond.

@@ -52,27 +52,22 @@ class Watchdog:
 
     def add(self, watched: Watched) -> None:
         """Look at `watched` from now on, also if its limit has changed."""
-        self._watched[watched] = None
-        if self._timer is None:
+        if not self._watched:
             self._last_look_ns = self._now_ns()
-        self._set_timer()
+        self._watched[watched] = None
+        self._look_within(_wanted_interval_s(watched))
 
     def remove(self, watched: Watched) -> None:
         """Look at `watched` no more. It need not have been added."""
         self._watched.pop(watched, None)
-        self._set_timer()
+        if not self._watched and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _set_timer(self) -> None:
-        if not self._watched:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            return
-        limits = [each.shortest_limit_s / _LOOKS_PER_TIMEOUT for each in self._watched if each.shortest_limit_s]
-        interval_s = max(min([LOOK_INTERVAL_S, *limits]), MIN_INTERVAL_S)
-        if self._timer is not None and interval_s >= self._interval_s:
-            return  # a longer interval begins after the next look
+    def _look_within(self, interval_s: float) -> None:
         if self._timer is not None:
+            if interval_s >= self._interval_s:
+                return  # a longer interval begins after the next look
             self._timer.cancel()
         self._interval_s = interval_s
         self._timer = asyncio.get_running_loop().call_later(interval_s, self.look)
@@ -88,5 +83,10 @@ class Watchdog:
                 watched.look(self._time_ns)
             except Exception:
                 logger.exception("the watchdog could not look at a model instance")
-        if self._timer is None:
-            self._set_timer()
+        if self._watched:
+            self._look_within(min(map(_wanted_interval_s, self._watched)))
+
+
+def _wanted_interval_s(watched: Watched) -> float:
+    limit_s = watched.shortest_limit_s
+    return max(min(LOOK_INTERVAL_S, limit_s / _LOOKS_PER_TIMEOUT), MIN_INTERVAL_S) if limit_s else LOOK_INTERVAL_S

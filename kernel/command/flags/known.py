@@ -266,8 +266,8 @@ _SERVER = FlagGroup(
         Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", ours=True,
              help="The most memory for the tensors of one model's requests, rounded down to a power of two."),
         Flag(name="memory-byte-size", kind=BUDGET, option="memory_byte_size", ours=True,
-             help="The most memory for the tensors of all requests together; 0 for the memory of the machine, or of "
-             "the container if it has less. Requests beyond it fail with UNAVAILABLE."),
+             help="The most memory for the tensors of all requests together; 0 for half of the memory of the machine, or "
+             "of the container if it has less. Requests beyond it fail."),
         Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
              help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
              "to workers on other hosts; this is slower."),

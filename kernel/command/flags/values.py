@@ -197,7 +197,7 @@ DURATION = Kind("SECONDS", _parse_duration)
 BYTES = integer(raised_to=0, highest=_INT64 - 1, metavar="BYTES")
 #: The size of an arena in bytes, rounded down to a power of two.
 CAPACITY = Kind("BYTES", _parse_capacity)
-#: A limit of memory in bytes; 0 for the memory of the machine.
+#: A limit of memory in bytes; 0 for half of the memory of the machine.
 BUDGET = Kind("BYTES", _parse_budget)
 #: Like tritonserver, the parser also accepts true and false.
 VERBOSITY = Kind("LEVEL", _parse_verbosity)

@@ -64,7 +64,7 @@ class IncomingBody(msgspec.Struct, eq=False):
     def start_call(self) -> None:
         """All of the body has come: start the call, and give the receive buffer back to the kernel."""
         if self.no_memory:
-            self.call.refuse(ArenaFull(self.byte_size))
+            self.call.refuse(ArenaFull(self.byte_size, "message"))
         else:
             self.call.start(self.body, self.receive_buffer)
         self.release()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import ArenaFull, InternalError, InvalidArgument, ServingError
+from kernel.errors import InternalError, InvalidArgument, NoMemory, ServingError
 from kernel.serving.request import Request
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
@@ -284,6 +284,6 @@ def decode_body(
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
     response = http_error(HTTP_STATUS[error.code], error.text, plain=plain)
-    if isinstance(error, ArenaFull):
+    if isinstance(error, NoMemory) and error.retry_later:
         response.headers = RETRY_LATER
     return response

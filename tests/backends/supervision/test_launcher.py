@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_exit
@@ -179,6 +183,23 @@ def test_a_worker_is_asked_to_end_with_all_that_it_started() -> None:
     run(scenario())
 
 
+def test_nothing_waits_for_ever_for_a_process_that_cannot_be_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        launched, process = started(FOREVER)
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalProcess, "kill", lambda self: None)
+            patched.setattr("backends.supervision.launcher.KILL_WAIT_S", 0.001)
+            await launched.stop(0.001)
+        assert "could not be killed" in caplog.text
+        launched.kill()
+        assert await end_of(launched) == "killed by signal 9 (SIGKILL)", "its end is noticed all the same"
+        close(launched, process)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("killed", [True, False])
 def test_what_a_model_has_started_ends_with_its_worker(killed: bool) -> None:
     async def scenario() -> None:
@@ -253,3 +274,44 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest
 )
 def test_an_end_is_described_by_its_code_or_signal(code: int, said: str) -> None:
     assert describe_exit(code) == said
+
+
+def open_descriptors() -> set[int]:
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # it was that of the listing
+            os.fstat(fd)
+            found.add(fd)
+    return found
+
+
+def test_a_start_without_enough_descriptors_leaves_nothing_behind() -> None:
+    """As many as a worker needs, one after the other, are there before the next one lacks."""
+
+    async def main() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        launcher, children = LocalLauncher(), psutil.Process().children()
+        outcomes = []
+        for free_count in range(20):
+            before = open_descriptors()
+            free = [fd for fd in range(len(before) + free_count + 1) if fd not in before]
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free[free_count], hard))
+                launched = await launcher.launch("m")
+            except OSError as error:
+                outcomes.append(errno.errorcode[error.errno or 0])
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                assert open_descriptors() == before
+                assert psutil.Process().children() == children
+            else:
+                launched.kill()
+                await end_of(launched)
+                launched.socket.close()
+                outcomes.append("started")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        failures = outcomes.count("EMFILE")
+        assert outcomes == ["EMFILE"] * failures + ["started"] * (20 - failures)
+        assert failures > 6, "a socket pair, two pipes and a pidfd"
+
+    asyncio.run(main())

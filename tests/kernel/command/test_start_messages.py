@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from backends.registry import known_backends
 from kernel import __version__
-from kernel.command.start_messages import print_backends_table, print_options_table
+from kernel.command.start_messages import print_backends_table, print_options_table, print_table
 from kernel.options import RepositoryOptions, ServerOptions
 
 if TYPE_CHECKING:
@@ -39,3 +39,8 @@ def test_the_options_table_has_triton_s_names(capsys: pytest.CaptureFixture[str]
     assert found["startup_models_0"] == "m"
     assert found["strict_model_config"] == "1"
     assert found["exit_timeout"] == "30"
+
+
+def test_what_models_say_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("Model", "Status"), [("m", "UNAVAILABLE: \x1b]0;owned\x07\x1b[2J\x9b boom")])
+    assert rows(capsys.readouterr().out)[1] == ["m", r"UNAVAILABLE: \u001b]0;owned\u0007\u001b[2J\u009b boom"]

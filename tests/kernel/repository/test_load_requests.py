@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernel.errors import InternalError, ModelLoadFailed
+from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft
 from kernel.repository.testing import CONFIG, RepositoryLab, run, until
 
 
@@ -60,6 +60,30 @@ def test_after_unusable_load_parameters_the_old_version_still_serves(
             await lab.lifecycle.load("m", parameters)
         assert lab.catalog.resolve("m") is serving
         assert [item.state for item in await lab.lifecycle.index()] == ["READY"]
+
+    run(lab, scenario)
+
+
+@pytest.mark.parametrize("place", ["kernel.repository.source.read_config", "FakeKeeper.start", "FakeKeeper.load"])
+def test_a_load_that_lacks_a_file_descriptor_may_be_repeated(
+    lab: RepositoryLab, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    lab.write("m")
+
+    def fail(*given: object) -> object:
+        raise NoDescriptorLeft
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        serving = lab.catalog.resolve("m")
+        lab.write("m", config=CONFIG + "max_batch_size: 2")
+        with monkeypatch.context() as patch:
+            patch.setattr(place.replace("FakeKeeper", "kernel.repository.testing.FakeKeeper"), fail)
+            with pytest.raises(NoDescriptorLeft):
+                await lab.lifecycle.load("m")
+        assert lab.catalog.resolve("m") is serving
+        await lab.lifecycle.load("m")
+        assert lab.catalog.resolve("m") is not serving
 
     run(lab, scenario)
 

@@ -47,8 +47,16 @@ def test_what_is_no_list_of_names_is_not_repeated(requested: str | None) -> None
 
 
 @pytest.mark.parametrize(
-    "origin", ["", "example.com", "https://a.example/", "https://a/b", "https://a, https://b", "**"]
+    "origin",
+    ["", "example.com", "https://a.example/", "https://a/b", "https://a, https://b", "**", "https://", "file:///a"],
 )
 def test_what_no_browser_sends_is_refused_at_start(origin: str) -> None:
     with pytest.raises(BadOption, match="is not an origin"):
         CorsPolicy([origin])
+
+
+@pytest.mark.parametrize("origin", ["null", "file://", "chrome-extension://abc", "*"])
+def test_origins_without_a_site_can_be_allowed(origin: str) -> None:
+    policy = CorsPolicy([origin])
+    assert policy.allows(origin)
+    assert policy.allows("https://a.example") is (origin == "*")

@@ -141,6 +141,9 @@ def test_a_decoupled_model_whose_clients_do_not_read_does_not_stand_still() -> N
     assert instance.marks(decoupled=True) == []
     instance.granted[2] = 1
     assert len(instance.marks(decoupled=True)) == 1, "the second client has read one"
+    instance.granted[2] = 0
+    instance.requests[1].cancelled = True
+    assert len(instance.marks(decoupled=True)) == 1, "the model does not wait for a client that has gone"
 
 
 def test_an_execution_that_waits_for_a_client_does_not_stand_still() -> None:

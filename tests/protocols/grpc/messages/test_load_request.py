@@ -25,7 +25,8 @@ def load_request(**values: bytes | str | int) -> bytes:
 
 def test_large_files_are_views_of_the_message() -> None:
     content = bytes(range(256)) * 400
-    octets = load_request(**{"config": "{}", "file:1/large": content, "file:1/small": b"abc"})
+    values: dict[str, bytes | str] = {"config": "{}", "file:1/large": content, "file:1/small": b"abc"}
+    octets = load_request(**values)
     request, files = parse_load_request(octets)
     assert (request.model_name, sorted(request.parameters)) == ("m", ["config", "file:1/small"])
     assert request.parameters["file:1/small"].bytes_param == b"abc"
