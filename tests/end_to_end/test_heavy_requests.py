@@ -20,6 +20,7 @@ from bench.heavy.rows.table import heavy_rows
 from bench.heavy.verdict import growth_limit
 from bench.models import write_echoes
 from bench.server import ServerProcess
+from tests.end_to_end.heavy_sizes import BUDGET_BYTE_SIZE, LARGER, LARGEST, LEFT_OUT, byte_size
 from tests.watched_server import HELD_UP
 
 if TYPE_CHECKING:
@@ -29,19 +30,9 @@ if TYPE_CHECKING:
 
     from bench.heavy.attack import HeavyRow
 
-#: Large enough for every limit of bytes that stands for one part of a request, and for work that takes 50 ms.
-BODY_BYTE_SIZE = 2 * MIB
-#: The server's budget, and a size with which rows exceed it and what the server keeps of freed memory.
-BUDGET_BYTE_SIZE, EXCEEDING_BYTE_SIZE = 48 * MIB, 30 * MIB
-
 #: What the kernel may compute for a row, for each request of the healthy client meanwhile, and for each byte that it
 #: receives or sends.
 ROW_CPU_S, HEALTHY_CPU_S, BYTE_CPU_S = 0.1, 0.0005, 0.004 / MIB
-
-#: Rows that are not tested here, and why.
-LEFT_OUT = {
-    "grpc stream: 100,000 small messages": "many small pieces of work: what is measured is how they are interleaved",
-}
 
 #: Rows that do not hold yet, and why.
 KNOWN: dict[str, str] = {
@@ -62,10 +53,6 @@ def as_parameter(row: HeavyRow) -> HeavyRow | ParameterSet:
     return pytest.param(row, marks=pytest.mark.xfail(reason=KNOWN[row.name]))
 
 
-def body_byte_size(row: HeavyRow) -> int:
-    return EXCEEDING_BYTE_SIZE if row.exceeds_budget else BODY_BYTE_SIZE
-
-
 class Attacked:
     """A server, its healthy client, and attackers."""
 
@@ -78,7 +65,8 @@ class Attacked:
 
     def measure(self, row: HeavyRow) -> RowSample:
         self.held_up()
-        order = Order(row.name, body_byte_size(row), self._contender.ports[row.protocol], timeout_s=40, hold_s=0.2)
+        size = byte_size(row.name, exceeds_budget=row.exceeds_budget)
+        order = Order(row.name, size, self._contender.ports[row.protocol], timeout_s=40, hold_s=0.2)
         return measure_row(row, order, self._contender, self._attackers, self._healthy, least_s=0)
 
     def held_up(self) -> list[str]:
@@ -102,6 +90,10 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
         yield Attacked(server, attackers, healthy)
 
 
+def test_each_row_that_is_named_exists() -> None:
+    assert (LARGER | LARGEST | LEFT_OUT | KNOWN.keys()) - {row.name for row in heavy_rows()} == set()
+
+
 ROWS = [as_parameter(row) for row in heavy_rows() if row.name not in LEFT_OUT]
 NAMES = [row.name for row in heavy_rows() if row.name not in LEFT_OUT]
 
@@ -116,4 +108,4 @@ def test_a_heavy_request_stops_nobody(attacked: Attacked, row: HeavyRow) -> None
     healthy_requests = sum(each.requests for each in sample.waits.values())
     transferred = sample.body_byte_size + sample.response_byte_size
     assert sample.cpu_s <= ROW_CPU_S + HEALTHY_CPU_S * healthy_requests + BYTE_CPU_S * transferred
-    assert sample.growth.total <= growth_limit(row, BUDGET_BYTE_SIZE, sample.body_byte_size)
+    assert sample.growth.total <= growth_limit(row, BUDGET_BYTE_SIZE, sample)

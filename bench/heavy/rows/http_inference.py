@@ -302,7 +302,7 @@ def _half_sent(byte_size: int) -> Attack:
 
 
 def _half_sent_json(byte_size: int) -> Attack:
-    return Attack([HttpRequest(_TEXT, _TOO_MANY(byte_size // 3))], connections=20, pauses_before_end=True)
+    return Attack([HttpRequest(_TEXT, _OBJECTS(byte_size // 3))], connections=20, pauses_before_end=True)
 
 
 def _memory() -> list[HeavyRow]:
@@ -312,7 +312,7 @@ def _memory() -> list[HeavyRow]:
     return [
         row("30 unread responses", _unread, "200|200+503"),
         row("20 half-sent", _half_sent, "200|200+503"),
-        row("20 half-sent, JSON", _half_sent_json, "400|400+503"),
+        row("20 half-sent, JSON", _half_sent_json, "500|500+503"),
         http_row("four attackers, floats", _FP32, lambda n: _FLOATS(n // 2), "200", attackers=4),
         http_row("four attackers, objects", _TEXT, lambda n: _OBJECTS(n // 2), "500", _NO_STRING, attackers=4),
     ]

@@ -57,9 +57,14 @@ def test_waits_are_medians_of_rounds_and_the_growth_is_the_largest() -> None:
 
 
 def test_small_bodies_count_as_some_mebibytes_and_some_rows_have_the_budget_as_their_limit() -> None:
-    assert growth_limit(row(), BUDGET, 60 * MIB) == 180 * MIB
-    assert growth_limit(row(), BUDGET, 100) == 12 * MIB
-    assert growth_limit(row(exceeds_budget=True), BUDGET, 480 * MIB) == BUDGET + KEPT_BYTE_SIZE + 12 * MIB
+    def limit(body: int, response: int = 100, *, exceeds_budget: bool = False) -> int:
+        measured = msgspec.structs.replace(sample(), body_byte_size=body, response_byte_size=response)
+        return growth_limit(row(exceeds_budget), BUDGET, measured)
+
+    assert limit(60 * MIB) == 180 * MIB
+    assert limit(60 * MIB, 100 * MIB) == 300 * MIB
+    assert limit(100) == 12 * MIB
+    assert limit(480 * MIB, exceeds_budget=True) == BUDGET + KEPT_BYTE_SIZE + 12 * MIB
 
 
 def test_the_99th_percentile_leaves_out_one_in_a_hundred() -> None:
