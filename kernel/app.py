@@ -153,6 +153,7 @@ class Server:
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,
             allow_client_shm=options.allow_client_shm,
+            max_decompression_ratio=options.max_decompression_ratio,
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
         launcher = LocalLauncher(shared_memory=options.worker_shared_memory)

@@ -47,8 +47,6 @@ class HttpOptions(msgspec.Struct, frozen=True):
 
     #: The largest request body in bytes: JSON, raw, or after decompression.
     max_input_size: int = 64 << 20
-    #: How many times the bytes of a compressed body its content may have, if it is larger than 1 MiB; 0 for no limit.
-    max_decompression_ratio: int = 200
     #: A regular expression. Headers whose names contain a match become parameters of inference requests; "" for none.
     header_forward_pattern: str = ""
     #: Values of --http-restricted-api, not parsed: "category,category:key=value".
@@ -177,6 +175,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
     arena_byte_size: int = 1 << 34
     #: The most bytes of tensors in all arenas; 0 for half of the memory of the machine.
     memory_byte_size: int = 0
+    #: How many times the bytes of a compressed request its content may have, if that is more than 1 MiB; 0 for no
+    #: limit.
+    max_decompression_ratio: int = 200
     #: Whether the kernel shares memory with workers; otherwise it sends tensors over connections.
     worker_shared_memory: bool = True
 

@@ -1,4 +1,4 @@
-"""How many parts a request may have. Both protocols refuse more, before they look at the parts. Pure."""
+"""Limits of requests that both protocols have: the number of their parts, and the size of compressed ones. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,29 @@ MAX_PARTS = 512
 def check_count(what: str, count: int) -> None:
     """Raise `InvalidArgument` if a request has too many of `what`."""
     if count > MAX_PARTS:
-        raise InvalidArgument(f"the request has {count} {what}, expected at most {MAX_PARTS}")
+        raise InvalidArgument(f"the request has too many {what}, expected at most {MAX_PARTS}")
 
 
 def checked_list(what: str, parts: _List) -> _List:
     """Return `parts`. Raises `InvalidArgument` if they are too many."""
     check_count(what, len(parts))
     return parts
+
+
+#: Content up to this size may be any number of times larger than the compressed bytes.
+_UNLIMITED_RATIO_BYTE_SIZE = 1 << 20
+
+
+def decompression_limit(byte_size: int, byte_size_limit: int, max_ratio: int) -> int:
+    """Return the most bytes that `byte_size` compressed ones may become; with a `max_ratio` of 0 `byte_size_limit`."""
+    return (
+        min(byte_size_limit, max(_UNLIMITED_RATIO_BYTE_SIZE, byte_size * max_ratio)) if max_ratio else byte_size_limit
+    )
+
+
+def ratio_exceeded(byte_size: int, most: int, max_ratio: int) -> str:
+    """Return the error of a compressed request that becomes larger than `decompression_limit` says."""
+    return (
+        f"the {byte_size} bytes of the compressed request become more than {most} bytes, {max_ratio} times as many. "
+        "Use --max-decompression-ratio to increase the limit."
+    )

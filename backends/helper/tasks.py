@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: Private memory that a helper may have, in bytes. A message that becomes more objects than this is refused: the limit
 #: of a message is 64 MiB, and what is legal needs a few times that.
-_MEMORY_LIMIT = 1 << 30
+_MEMORY_LIMIT = 5 << 28
 
 #: From this size of sources on, freed memory is given back to the system after a task.
 _TRIMMED_BYTE_SIZE = 4 << 20

@@ -279,3 +279,5 @@ class KernelSettings(msgspec.Struct, frozen=True):
     strict_readiness: bool = True
     #: `local`, `true` or `false`.
     allow_client_shm: str = "local"
+    #: As in `ServerOptions`.
+    max_decompression_ratio: int = 200

@@ -23,10 +23,11 @@ from protocols.http.json.document import (
     parse,
     parse_leniently,
 )
+from protocols.http.json.elements import count_parts
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import json_values
-from protocols.request_limits import check_count
-from shm.datatypes import DATATYPES, element_count
+from protocols.request_limits import MAX_PARTS, check_count
+from shm.datatypes import DATATYPES, MAX_SIZE, element_count
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _NESTED = "parameters"
 
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text_decoder = msgspec.json.Decoder(msgspec.Raw)
 _elements_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 
@@ -94,6 +96,8 @@ def _fill(
 
 def _members(text: bytes) -> dict[str, msgspec.Raw]:
     """Return the members of an object, each as its text. Raises `InternalError` for anything else."""
+    if len(text) > LARGE_BYTE_SIZE and _is_valid(text):
+        check_count("members", count_parts(text, MAX_PARTS))
     try:
         return _members_decoder.decode(text)
     except UNDECODABLE:
@@ -114,7 +118,9 @@ def _map(
             raise InvalidArgument(f"{request_prefix(request.id)}input '{key}' already exists in request")
         request.inputs.append(tensor)
     else:
-        request.parameters[key] = custom_parameter(key, parse(bytes(text)))
+        # No array or object is a parameter, and a large one is not to become objects.
+        is_scalar = bytes(memoryview(text)[:1]) not in (b"[", b"{")
+        request.parameters[key] = custom_parameter(key, parse(bytes(text)) if is_scalar else [])
 
 
 def _decode_input(tensor: TensorSpec, text: bytes, max_input_size: int, read_data: JsonDataReader) -> Tensor:
@@ -137,10 +143,21 @@ def _outer_count(text: bytes) -> int:
     """Return how many elements the outermost array has; 1 for anything else."""
     if not text.startswith(b"["):
         return 1
+    if len(text) > LARGE_BYTE_SIZE and _is_valid(text):
+        return count_parts(text, MAX_SIZE)
     try:
         return len(_elements_decoder.decode(text))
     except UNDECODABLE:
         return len(parse_leniently(text))
+
+
+def _is_valid(text: bytes) -> bool:
+    """Whether `text` is JSON."""
+    try:
+        _text_decoder.decode(text)
+    except UNDECODABLE:
+        return False
+    return True
 
 
 def fit_shape(name: str, dims: Iterable[int], count: int) -> list[int]:

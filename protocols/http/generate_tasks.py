@@ -41,7 +41,7 @@ def decode_generate_task(arguments: bytes, sources: Sequence[memoryview], /) -> 
     contents: list[TensorBytes | None] = []
 
     def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
-        contents.append(json_bytes(name, datatype, text, count, max_input_size))
+        contents.append(json_bytes(request, name, datatype, text, count, max_input_size))
         return b""
 
     decode_generate(bytes(joined(sources)), request, known.spec, known.max_input_size, defer)

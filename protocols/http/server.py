@@ -57,7 +57,7 @@ class HttpServer:
         self._rules = rules = make_request_rules(
             options, loopback_only=is_local(sock.getsockname()), keys=keys, admin=admin
         )
-        inference = HttpInference(kernel, options.max_input_size, options.max_decompression_ratio)
+        inference = HttpInference(kernel, options.max_input_size)
         self._settings = CallSettings(inference, rules, OpenApi(kernel, rules.restrictions))
         self._listener = HttpListener(
             sock,

@@ -96,10 +96,6 @@ _HTTP = FlagGroup(
         Flag(name="http-max-input-size", kind=integer(1, 2**63 - 1, metavar="BYTES"), option="http.max_input_size",
              help="The largest request body (JSON, raw, or after decompression). Binary tensors after JSON are not "
              "limited."),
-        Flag(name="http-max-decompression-ratio", kind=integer(0, 2**31 - 1, metavar="TIMES"),
-             option="http.max_decompression_ratio", ours=True,
-             help="How many times the bytes of a compressed request body its content may have, if that is more than "
-             "1 MiB; 0 for no limit."),
         Flag(name="http-header-forward-pattern", kind=_PATTERN, option="http.header_forward_pattern",
              help="Headers whose names contain a match become parameters of inference requests."),
         Flag(name="http-restricted-api", kind=_RESTRICTION, option="http.restricted_api", repeat=True,
@@ -265,9 +261,13 @@ _SERVER = FlagGroup(
              "polling."),
         Flag(name="arena-byte-size", kind=CAPACITY, option="arena_byte_size", ours=True,
              help="The most memory for the tensors of one model's requests, rounded down to a power of two."),
+        Flag(name="max-decompression-ratio", kind=integer(0, 2**31 - 1, metavar="TIMES"),
+             option="max_decompression_ratio", ours=True,
+             help="How many times the bytes of a compressed request its content may have, if that is more than "
+             "1 MiB; 0 for no limit."),
         Flag(name="memory-byte-size", kind=BUDGET, option="memory_byte_size", ours=True,
-             help="The most memory for the tensors of all requests together; 0 for half of the memory of the machine, or "
-             "of the container if it has less. Requests beyond it fail."),
+             help="The most memory for the tensors of all requests together; 0 for half of the memory of the machine, "
+             "or of the container if it has less. Requests beyond it fail."),
         Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
              help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
              "to workers on other hosts; this is slower."),

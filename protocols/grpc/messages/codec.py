@@ -17,7 +17,7 @@ from protocols.grpc.generated.grpc_service_pb2 import InferTensorContents, Model
 from protocols.grpc.messages.contents import pack_contents
 from protocols.grpc.messages.raw_contents import split_raw_contents, varint
 from protocols.grpc.status_text import clean
-from protocols.request_limits import MAX_PARTS, check_count
+from protocols.request_limits import check_count
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
@@ -70,14 +70,6 @@ def parse_soon(message: Buffer) -> tuple[ModelInferRequest, Sequence[Buffer]] | 
     if split is None:
         return None
     return ModelInferRequest.FromString(split[0]), split[1]
-
-
-def parse_request(message: Buffer) -> tuple[ModelInferRequest, Sequence[Buffer]]:
-    """Do the same for any message; for helpers."""
-    if (split := split_raw_contents(message, max_fields=4 * MAX_PARTS + 64)) is not None:
-        return ModelInferRequest.FromString(split[0]), split[1]
-    parsed = ModelInferRequest.FromString(bytes(message))
-    return parsed, parsed.raw_input_contents
 
 
 def start_request(message: ModelInferRequest, sink: Sink, *, streaming: bool) -> Request:

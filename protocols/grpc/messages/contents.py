@@ -71,19 +71,29 @@ def check_contents(contents: InferTensorContents, datatype: str, tensor: str, mo
     """Return the elements of the field that is set; None where none is. Raises as `pack_contents`."""
     found: FoundContents | None = None
     for descriptor, values in contents.ListFields():  # set fields only, by number: Triton's order
-        field = _FIELDS[descriptor.number]
         if found is not None:
-            raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}', "
-                "binary data was already supplied."
-            )
-        if datatype != field.datatype and datatype not in field.narrower:
-            raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}' of type "
-                f"'{field.datatype}', expected datatype '{datatype}'"
-            )
-        found = FoundContents(field, values, datatype)
+            raise InvalidArgument(several_contents(tensor, model))
+        found = FoundContents(check_field(descriptor.number, datatype, tensor, model), values, datatype)
     return found
+
+
+def check_field(number: int, datatype: str, tensor: str, model: str) -> ContentsField:
+    """Return the field `number` of contents. Raises `InvalidArgument` where it does not fit `datatype`."""
+    field = _FIELDS[number]
+    if datatype != field.datatype and datatype not in field.narrower:
+        raise InvalidArgument(
+            f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}' of type "
+            f"'{field.datatype}', expected datatype '{datatype}'"
+        )
+    return field
+
+
+def several_contents(tensor: str, model: str) -> str:
+    """Return the error of an input for which several fields of its contents are set."""
+    return (
+        f"unexpected explicit tensor data for input tensor '{tensor}' for model '{model}', "
+        "binary data was already supplied."
+    )
 
 
 def packed_size(contents: InferTensorContents, found: FoundContents) -> int:

@@ -40,7 +40,9 @@ def message_task(
         content, encoding = message.content, message.encoding
     else:
         content, model = message, _model_of(kernel, bytes(message[:_START_BYTE_SIZE]), request)
-    arguments = msgspec.msgpack.encode(DecodeMessageArguments(request.streaming, encoding))
+    arguments = msgspec.msgpack.encode(
+        DecodeMessageArguments(request.streaming, encoding, kernel.settings.max_decompression_ratio)
+    )
     sources = sources_of(kernel, content, received_in)
     return RequestTask(kernel, model, request, caller, DECODE_MESSAGE, arguments, sources)
 

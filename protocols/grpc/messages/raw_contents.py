@@ -35,14 +35,14 @@ def fields_of(view: memoryview) -> Iterator[MessageField]:
     position, size = 0, len(view)
     while position < size:
         begin = position
-        tag, position = _read_varint(view, position)
+        tag, position = read_varint(view, position)
         start = position
         wire_type = tag & 7
         if wire_type == _WITH_LENGTH:
-            length, start = _read_varint(view, position)
+            length, start = read_varint(view, position)
             position = start + length
         elif wire_type == _VARINT:
-            _, position = _read_varint(view, position)
+            _, position = read_varint(view, position)
         elif wire_type in (_FIXED64, _FIXED32):
             position += 8 if wire_type == _FIXED64 else 4
         else:
@@ -52,9 +52,7 @@ def fields_of(view: memoryview) -> Iterator[MessageField]:
         yield MessageField(tag >> 3, begin, start, position, wire_type == _WITH_LENGTH)
 
 
-def split_raw_contents(
-    message: Buffer, max_rest: int | None = None, max_fields: int = _MAX_FIELDS
-) -> tuple[bytes, list[memoryview]] | None:
+def split_raw_contents(message: Buffer, max_rest: int | None = None) -> tuple[bytes, list[memoryview]] | None:
     """Return the bytes of a ModelInferRequest without its raw contents, and those as views of `message`.
 
     None where the message is not what this understands, so that protobuf says what it is, where it has too many fields,
@@ -71,7 +69,7 @@ def split_raw_contents(
             else:
                 rest.append(view[field.begin : field.end])
                 rest_size += field.end - field.begin
-            if count > max_fields or (max_rest is not None and rest_size > max_rest):
+            if count > _MAX_FIELDS or (max_rest is not None and rest_size > max_rest):
                 return None
     except DecodeError:
         return None
@@ -83,17 +81,17 @@ def first_raw_content(message_start: bytes) -> int:
     view = memoryview(message_start)
     position = 0
     while position < len(message_start):
-        tag, position = _read_varint(view, position)
+        tag, position = read_varint(view, position)
         if tag & 7 != _WITH_LENGTH:
             return 0
-        length, position = _read_varint(view, position)
+        length, position = read_varint(view, position)
         if tag >> 3 == _RAW_FIELD:
             return position if position <= len(message_start) else 0
         position += length
     return 0
 
 
-def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+def read_varint(view: memoryview, position: int) -> tuple[int, int]:
     """Return a number and where it ends; a position behind the message where it has no end."""
     number = 0
     for index, octet in enumerate(view[position : position + 10]):

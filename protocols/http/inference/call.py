@@ -47,12 +47,10 @@ RETRY_LATER = {"Retry-After": "1"}
 class HttpInference:
     """What all inference requests of one HTTP server share."""
 
-    def __init__(self, kernel: Kernel, max_input_size: int, max_decompression_ratio: int = 0) -> None:
-        """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have, `max_decompression_ratio`
-        how many times the bytes of a compressed body; 0 for no limit."""
+    def __init__(self, kernel: Kernel, max_input_size: int) -> None:
+        """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have."""
         self.kernel = kernel
         self.max_input_size = max_input_size
-        self.max_decompression_ratio = max_decompression_ratio
         self.prepared_bodies = PreparedBodies()
         #: The clock of the fast path in seconds: while it stands still, responses may carry the same `Date`.
         self.now_s = 0.0
@@ -149,7 +147,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
             announced,
             content_encoding,
             inference.max_input_size,
-            inference.max_decompression_ratio,
+            inference.kernel.settings.max_decompression_ratio,
         )
         task = RequestTask(
             inference.kernel, head.model, request, self, DECODE_INFER, msgspec.msgpack.encode(arguments), sources

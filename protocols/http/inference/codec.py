@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
+from protocols.http.inference.large_header import check_parts
 from protocols.http.json.document import (
     ABSENT,
     LARGE_BYTE_SIZE,
@@ -113,13 +114,17 @@ def decode_infer(
 
 
 def _decode_header(text: bytes) -> JsonHeader:
+    if len(text) > LARGE_BYTE_SIZE:
+        check_parts(text)
     try:
         return _header_decoder.decode(text)
     except UNDECODABLE:
         pass
     if len(text) > LARGE_BYTE_SIZE:
         try:
-            return _header_decoder.decode(made_valid(text))
+            valid = made_valid(text)
+            check_parts(valid)
+            return _header_decoder.decode(valid)
         except UNDECODABLE:
             pass
     document = parse_leniently(text)
@@ -218,6 +223,7 @@ def _decode_input(
 ) -> tuple[Tensor, int]:
     """Return an input, and where in `binary` the next one's bytes begin."""
     parameters = given.parameters if isinstance(given.parameters, dict) else {}
+    check_count("parameters of a tensor", len(parameters))
     _check_single_source(bool(given.data), parameters)
     name = _read("name", given.name, as_string)
     datatype = _read("datatype", given.datatype, as_string)
@@ -319,6 +325,7 @@ def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
     """Return a requested output, and whether it is to be binary data."""
     given = member(document, "parameters")
     parameters = given if isinstance(given, dict) else {}
+    check_count("parameters of a tensor", len(parameters))
     binary = "binary_data" in parameters and _read("binary_data", parameters["binary_data"], as_bool)
     in_region = "shared_memory_region" in parameters
     if in_region and "classification" in parameters:

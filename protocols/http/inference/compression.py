@@ -7,6 +7,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, Unsupported
+from protocols.request_limits import decompression_limit, ratio_exceeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,9 +18,6 @@ IDENTITY, GZIP, DEFLATE = "identity", "gzip", "deflate"
 
 #: What the server understands, for `Accept-Encoding` of a refusal.
 SUPPORTED = "gzip, deflate"
-
-#: Content up to this size may be any number of times larger than its compressed body.
-UNLIMITED_RATIO_BYTE_SIZE = 1 << 20
 
 #: zlib's window bits. For reading one value stands for both formats; for writing each has its own.
 _READ_EITHER = 47
@@ -46,14 +44,11 @@ def decompress(body: Buffer, byte_size_limit: int, ratio_limit: int = 0) -> byte
     """Return the content of a gzip or deflate `body`; bytes behind its end are ignored.
 
     Raises `InvalidArgument` for a body that is empty, broken, cut short, or larger than the limit once it
-    is inflated; no more than the limit is ever inflated. With a `ratio_limit` above 0 content of more than
-    `UNLIMITED_RATIO_BYTE_SIZE` may have as many times the bytes of the body.
+    is inflated; no more than the limit is ever inflated. `ratio_limit` is that of `decompression_limit`.
     """
     if not len(body):
         raise InvalidArgument("nothing to be decompressed")
-    most = byte_size_limit
-    if ratio_limit:
-        most = min(most, max(UNLIMITED_RATIO_BYTE_SIZE, len(body) * ratio_limit))
+    most = decompression_limit(len(body), byte_size_limit, ratio_limit)
     inflater = zlib.decompressobj(_READ_EITHER)
     try:
         content = inflater.decompress(body, most + 1)
@@ -62,10 +57,7 @@ def decompress(body: Buffer, byte_size_limit: int, ratio_limit: int = 0) -> byte
     if len(content) > byte_size_limit:
         raise inflated_too_large(byte_size_limit)
     if len(content) > most:
-        raise InvalidArgument(
-            f"the compressed request body of {len(body)} bytes becomes more than {most} bytes, {ratio_limit} times as "
-            "many. Use --http-max-decompression-ratio to increase the limit."
-        )
+        raise InvalidArgument(ratio_exceeded(len(body), most, ratio_limit))
     if not inflater.eof:
         raise InvalidArgument("unable to decompress the request body: it is cut short")
     return content

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.spec import ModelSpec  # noqa: TC001 - msgspec reads it
-from kernel.errors import InvalidArgument, ServingError
+from kernel.errors import InvalidArgument, ServingError, request_prefix
 from kernel.serving.helper_tasks import TaskResult
 from kernel.serving.request import NO_SINK, Request
 from kernel.serving.response import Response
@@ -25,7 +25,7 @@ from protocols.http.inference.codec import (
 from protocols.http.inference.compression import IDENTITY, compress_parts, decompress
 from protocols.http.inference.encoding import encode_infer
 from protocols.http.inference.raw_input import decode_raw
-from protocols.http.json.large import packed_size, write_data
+from protocols.http.json.large import TooManyStrings, packed_size, write_data
 from protocols.http.json.tensor import check_readable
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, Tensor
@@ -76,7 +76,7 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
     if length:
 
         def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
-            deferred[len(request.inputs)] = json_bytes(name, datatype, text, count, max_input_size)
+            deferred[len(request.inputs)] = json_bytes(request, name, datatype, text, count, max_input_size)
             return b""
 
         options = decode_infer(bytes(body[:length]), body[length:], request, known.max_input_size, defer)
@@ -87,7 +87,9 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
     return (yield from decode_steps(request, contents, encode_output_format(options)))
 
 
-def json_bytes(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> TensorBytes:
+def json_bytes(
+    request: Request, name: str, datatype: str, text: memoryview, count: int, max_input_size: int
+) -> TensorBytes:
     """Return the bytes of an input in JSON. Raises `ServingError` where there are too many."""
     if count == 0:
         return TensorBytes(0, lambda memory: 0)
@@ -97,7 +99,13 @@ def json_bytes(name: str, datatype: str, text: memoryview, count: int, max_input
         raise json_input_too_large(name, byte_size, max_input_size)
 
     def write(memory: memoryview) -> int:
-        written = write_data(datatype, text, count, memory)
+        try:
+            written = write_data(datatype, text, count, memory)
+        except TooManyStrings:
+            raise InvalidArgument(
+                f"{request_prefix(request.id)}unexpected number of string elements {count + 1} for inference input "
+                f"'{name}' for model '{request.model_name}', expecting {count}"
+            ) from None
         if written > max_input_size:
             raise json_input_too_large(name, written, max_input_size)
         return written

@@ -28,6 +28,10 @@ _END = re.compile(rb"[\s\[\]]*+")
 _FLAT = bytes.maketrans(b"[]", b"  ")
 
 
+class TooManyStrings(Exception):
+    """A BYTES tensor has more elements than its shape says."""
+
+
 def packed_size(datatype_byte_size: int, count: int, text: Buffer) -> int:
     """Return the most raw bytes that the elements in `text` can take; the byte size of BYTES is 0.
 
@@ -39,15 +43,15 @@ def packed_size(datatype_byte_size: int, count: int, text: Buffer) -> int:
 def write_data(datatype: str, text: memoryview, element_count: int, memory: memoryview) -> int:
     """Write the raw bytes of the JSON array `text` to `memory`, and return how many they are.
 
-    `memory` has room for `element_count` elements; for BYTES, whose number is not checked here, as `packed_size` says.
-    Raises `ServingError` for elements that are wrong, too many or too few.
+    `memory` has room for `element_count` elements; for BYTES as `packed_size` says. Raises `ServingError` for elements
+    that are wrong, too many or too few, but too few strings: the worker checks their number. Raises `TooManyStrings`.
     """
     position = count = 0
     for piece in _string_pieces(text) if datatype == "BYTES" else _number_pieces(text):
         packed, piece_count = decode_piece(datatype, piece)
         count += piece_count
-        if datatype != "BYTES" and count > element_count:
-            raise shape_mismatch()
+        if count > element_count:
+            raise shape_mismatch() if datatype != "BYTES" else TooManyStrings
         memory[position : position + len(packed)] = packed
         position += len(packed)
     if datatype != "BYTES" and count != element_count:

@@ -193,13 +193,6 @@ _LISTENER_EFFECTS = {
 
 _HTTP_EFFECTS = {
     "http-max-input-size": Effect("--http-max-input-size=10", lambda r: r.infer().status, 400),
-    "http-max-decompression-ratio": Effect(
-        "--http-max-decompression-ratio=2",
-        lambda r: "--http-max-decompression-ratio" in r.call(
-            "/v2/models/m/infer", gzip.compress(random.Random(0).randbytes(20_000) * 60), {"Content-Encoding": "gzip"}
-        ).text,
-        True,
-    ),
     "http-header-forward-pattern": Effect(
         "--http-header-forward-pattern=My-.*", lambda r: (r.infer({"My-Key": "v"}).status, r.parameters),
         (200, [{"My-Key": "v"}]),
@@ -283,6 +276,13 @@ _SERVER_EFFECTS = {
     "trace-rate": Effect("--trace-rate=7", setting("trace/setting", "trace_rate"), "7"),
     "trace-count": Effect("--trace-count=7", setting("trace/setting", "trace_count"), "7"),
     "trace-log-frequency": Effect("--trace-log-frequency=7", setting("trace/setting", "log_frequency"), "7"),
+    "max-decompression-ratio": Effect(
+        "--max-decompression-ratio=2",
+        lambda r: "--max-decompression-ratio" in r.call(
+            "/v2/models/m/infer", gzip.compress(random.Random(0).randbytes(20_000) * 60), {"Content-Encoding": "gzip"}
+        ).text,
+        True,
+    ),
     "id": Effect("--id=mine", lambda r: r.call("/v2").json["name"], "mine"),
     "exit-timeout-secs": Effect("--exit-timeout-secs=7", started, True, after=logged("in flight get 7 s")),
     "admin-access": Effect(

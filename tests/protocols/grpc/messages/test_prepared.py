@@ -14,7 +14,7 @@ from kernel.errors import ServingError
 from kernel.serving.validation import validate
 from kernel.testing import RecordingSink
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.messages.codec import decode_request, parse_request, start_request
+from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
 from protocols.grpc.messages.prepared import PreparedMessages, model_of
 from protocols.grpc.messages.raw_contents import first_raw_content
 
@@ -46,7 +46,9 @@ def message(*, id: str = "", version: str = "", rows: int = 3, seed: int = 0, **
 
 
 def parsed(octets: bytes) -> Request:
-    parts, contents = parse_request(octets)
+    found = parse_soon(octets)
+    assert found is not None
+    parts, contents = found
     request = start_request(parts, SINK, streaming=False)
     decode_request(parts, request, contents)
     return request

@@ -67,6 +67,8 @@ def test_elements_become_what_they_become_as_a_whole(datatype: str, data: st.Dat
 @pytest.mark.parametrize("datatype", DATATYPES_OF_JSON)
 @given(values=st.lists(ELEMENTS, max_size=12), count=st.integers(1, 12))
 def test_wrong_elements_are_refused_as_they_are_as_a_whole(datatype: str, values: list[object], count: int) -> None:
+    if datatype == "BYTES":  # their number is not checked as a whole
+        count = max(count, len(values))
     text = json.dumps(values).encode()
     whole, pieces = outcome(decode_data, "IN", datatype, text, count), outcome(written, datatype, text, count)
     # Of several mistakes the one that is found first is reported.

@@ -1,0 +1,163 @@
+"""Large ModelInferRequests, for helpers: typed contents are taken out before protobuf parses the rest. Pure.
+
+Protobuf makes objects of all elements at once, and ends the process where it gets no memory for them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from kernel.errors import InvalidArgument, NoMemory
+from protocols.grpc.generated.grpc_service_pb2 import InferTensorContents, ModelInferRequest
+from protocols.grpc.messages.raw_contents import fields_of, read_varint, varint
+from protocols.helpers.decoded_request import MAX_DESCRIPTION_BYTE_SIZE
+from protocols.request_limits import check_count
+
+if TYPE_CHECKING:
+    from shm.tensor import Buffer
+
+#: The most bytes of typed contents of one input. Numbers of one byte become up to eight in protobuf.
+MAX_TYPED_BYTE_SIZE = 64 << 20
+
+_PARTS = {
+    ModelInferRequest.PARAMETERS_FIELD_NUMBER: "parameters",
+    ModelInferRequest.INPUTS_FIELD_NUMBER: "inputs",
+    ModelInferRequest.OUTPUTS_FIELD_NUMBER: "outputs",
+    ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: "raw input contents",
+}
+_INPUTS = ModelInferRequest.INPUTS_FIELD_NUMBER
+_RAW = ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_CONTENTS = ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
+_STRINGS = InferTensorContents.BYTES_CONTENTS_FIELD_NUMBER
+
+_WITH_LENGTH = 2
+_INPUT_TAG = bytes((_INPUTS << 3 | _WITH_LENGTH,))
+_STRING_TAG = _STRINGS << 3 | _WITH_LENGTH
+_NO_CONTENTS = bytes((_CONTENTS << 3 | _WITH_LENGTH, 0))
+
+#: Inputs up to this size are left to protobuf.
+_SMALL_BYTE_SIZE = 4096
+
+_LENGTH = struct.Struct("<I")
+
+
+class LargeRequest(msgspec.Struct):
+    """A request message in its parts, which are views of it."""
+
+    #: The message without raw and large typed contents.
+    message: ModelInferRequest
+    raw_contents: list[memoryview]
+    #: Large typed contents, by the number of their input.
+    typed_contents: dict[int, Buffer]
+
+
+class OtherField(Exception):
+    """Strings are followed by another field of the contents."""
+
+
+class TooManyElements(Exception):
+    """There are more strings than the shape says."""
+
+
+def parse_large_request(message: Buffer) -> LargeRequest:
+    """Parse a request message. Raises `InvalidArgument` for too many parts, `NoMemory`, and `DecodeError`."""
+    view = memoryview(message)
+    rest: list[Buffer] = []
+    raw: list[memoryview] = []
+    typed: dict[int, Buffer] = {}
+    counts = dict.fromkeys(_PARTS, 0)
+    rest_size = 0
+    for field in fields_of(view):
+        number = field.number
+        if number in counts:
+            counts[number] += 1
+            check_count(_PARTS[number], counts[number])
+        part: Buffer = view[field.begin : field.end]
+        if number == _RAW and field.has_length:
+            raw.append(view[field.start : field.end])
+            continue
+        if number == _INPUTS and field.end - field.start > _SMALL_BYTE_SIZE:
+            part, contents = _split_input(view[field.start : field.end])
+            if contents is not None:
+                typed[counts[_INPUTS] - 1] = contents
+        rest.append(part)
+        rest_size += len(part)
+        _check_rest(rest_size)
+    return LargeRequest(ModelInferRequest.FromString(b"".join(rest)), raw, typed)
+
+
+def _split_input(tensor: memoryview) -> tuple[bytes, Buffer | None]:
+    """Return an input without its typed contents, as a field of the request, and those; None if there are none."""
+    rest: list[Buffer] = []
+    contents: list[memoryview] = []
+    rest_size = 0
+    for field in fields_of(tensor):
+        if field.number == _CONTENTS and field.has_length:
+            contents.append(tensor[field.start : field.end])
+            continue
+        rest.append(tensor[field.begin : field.end])
+        rest_size += field.end - field.begin
+        _check_rest(rest_size)
+    if contents:
+        rest.append(_NO_CONTENTS)
+    content = b"".join(rest)
+    part = _INPUT_TAG + varint(len(content)) + content
+    if not contents:
+        return part, None
+    size = sum(map(len, contents))
+    if size > MAX_TYPED_BYTE_SIZE:
+        raise NoMemory(
+            f"typed contents of {size} bytes for an input, expected at most {MAX_TYPED_BYTE_SIZE}: send it in "
+            "raw_input_contents"
+        )
+    # A message that comes in several parts is their concatenation (protobuf).
+    return part, contents[0] if len(contents) == 1 else b"".join(contents)
+
+
+def _check_rest(byte_size: int) -> None:
+    if byte_size > MAX_DESCRIPTION_BYTE_SIZE:
+        raise InvalidArgument(
+            "the names, shapes and parameters of the request take too many bytes, expected at most "
+            f"{MAX_DESCRIPTION_BYTE_SIZE}"
+        )
+
+
+def are_strings(contents: Buffer) -> bool:
+    """Whether typed contents begin with a string."""
+    return len(contents) > 0 and contents[0] == _STRING_TAG
+
+
+def write_strings(contents: Buffer, element_count: int, memory: memoryview) -> int:
+    """Write strings of typed contents to `memory` in raw form, and return how many bytes they are.
+
+    `memory` has twice the bytes of `contents`: a string of n bytes takes n + 2 there or more, and n + 4 raw bytes.
+    Raises `TooManyElements`, `OtherField`, and `DecodeError`.
+    """
+    view = memoryview(contents)
+    position, size, written, count = 0, len(view), 0, 0
+    while position < size:
+        if view[position] != _STRING_TAG:
+            raise OtherField
+        if count == element_count:
+            raise TooManyElements
+        count += 1
+        position += 1
+        length = view[position] if position < size else 0x80
+        if length < 0x80:
+            position += 1
+        else:
+            length, position = read_varint(view, position)
+        end = position + length
+        if end > size:
+            raise DecodeError("a string that is cut short")
+        _LENGTH.pack_into(memory, written, length)
+        written += 4
+        if length:
+            memory[written : written + length] = view[position:end]
+            written += length
+        position = end
+    return written
