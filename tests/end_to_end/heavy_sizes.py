@@ -12,21 +12,20 @@ USUAL_BYTE_SIZE = 2 * MIB
 
 #: Rows that are decoded faster.
 LARGER = {
-    "grpc 4 million empty strings, 8 MiB", "grpc contents in parts",
-    "grpc empty parameters", "grpc empty raw contents", "grpc empty strings for FP32", "grpc four attackers, floats",
-    "grpc fp32_contents", "grpc fp32_contents, one by one", "grpc int_contents in packs of one",
-    "grpc int_contents, 16 MiB", "grpc raw contents", "grpc short strings",
-    "grpc stream: empty strings", "http Expect: 100-continue",
+    "grpc 4 million empty strings, 8 MiB", "grpc contents in parts", "grpc empty parameters",
+    "grpc empty raw contents", "grpc empty strings for FP32", "grpc four attackers, floats", "grpc fp32_contents",
+    "grpc fp32_contents, one by one", "grpc int_contents in packs of one", "grpc int_contents, 16 MiB",
+    "grpc raw contents", "grpc short strings", "grpc stream: empty strings", "http Expect: 100-continue",
     "http a dim of many digits", "http a wrong float at the end", "http binary in, JSON out",
     "http binary in, JSON out, gzip", "http chunked", "http cut short", "http floats", "http floats for INT32",
     "http generate: chunked", "http generate: floats", "http gzip of floats", "http ints", "http load: members",
     "http no JSON", "http one string",
 }  # fmt: skip
 LARGEST = {
-    "grpc int_contents for BYTES", "grpc model name again and again", "grpc negative int_contents",
-    "grpc unknown fields", "grpc unknown groups", "grpc unknown numbers", "http binary UINT8, JSON out", "http bools",
-    "http long floats", "grpc bool_contents of ten bytes each", "grpc no protobuf at the end",
-    "http JSON of the whole length",
+    "grpc bool_contents of ten bytes each", "grpc int_contents for BYTES", "grpc model name again and again",
+    "grpc negative int_contents", "grpc no protobuf at the end", "grpc unknown fields", "grpc unknown groups",
+    "grpc unknown numbers", "http JSON of the whole length", "http binary UINT8, JSON out", "http bools",
+    "http long floats",
 }  # fmt: skip
 
 #: The server's budget; rows that exceed it are so large that they also exceed what it keeps of freed memory.
@@ -44,13 +43,14 @@ LEFT_OUT = {
     "http binary in and out, gzip", "http binary strings cut short", "http cuda unregister: deep",
     "http cuda unregister: long member", "http cuda unregister: members", "http cuda unregister: objects",
     "http deep lists as data", "http deep member of no meaning", "http deep objects as data", "http deep parameter",
-    "http generate: deep", "http generate: gzip", "http generate: long member", "http generate_stream: deep",
-    "http generate_stream: long member", "http gzip in gzip", "http gzip, then zeros", "http load: a configuration",
-    "http load: a file", "http load: deep", "http load: long member", "http long datatype", "http long exponents",
-    "http long header value", "http members of no meaning", "http no such model", "http no such route",
-    "http one fraction of many digits", "http one string of escapes", "http four attackers, floats", "http raw request", "http system unregister: deep",
-    "http system unregister: long member", "http system unregister: members", "http system unregister: objects",
-    "http the same member again", "http white space",
+    "http four attackers, floats", "http generate: deep", "http generate: gzip", "http generate: long member",
+    "http generate_stream: deep", "http generate_stream: long member", "http gzip in gzip", "http gzip, then zeros",
+    "http load: a configuration", "http load: a file", "http load: deep", "http load: long member",
+    "http long datatype", "http long exponents", "http long header value", "http members of no meaning",
+    "http no such model", "http no such route", "http one fraction of many digits", "http one string of escapes",
+    "http raw request", "http system unregister: deep", "http system unregister: long member",
+    "http system unregister: members", "http system unregister: objects", "http the same member again",
+    "http white space",
 }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def _wrong_at_the_end(byte_size: int) -> bytes:
 def _transfers() -> list[HeavyRow]:
     row = http_row
     in_gzip, in_deflate = {"Content-Encoding": "gzip"}, {"Content-Encoding": "deflate"}
-    bomb = "becomes more than"
+    bomb = "become more than"
     return [
         row("gzip bomb", _TEXT, _zipped, "400", bomb, headers=in_gzip),
         row("gzip bomb, chunked", _TEXT, _zipped, "400", bomb, headers=in_gzip, chunk_byte_size=1024),
