@@ -40,9 +40,6 @@ KNOWN: dict[str, str] = {
     "http parameters of the input": "their number is not limited",
     "grpc parameters of the input": "their number is not limited",
     "http 20 half-sent, load": "bodies that are refused for their memory are received all the same",
-    "grpc gzip bomb of strings": "there is no limit on how many times larger a message becomes",
-    "grpc deflate bomb of strings": "there is no limit on how many times larger a message becomes",
-    "grpc stream: gzip bomb": "there is no limit on how many times larger a message becomes",
 }
 
 
