@@ -91,6 +91,11 @@ class AiohttpConnection(web.RequestHandler):
         elif not self._reading_paused and not self._buffer_paused:
             self._resume_transport_reading()
 
+    def _resume_transport_reading(self) -> None:
+        """Read on, unless what has come was not parsed yet: it would pile up."""
+        if not self.slices:
+            super()._resume_transport_reading()
+
     def _parse(self, data: bytes) -> None:
         known = self._messages[-1] if self._messages else None
         super().data_received(data)

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from protocols.http.call import HttpCall
 
 
+#: After so many parts of a body other clients are served, too.
+_PARTS_AT_A_TIME = 128
+
+#: How exact the time limits are: a part of the longest pause. To set a timer for each part takes long.
+_CHECKS = 64
+
+
 class TooManyChunks(Exception):
     """The body has too many chunks; the message is what the client reads."""
 
@@ -70,8 +77,8 @@ async def _read_parts(
     http: web.BaseRequest, limit: int, refuse: Callable[[int], ServingError], add: Callable[[bytes], None]
 ) -> None:
     loop = asyncio.get_running_loop()
-    start = loop.time()
-    byte_size = chunks = 0
+    start = checked_s = loop.time()
+    byte_size = chunks = parts = 0
     try:
         async with asyncio.timeout(TIMEOUTS.body_s) as timer:
             while True:
@@ -85,7 +92,13 @@ async def _read_parts(
                 if byte_size > limit:
                     raise refuse(byte_size)
                 add(part)
-                timer.reschedule(min(loop.time() + TIMEOUTS.body_s, TIMEOUTS.body_end_s(start, byte_size)))
+                parts += 1
+                if parts % _PARTS_AT_A_TIME == 0:
+                    await asyncio.sleep(0)  # parts that have come are read without a pause
+                now_s = loop.time()
+                if now_s - checked_s >= TIMEOUTS.body_s / _CHECKS:
+                    checked_s = now_s
+                    timer.reschedule(min(now_s + TIMEOUTS.body_s, TIMEOUTS.body_end_s(start, byte_size)))
     except TimeoutError:
         raise BodyTooSlow from None
 
