@@ -26,28 +26,11 @@ from tests.watched_server import HELD_UP
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from _pytest.mark import ParameterSet
-
     from bench.heavy.attack import HeavyRow
 
 #: What the kernel may compute for a row, for each request of the healthy client meanwhile, and for each byte that it
 #: receives or sends.
 ROW_CPU_S, HEALTHY_CPU_S, BYTE_CPU_S = 0.1, 0.0005, 0.004 / MIB
-
-#: Rows that do not hold yet, and why.
-KNOWN: dict[str, str] = {
-    "http 65,000 chunks of 1 byte": "aiohttp parses all chunks that it gets in one call",
-    "http parameters of the input": "their number is not limited",
-    "grpc parameters of the input": "their number is not limited",
-    "http 20 half-sent, load": "bodies that are refused for their memory are received all the same",
-}
-
-
-def as_parameter(row: HeavyRow) -> HeavyRow | ParameterSet:
-    """Return a row as a parameter of the test."""
-    if row.name not in KNOWN:
-        return row
-    return pytest.param(row, marks=pytest.mark.xfail(reason=KNOWN[row.name]))
 
 
 class Attacked:
@@ -88,14 +71,13 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 def test_each_row_that_is_named_exists() -> None:
-    assert (LARGER | LARGEST | LEFT_OUT | KNOWN.keys()) - {row.name for row in heavy_rows()} == set()
+    assert (LARGER | LARGEST | LEFT_OUT) - {row.name for row in heavy_rows()} == set()
 
 
-ROWS = [as_parameter(row) for row in heavy_rows() if row.name not in LEFT_OUT]
-NAMES = [row.name for row in heavy_rows() if row.name not in LEFT_OUT]
+ROWS = [row for row in heavy_rows() if row.name not in LEFT_OUT]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_heavy_request_stops_nobody(attacked: Attacked, row: HeavyRow) -> None:
     sample = attacked.measure(row)
     assert row.accepts(sample.status), f"{sample.status}, expected {row.status}: {sample.texts}"

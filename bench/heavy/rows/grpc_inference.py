@@ -86,11 +86,19 @@ def _long_bools(byte_size: int) -> bytes:
     return _typed("bool", "BOOL", field, len(field) // 102 * 10)
 
 
-def _parts_of_contents(byte_size: int) -> bytes:
-    """Return a message with the field `contents` again and again: protobuf merges them."""
-    part = wire.contents(b"\x10\x05")
-    parts = wire.repeated(part, byte_size)
-    return wire.infer_message("int32", wire.infer_input("INT32", [len(parts) // len(part)], parts))
+def _in_parts(count: int) -> MakeMessage:
+    """Return what makes a message with the field `contents` again and again, each with `count` numbers.
+
+    Protobuf merges them.
+    """
+    part = wire.contents(wire.delimited(wire.INTS, b"\5" * count))
+
+    def make(byte_size: int) -> bytes:
+        parts = wire.repeated(part, byte_size)
+        shape = [len(parts) // len(part) * count]
+        return wire.infer_message("int32", wire.infer_input("INT32", shape, parts))
+
+    return make
 
 
 def _contents() -> list[HeavyRow]:
@@ -113,7 +121,8 @@ def _contents() -> list[HeavyRow]:
         row("fp32_contents, one by one", _each("fp32", "FP32", b"\x35" + bytes(4))),
         row("bool_contents", _packed_bools),
         row("bool_contents of ten bytes each", _long_bools),
-        row("contents in parts", _parts_of_contents),
+        row("contents in parts of 100", _in_parts(100)),
+        row("contents in parts of 1", lambda n: _in_parts(1)(n // 4)),
     ]
 
 
@@ -161,7 +170,7 @@ def _parts() -> list[HeavyRow]:
         row("300,000 parameters", lambda n: _parameters(n // 12), parameters),
         row("parameters", _parameters, parameters),
         row("empty parameters", _with(_again(wire.delimited(4, b""))), parameters),
-        row("parameters of the input", _input(_parameters_of_input), parameters),
+        row("parameters of the input", _input(_parameters_of_input), _TOO_LONG),
         row("inputs", lambda n: wire.infer_message("text", wire.repeated(_ONE + _RAW_STRING, n)), inputs),
         row("empty inputs", _with(_again(wire.delimited(5, b""))), inputs),
         row("outputs", _with(_again(wire.delimited(6, wire.delimited(1, b"OUTPUT0")))), outputs),
