@@ -170,6 +170,7 @@ def _parts() -> list[HeavyRow]:
         return f'"parameters":{{"a":{bodies.nested("[", byte_size)}}},'
 
     dims, parameters = "dimensions of a shape, expected at most", "parameters, expected at most"
+    of_a_tensor = "parameters of a tensor, expected at most"
     inputs, outputs = "inputs, expected at most", "outputs, expected at most"
     return [
         row("dims of a shape", _TEXT, _shaped(lambda n: bodies.repeated("1", n)[1]), "400", dims),
@@ -177,7 +178,7 @@ def _parts() -> list[HeavyRow]:
         row("a dim of many digits", _TEXT, _shaped(lambda n: f"[{'9' * n}]"), "500", _NO_JSON),
         row("parameters", _TEXT, _with(members("1")), "400", parameters),
         row("objects as parameters", _TEXT, _with(members("{}")), "400", parameters),
-        row("parameters of the input", _TEXT, _with(lambda _: "", members("1")), "400", "parameters of a tensor, expected"),
+        row("parameters of the input", _TEXT, _with(lambda _: "", members("1")), "400", of_a_tensor),
         row("inputs", _TEXT, _inputs(whole), "400", inputs),
         row("empty inputs", _TEXT, _inputs("{}"), "400", inputs),
         row("numbers as inputs", _TEXT, _inputs("1"), "400", inputs),
