@@ -65,6 +65,14 @@ _COLUMNS: dict[str, Callable[[Sequence[RowSample]], str]] = {
     "response": lambda samples: _size(samples[0].response_byte_size),
 }
 _THEIRS = ("status", "after s", "p99 ms", "longest")
+#: Columns of our figures relative to their limits.
+_RATIOS = ("p99/limit", "longest/limit", "growth/limit")
+
+
+def _ratios(verdict: RowVerdict | None) -> list[str]:
+    if verdict is None:
+        return [""] * len(_RATIOS)
+    return [f"{ratio:.2f}" for ratio in (verdict.p99, verdict.longest, verdict.growth)]
 
 
 def _mib(byte_size: int) -> str:
@@ -80,11 +88,12 @@ def print_report(report: HeavyReport) -> None:
     with_triton = bool(report.triton)
     table = Table(title="Heavy requests: kernel CPU and memory, and the waits of a healthy client")
     table.add_column("row")
-    for name in (*_COLUMNS, *(f"Triton {name}" for name in _THEIRS if with_triton)):
+    for name in (*_COLUMNS, *_RATIOS, *(f"Triton {name}" for name in _THEIRS if with_triton)):
         table.add_column(name, justify="right")
     for result in report.results:
         ours, theirs = result.samples.get(OURS), result.samples.get(TRITON)
         cells = [text(ours) if ours else "" for text in _COLUMNS.values()]
+        cells += _ratios(result.verdict)
         if with_triton:
             cells += [_COLUMNS[name](theirs) if theirs else "" for name in _THEIRS]
         table.add_row(result.row, *cells, style="red" if result.wrong else None)

@@ -38,6 +38,7 @@ def test_the_table_has_every_row_and_says_what_is_wrong(capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert ("Triton p99 ms" in "".join(lines)) is with_triton
     assert any(("77" in line) is with_triton for line in lines if "good" in line)
+    assert any("4.00" in line for line in lines if "bad" in line)
     assert "bad: longest wait is 4.0 times its limit" in lines
     assert "not measured: a client has ended" in lines
     assert lines[-1] == "2 of 3 rows exceed a limit"
