@@ -1,4 +1,4 @@
-"""`python -m bench [rows | curve | growth | start | micro | draw]`: the command line of the measurements."""
+"""`python -m bench [rows | curve | growth | heavy | start | micro | draw]`: the command line of the measurements."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from bench import against as against_commit
 from bench import compare, curve, growth, machine, start, store
 from bench.checkout import UnknownCommit
+from bench.heavy import command as heavy
 from bench.server import ServerFailed
 from bench.triton import NotAvailable
 
@@ -38,6 +39,7 @@ Rounds = Annotated[
     int | None,
     typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
 ]
+HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; waits are medians")]
 Seconds = Annotated[
     float | None,
     typer.Option(min=0.1, help="length of a window; a round has three", show_default="1.0, with --against 0.5"),
@@ -89,6 +91,17 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
     measured = growth.measure(quick=quick, with_triton=not without_triton)
     growth.print_table(measured)
     _publish("growth", measured, quick=quick)
+
+
+@cli.command("heavy")
+def heavy_command(only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False) -> None:
+    """What one heavy request does to other clients and to the kernel's memory: 240 rows. An hour, half without Triton.
+
+    The exit code is 1 where a healthy client waits too long, the kernel grows too much, or a status is not the
+    expected one. With --only the figures are written to build/bench/.
+    """
+    _warn_if_busy()
+    raise typer.Exit(heavy.run(only, rounds, with_triton=not without_triton))
 
 
 @cli.command("start")

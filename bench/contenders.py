@@ -74,7 +74,7 @@ def contenders(
     """
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ServerProcess(ours, *flags, *our_flags))
-        found = [_contender(OURS, server)]
+        found = [contender(OURS, server)]
         if theirs is not None:
             http_port, grpc_port, metrics_port = free_ports(3)
             try:
@@ -93,9 +93,10 @@ def trees_of_ours(trees: Mapping[str, Path], repository: Path) -> Iterator[list[
     """
     with contextlib.ExitStack() as stack:
         yield [
-            _contender(name, stack.enter_context(ServerProcess(repository, tree=tree))) for name, tree in trees.items()
+            contender(name, stack.enter_context(ServerProcess(repository, tree=tree))) for name, tree in trees.items()
         ]
 
 
-def _contender(name: str, server: ServerProcess) -> Contender:
+def contender(name: str, server: ServerProcess) -> Contender:
+    """Return a server of ours as a contender."""
     return Contender(name, {"http": server.http_port, "grpc": server.grpc_port}, server.pid)

@@ -88,6 +88,28 @@ def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> N
         _write_python_model(root / instances_name("waiting", count), config, WAITING, count)
 
 
+#: Models that return their input, and their datatypes. `spare` is for requests that load and unload it.
+ECHOES = {
+    "text": "TYPE_STRING", "fp32": "TYPE_FP32", "int32": "TYPE_INT32", "bool": "TYPE_BOOL", "uint8": "TYPE_UINT8",
+    "spare": "TYPE_FP32",
+}  # fmt: skip
+
+
+def write_echoes(root: Path, *, builtin: bool) -> None:
+    """Write what `bench heavy` needs: `healthy`, and models that return their input.
+
+    These are of our identity backend if `builtin`, else Python models, which Triton can run.
+    """
+    config, source = PYTHON_MODELS["add_sub"]
+    _write_python_model(root / "healthy", config, source)
+    for name, data_type in ECHOES.items():
+        config = "max_batch_size: 0\n" + one_tensor("input", "INPUT0", data_type, "[-1]")
+        config += one_tensor("output", "OUTPUT0", data_type, "[-1]")
+        _write_python_model(root / name, config, IDENTITY)
+        if builtin:
+            (root / name / "config.pbtxt").write_text(f'backend: "identity"\n{ONE_CPU}{config}')
+
+
 def copy_name(number: int) -> str:
     """Return the name of a copy."""
     return f"add_sub_{number:02}"

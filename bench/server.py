@@ -34,9 +34,13 @@ class ServerFailed(Exception):
 class ServerProcess:
     """`python -m kernel run` over a repository. It is ready when the `with` block begins and stopped at its end."""
 
-    def __init__(self, repository: Path | None, *flags: str, tree: Path | None = None) -> None:
-        """`tree` is the source tree whose server is started; by default the one that this process imports."""
+    def __init__(self, repository: Path | None, *flags: str, tree: Path | None = None, module: str = "kernel") -> None:
+        """`tree` is the source tree whose server is started; by default the one that this process imports.
+
+        `module` is run in place of `kernel`.
+        """
         self._tree = tree
+        self._module = module
         self._flags = [f"--model-repository={repository}"] if repository is not None else []
         self._flags += flags
         self.http_port = self.grpc_port = self.metrics_port = 0
@@ -75,7 +79,7 @@ class ServerProcess:
     def start(self) -> None:
         """Start the server and wait until every port listens. Raises `ServerFailed`."""
         self._log = tempfile.NamedTemporaryFile(prefix="naiad-", suffix=".log")  # noqa: SIM115 - closed in stop
-        command = [sys.executable, "-m", "kernel", "run", "--http-port=0", "--grpc-port=0", "--metrics-port=0",
+        command = [sys.executable, "-m", self._module, "run", "--http-port=0", "--grpc-port=0", "--metrics-port=0",
                    "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *self._flags]  # fmt: skip
         self._process = subprocess.Popen(
             command,

@@ -17,13 +17,14 @@ import gc
 import sys
 import threading
 import time
+from collections.abc import Callable  # noqa: TC003 - for the type of a variable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Generator, Iterator
 
 LIMIT_NS = 50_000_000
 
@@ -50,6 +51,7 @@ _thread = _Thread()
 
 #: What held a loop up, and nobody has looked at yet.
 _found: list[str] = []
+_report: Callable[[str], None] = _found.append
 
 
 def _run(name: Callable[[], object], function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
@@ -64,7 +66,7 @@ def _run(name: Callable[[], object], function: Callable[..., Any], arguments: An
         took_ns = time.thread_time_ns() - begin_ns - _thread.collected_ns
         _thread.depth = 0
         if took_ns > LIMIT_NS:
-            _found.append(f"{name()} computed for {took_ns / 1e6:.0f} ms")
+            _report(f"{name()} computed for {took_ns / 1e6:.0f} ms")
 
 
 def _note_collection(phase: str, info: dict[str, int]) -> None:
@@ -76,7 +78,7 @@ def _note_collection(phase: str, info: dict[str, int]) -> None:
 
 def _sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
     if _thread.depth:
-        _found.append(f"a callback slept for {seconds * 1000:g} ms")
+        _report(f"a callback slept for {seconds * 1000:g} ms")
     sleep(seconds)
 
 
@@ -147,8 +149,13 @@ def collected() -> Iterator[list[str]]:
         _found[:] = before
 
 
-def watch() -> None:
-    """Measure from now on. Protocols that were defined before are not measured on uvloop."""
+def watch(report: Callable[[str], None] | None = None) -> None:
+    """Measure from now on. Protocols that were defined before are not measured on uvloop.
+
+    What is found goes to `report`, if there is one, and does not fail a test of this process.
+    """
+    global _report
+    _report = report or _report
     _watch_asyncio()
     _watch_uvloop()
     gc.callbacks.append(_note_collection)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine
 
@@ -12,6 +14,7 @@ import pytest
 import uvloop
 
 from tests.slow_callbacks import LIMIT_NS, collected
+from tests.watched_server import HELD_UP
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -103,3 +106,33 @@ def test_waiting_other_threads_and_collections_of_garbage_are_nobodys_fault(foun
             gc.collect()
 
     assert found(scenario) == []
+
+
+WATCHED = """
+import time
+from tests.watched_server import report
+from tests import slow_callbacks
+slow_callbacks.watch(report)
+import uvloop
+
+def compute(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+async def main():
+    import asyncio
+    asyncio.get_running_loop().call_soon(compute, 0.06)
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(compute, 0.001)
+    await asyncio.sleep(0.01)
+
+uvloop.run(main())
+"""
+
+
+def test_a_watched_process_prints_what_holds_its_loop_up() -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(HELD_UP)
+    assert "compute" in line

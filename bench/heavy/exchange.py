@@ -1,0 +1,259 @@
+"""Moves bytes between sockets and the state of an attacker's connections, in one thread.
+
+An `Exchange` is the state of one connection: bytes to send, what was received, how it ended. It does no I/O.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import select
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.heavy.attack import HttpRequest
+
+_WRITE_BYTE_SIZE, _READ_BYTE_SIZE = 1 << 20, 1 << 18
+#: How much of a response's body is kept.
+TEXT_BYTE_SIZE = 4096
+
+
+class Exchange:
+    """One connection of an attacker. Subclasses queue what they send in `outgoing`."""
+
+    def __init__(self) -> None:
+        self.outgoing: deque[memoryview] = deque()
+        #: The status of each response that is complete.
+        self.statuses: list[str] = []
+        #: The beginning of the last body or message, of each response.
+        self.texts: list[str] = []
+        self.response_byte_size = 0
+        self.finished = False
+        #: Whether what the server sends is read.
+        self.reads = True
+
+    def receive(self, data: bytes) -> None:
+        """Take received bytes."""
+        raise NotImplementedError
+
+    def refill(self) -> None:
+        """Queue more in `outgoing`, if there is more and the peer allows it."""
+
+    def go_on(self) -> None:
+        """End the pause: send the rest, read what comes."""
+
+    def closed(self, reason: str) -> None:
+        """The connection has ended."""
+        if not self.finished:
+            self.end(reason, "")
+
+    def end(self, status: str, text: str) -> None:
+        """The last response is complete."""
+        self.statuses.append(status)
+        self.texts.append(text)
+        self.finished = True
+
+    def to_send(self) -> memoryview | None:
+        """Return the next bytes that may be sent."""
+        if not self.outgoing:
+            self.refill()
+        return self.outgoing[0][:_WRITE_BYTE_SIZE] if self.outgoing else None
+
+    def sent(self, byte_size: int) -> None:
+        first = self.outgoing[0]
+        if byte_size == len(first):
+            self.outgoing.popleft()
+        else:
+            self.outgoing[0] = first[byte_size:]
+
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked\r\n", re.IGNORECASE)
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class HttpExchange(Exchange):
+    """HTTP/1.1, one request after the other."""
+
+    def __init__(self, requests: Sequence[HttpRequest], *, keeps_end: bool = False, reads: bool = True) -> None:
+        """Until `go_on`, `keeps_end` keeps the last byte of the only request back, and without `reads` nothing is
+        read."""
+        super().__init__()
+        self.reads = reads
+        self._requests = deque(requests)
+        self._body: list[memoryview] = []
+        self._head = bytearray()
+        self._text = bytearray()
+        self._tail = b""
+        self._status = ""
+        #: Bytes of the response's body that are missing; -1 if it is chunked.
+        self._missing = 0
+        self._begin(self._requests.popleft())
+        self._kept = memoryview(b"")
+        if keeps_end:
+            last = self.outgoing[-1]
+            self.outgoing[-1], self._kept = last[:-1], last[-1:]
+
+    def go_on(self) -> None:
+        self.reads = True
+        if self._kept:
+            self.outgoing.append(self._kept)
+            self._kept = memoryview(b"")
+
+    def _begin(self, request: HttpRequest) -> None:
+        length = "Transfer-Encoding: chunked" if request.chunk_byte_size else f"Content-Length: {len(request.body)}"
+        headers = [f"{name}: {value}" for name, value in request.headers.items()]
+        if request.expects_continue:
+            headers.append("Expect: 100-continue")
+        lines = [f"POST {request.path} HTTP/1.1", "Host: localhost", length, *headers]
+        self.outgoing.append(memoryview(("\r\n".join(lines) + "\r\n\r\n").encode()))
+        body = [memoryview(request.body)] if request.body else []
+        if request.chunk_byte_size:
+            body = [memoryview(chunked(request.body, request.chunk_byte_size))]
+        if request.expects_continue:
+            self._body = body
+        else:
+            self.outgoing += body
+
+    def receive(self, data: bytes) -> None:
+        if not self._status:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head, data = bytes(self._head[: end + 2]), bytes(self._head[end + 4 :])
+            self._head.clear()
+            status = head.split(b" ", 2)[1].decode(errors="replace")
+            if status == "100":
+                self.outgoing += self._body
+                self._body = []
+                if data:
+                    self.receive(data)
+                return
+            self._status = status
+            length = _LENGTH.search(head)
+            self._missing = -1 if _CHUNKED.search(head) else int(length[1]) if length else 0
+        self._receive_body(data)
+
+    def _receive_body(self, data: bytes) -> None:
+        self.response_byte_size += len(data)
+        self._text += data[: TEXT_BYTE_SIZE - len(self._text)]
+        if self._missing < 0:
+            self._tail = (self._tail + data)[-len(_LAST_CHUNK) :]  # JSON has no line ends, so this is its end
+            complete = self._tail == _LAST_CHUNK
+        else:
+            self._missing -= len(data)
+            complete = self._missing <= 0
+        if complete:
+            self._respond()
+
+    def _respond(self) -> None:
+        status, text = self._status, self._text.decode(errors="replace")
+        self._status, self._tail = "", b""
+        self._text.clear()
+        if not self._requests or self.outgoing or self._body:  # refused before all was sent
+            self.end(status, text)
+            return
+        self.statuses.append(status)
+        self.texts.append(text)
+        self._begin(self._requests.popleft())
+
+    def closed(self, reason: str) -> None:
+        if self._status and not self.finished:
+            self.end(f"{self._status} cut short", self._text.decode(errors="replace"))
+        super().closed(reason)
+
+
+def chunked(body: bytes, chunk_byte_size: int) -> bytes:
+    """Return a body in chunks of a size."""
+    parts: list[bytes] = []
+    for start in range(0, len(body), chunk_byte_size):
+        part = body[start : start + chunk_byte_size]
+        parts += (b"%x\r\n" % len(part), part, b"\r\n")
+    return b"".join([*parts, _LAST_CHUNK])
+
+
+class Connections:
+    """The sockets of exchanges to one port. The owner calls `close`."""
+
+    def __init__(self, port: int, exchanges: Sequence[Exchange]) -> None:
+        self._poll = select.epoll()
+        self._open: dict[int, tuple[socket.socket, Exchange]] = {}
+        for exchange in exchanges:
+            each = socket.create_connection(("127.0.0.1", port), timeout=30)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            each.setblocking(False)
+            self._open[each.fileno()] = (each, exchange)
+            self._poll.register(each, 0)
+
+    def drive(self, deadline: float, idle_s: float = math.inf) -> None:
+        """Send and receive until each exchange has finished, until `deadline`, or until nothing moved for `idle_s`.
+
+        The deadline is a time of `time.perf_counter`.
+        """
+        moved = now = time.perf_counter()
+        while self._open and now < min(deadline, moved + idle_s):
+            for descriptor, (_, exchange) in self._open.items():
+                writes = exchange.to_send() is not None
+                self._poll.modify(descriptor, select.EPOLLOUT * writes | select.EPOLLIN * exchange.reads)
+            events = self._poll.poll(0.05)
+            for descriptor, event in events:
+                self._serve(descriptor, event)
+            now = time.perf_counter()
+            if events:
+                moved = now
+
+    def go_on(self) -> None:
+        """End the pause of all exchanges."""
+        for _, exchange in self._open.values():
+            exchange.go_on()
+
+    def _serve(self, descriptor: int, event: int) -> None:
+        connection, exchange = self._open[descriptor]
+        ended = ""
+        try:
+            if event & select.EPOLLOUT and (part := exchange.to_send()) is not None:
+                exchange.sent(connection.send(part))
+            if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                ended = _receive(connection, exchange)
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            ended = _receive_rest(connection, exchange) or "reset"
+        if ended:
+            exchange.closed(ended)
+        if exchange.finished:
+            self._poll.unregister(descriptor)
+            connection.close()
+            del self._open[descriptor]
+
+    def close(self) -> None:
+        for connection, exchange in self._open.values():
+            exchange.closed("no response in time")
+            connection.close()
+        self._open.clear()
+        self._poll.close()
+
+
+def _receive(connection: socket.socket, exchange: Exchange) -> str:
+    """Read once. Returns how the connection has ended, nothing if it has not."""
+    data = connection.recv(_READ_BYTE_SIZE)
+    if not data:
+        return "closed"
+    exchange.receive(data)
+    return ""
+
+
+def _receive_rest(connection: socket.socket, exchange: Exchange) -> str:
+    """Read what had come before the connection was reset. Returns how it has ended."""
+    ended = ""
+    with contextlib.suppress(OSError):
+        while not ended and not exchange.finished:
+            ended = _receive(connection, exchange)
+    return ended

@@ -1,0 +1,1 @@
+"""What attackers send: the rows of `python -m bench heavy`, and their bodies and messages."""

@@ -1,0 +1,26 @@
+"""All rows of the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.heavy.rows.grpc_inference import grpc_infer_rows
+from bench.heavy.rows.grpc_rpcs import grpc_rpc_rows
+from bench.heavy.rows.http_inference import http_infer_rows
+from bench.heavy.rows.http_routes import http_route_rows
+
+if TYPE_CHECKING:
+    from bench.heavy.attack import HeavyRow
+
+
+def heavy_rows() -> list[HeavyRow]:
+    """Return every row in the order of the report."""
+    return [*http_infer_rows(), *http_route_rows(), *grpc_infer_rows(), *grpc_rpc_rows()]
+
+
+def row_named(name: str) -> HeavyRow:
+    """Return the row `name`. Raises `LookupError`."""
+    for row in heavy_rows():
+        if row.name == name:
+            return row
+    raise LookupError(f"there is no row {name!r}")
