@@ -32,7 +32,7 @@ MAX_INFLATED_BYTE_SIZE = 64 * 2**20
 #: How many bytes from the start of a large message `MessageReader.choose_buffer` gets, and how many are gathered at
 #: most where it is not set.
 MESSAGE_START_BYTE_SIZE = 1024
-_MAX_GATHERED_BYTE_SIZE = 256 * 2**10
+_MAX_GATHERED_BYTE_SIZE = 2**20
 
 #: Compressions of messages that the server understands, for `grpc-accept-encoding`, and zlib's window bits for them.
 ACCEPTED_ENCODINGS = ("identity", "deflate", "gzip")
@@ -77,8 +77,8 @@ class MessageReader:
     """Finds the messages of one call. After a fault it accepts no more bytes."""
 
     __slots__ = (
-        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "_refusal", "choose_buffer", "fault",
-        "max_byte_size", "messages",
+        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "_refusal", "choice_follows",
+        "choose_buffer", "fault", "max_byte_size", "messages",
     )  # fmt: skip
 
     def __init__(self, encoding: str) -> None:
@@ -100,6 +100,8 @@ class MessageReader:
         #: Returns the buffer for a large message by its first bytes (none for a compressed one) and its length. Raises
         #: `ServingError` for a message that is refused.
         self.choose_buffer: Callable[[bytes, int], memoryview] | None = None
+        #: Whether it will be set by the handler of the call, which starts later.
+        self.choice_follows = False
 
     @property
     def between_messages(self) -> bool:
@@ -148,12 +150,7 @@ class MessageReader:
 
     def direct_buffer(self) -> memoryview | None:
         """Return where the next bytes of a large message belong, None if no large message is being received."""
-        if (
-            self._large is None
-            and self._refusal is None
-            and self._length >= RECEIVE_BUFFER_BYTE_SIZE
-            and len(self._gathered) >= MESSAGE_START_BYTE_SIZE
-        ):
+        if self._large is None and self._refusal is None and self._is_due(directly=True):
             self._allocate()
         return None if self._large is None else self._large[self._filled :]
 
@@ -185,12 +182,13 @@ class MessageReader:
             if not length:
                 self._complete(b"")
 
-    def _is_due(self) -> bool:
+    def _is_due(self, *, directly: bool = False) -> bool:
         """Whether a message gets its memory now: it is large, and `choose_buffer` is set, or will not be.
 
         What arrives together with the headers of a call is read before the call exists that sets it.
         """
-        enough = MESSAGE_START_BYTE_SIZE if self.choose_buffer is not None else _MAX_GATHERED_BYTE_SIZE
+        soon = self.choose_buffer is not None or (directly and not self.choice_follows)
+        enough = MESSAGE_START_BYTE_SIZE if soon else _MAX_GATHERED_BYTE_SIZE
         return self._length >= RECEIVE_BUFFER_BYTE_SIZE and len(self._gathered) >= enough
 
     def _allocate(self) -> None:
@@ -213,7 +211,7 @@ class MessageReader:
         self.received_directly(taken)
 
     def _take_content(self, data: memoryview) -> int:
-        if self._large is None and self._refusal is None and self._is_due():
+        if self._large is None and self._refusal is None and self._is_due(directly=True):
             self._allocate()
             if self.fault is not None:
                 return 0

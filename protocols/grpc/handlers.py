@@ -94,6 +94,7 @@ class HandlerCall:
         self._server_connection = connection
         self._stream = stream
         self._reader = stream.message_reader
+        self._reader.choice_follows = True
         #: The message whose prefix the handler has read.
         self._unread: Buffer | None = None
         #: One task of a handler reads while another sends.

@@ -16,11 +16,7 @@ from kernel.errors import InternalError, NoMemory, ServingError
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from protocols.grpc.grpclib_internals import stream_of
-from protocols.grpc.messages.codec import (
-    decode_request,
-    parse_soon,
-    start_request,
-)
+from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
 from protocols.grpc.messages.message_task import message_task
 from protocols.grpc.messages.prepared import names_at_start
 from protocols.grpc.messages.receive_buffers import receive_buffer_for
@@ -28,6 +24,9 @@ from protocols.grpc.open_calls import ServerShuttingDown
 from protocols.grpc.rpc import grpc_error
 from protocols.grpc.rpcs.response_order import RequestOrder
 from protocols.grpc.rpcs.stream_messages import (
+    MAX_OPEN_REQUESTS,
+    MAX_UNANSWERED_REQUESTS,
+    MESSAGES_PER_ITERATION,
     EncodedStreamResponse,
     OpenRequest,
     PreparingOnStream,
@@ -49,12 +48,6 @@ if TYPE_CHECKING:
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.special_messages import ReceivedMessage
     from protocols.helpers.request_task import RequestTask
-
-#: Messages that a stream takes in one event-loop iteration, so that other clients are served, too.
-_MESSAGES_PER_ITERATION = 32
-
-#: How many requests without a final response a stream may have while its client does not read its responses.
-MAX_OPEN_REQUESTS = 256
 
 
 class StreamCall:
@@ -96,6 +89,8 @@ class StreamCall:
         #: Whether more requests are accepted, and whether one is being submitted now.
         self._reads = True
         self._submitting = False
+        #: Whether `_read_on` will be called.
+        self._reads_later = False
         #: Decodes a request in a helper. No more messages are taken before it is submitted.
         self._task: RequestTask | None = None
         self._stopped = False
@@ -158,13 +153,16 @@ class StreamCall:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        """Take the messages that have arrived, unless the client does not read its responses."""
+    def _read(self, later: bool = False) -> None:
+        """Take the messages that have arrived, unless the client does not read its responses; `later` as it was to."""
         try:
-            for _ in range(_MESSAGES_PER_ITERATION):
+            self._reads_later = self._reads_later and not later
+            for _ in range(MESSAGES_PER_ITERATION):
                 if (
                     not self._reads
+                    or self._reads_later
                     or self._task is not None
+                    or len(self._open_requests) >= MAX_UNANSWERED_REQUESTS
                     or (self._leaving is not None and self._backed_up)
                     or self._ended.done()
                 ):
@@ -177,9 +175,15 @@ class StreamCall:
                     self._end_if_done()
                 else:
                     return
-            asyncio.get_running_loop().call_soon(self._read)
+            self._read_later()
         except Exception as error:
             self._fail(error)
+
+    def _read_later(self) -> None:
+        """Take more messages in the next event-loop iteration."""
+        if not self._reads_later:
+            self._reads_later = True
+            asyncio.get_running_loop().call_soon(self._read, True)
 
     @property
     def _backed_up(self) -> bool:
@@ -258,10 +262,7 @@ class StreamCall:
     def _refuse(self, request: Request, opened: OpenRequest, error: ServingError) -> None:
         """Respond why a request is refused."""
         opened.refused = True
-        refusal = Response(request.model_name, request.model_version, request.id, error=error)
-        self._responses.append((request, refusal))
-
-    # ---- requests that a helper decodes --------------------------------------------------------
+        self._responses.append((request, Response(request.model_name, request.model_version, request.id, error=error)))
 
     def _decode_in_helper(
         self, message: ReceivedMessage, received_in: ReceiveBuffer | None, sink: StreamRequestSink
@@ -273,9 +274,8 @@ class StreamCall:
         try:
             if isinstance(message, RefusedMessage):
                 request.model_name, request.model_version, request.id = names_at_start(message.start)
-            self._task = message_task(
-                self._kernel, request, PreparingOnStream(self, request, opened), message, received_in
-            )
+            caller = PreparingOnStream(self, request, opened)
+            self._task = message_task(self._kernel, request, caller, message, received_in)
             self._task.start()
         except ServingError as error:
             self._task = None
@@ -295,6 +295,7 @@ class StreamCall:
             self._kernel.submit(request, admitted=True)
             opened.refused = request.failed and not request.dispatched
         except ServingError as error:
+            request.release_leases()
             self._refuse(request, opened, error)
         finally:
             self._submitting = False
@@ -395,3 +396,5 @@ class StreamCall:
             del self._open_requests[encoded.request]
             if not self._reads:
                 self._end_if_done()
+            elif len(self._open_requests) == MAX_UNANSWERED_REQUESTS - 1:
+                self._read_later()

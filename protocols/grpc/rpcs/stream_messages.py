@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from protocols.grpc.rpcs.stream import StreamCall
     from shm.tensor import Buffer
 
+#: How many requests without a final response a stream may have at all: those of other clients queue behind them.
+MAX_UNANSWERED_REQUESTS = 4096
+
+#: Messages that a stream takes in one event-loop iteration, so that other clients are served, too.
+MESSAGES_PER_ITERATION = 32
+
+#: How many requests without a final response a stream may have while its client does not read its responses.
+MAX_OPEN_REQUESTS = 256
+
 
 class OpenRequest(msgspec.Struct):
     """What the stream knows of a request whose final response was not sent yet."""
