@@ -20,6 +20,7 @@ from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall
 from protocols.grpc.service import MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
 from protocols.listening import listen
+from protocols.receive_budget import ReceiveBudget
 
 if TYPE_CHECKING:
     import socket
@@ -92,9 +93,10 @@ class GrpcListener:
     async def start(self) -> None:
         options = self._options
         acceptor = LoggingAcceptor(self) if options.log_access else self
+        budget = ReceiveBudget()
         self._server = await listen(
             self._sock,
-            lambda: ServerConnection(acceptor, options.keepalive),
+            lambda: ServerConnection(acceptor, options.keepalive, budget),
             options.tls,
             make_refusal=lambda: ServerConnection(_RefusingAcceptor()),
             tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,

@@ -18,6 +18,7 @@ from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.listening import send_small_writes_at_once
+from protocols.receive_budget import ReceiveBudget
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -62,8 +63,14 @@ class CallAcceptor(Protocol):
 class ServerConnection(asyncio.BufferedProtocol):
     """A client's connection. Calls respond on `sending` and then call `schedule_write`."""
 
-    def __init__(self, acceptor: CallAcceptor, rules: KeepaliveRules | None = None) -> None:
-        """Without `rules` the connection lives as long as its client wants, and is never pinged."""
+    def __init__(
+        self, acceptor: CallAcceptor, rules: KeepaliveRules | None = None, budget: ReceiveBudget | None = None
+    ) -> None:
+        """Without `rules` the connection lives as long as its client wants, and is never pinged.
+
+        `budget` is for large messages, and shared by all connections.
+        """
+        self._budget = budget or ReceiveBudget()
         self.http2 = H2Connection(rules)
         self.sending = self.http2.sending
         self.transport: asyncio.Transport
@@ -110,7 +117,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             direct = self._stream_frames.direct_buffer()
             if direct is not None:
                 self._receives_directly = True
-                return direct
+                return direct[: self._budget.room]
         self._receives_directly = False
         return self._memory[self._end :]
 
@@ -122,8 +129,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         receiving = self._receiving
         self.last_received_ns = now_ns = time.monotonic_ns()
         self._write_scheduled = True  # it is done below, not in another iteration
+        pauses = False
         if self._receives_directly:
             self._stream_frames.received_directly(byte_size)
+            if self._budget.is_fresh:
+                self._loop.call_soon(self._budget.reset)
+            pauses = self._budget.received(byte_size)
         else:
             self._end += byte_size
             self._start += receiving.receive(self._memory[self._start : self._end], now_ns)
@@ -131,7 +142,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._start < self._end and (direct := self._stream_frames.direct_buffer()) is not None:
             self._copy_directly(direct)
         self._write_output()
-        if receiving.has_more or self.sending.ended:
+        if pauses and not self._closing:
+            self._set_reading(False)
+            self._loop.call_soon(self._continue)
+        elif receiving.has_more or self.sending.ended:
             # Reading pauses while other connections are served, so that the memory does not overflow.
             self._set_reading(False)
             if not self.sending.ended:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from protocols.http.fast.call import FastCall
     from protocols.http.fast.connection import FastConnection
+    from protocols.receive_budget import ReceiveBudget
 
 #: A buffer grows to `_GROWTH` times the bytes that have come, at least to `_LEAST_BYTE_SIZE`: memory is not taken for
 #: an announced size alone, and a body is not copied too often.
@@ -102,16 +103,32 @@ class BodyReceiver(asyncio.BufferedProtocol):
     At other times the transport has a plain protocol, which costs small requests less.
     """
 
-    def __init__(self, connection: FastConnection, incoming: IncomingBody) -> None:
+    def __init__(
+        self, connection: FastConnection, incoming: IncomingBody, transport: asyncio.Transport, budget: ReceiveBudget
+    ) -> None:
         """`incoming` has a receive buffer, and is not complete."""
         self._connection = connection
         self._incoming = incoming
+        self._transport = transport
+        self._budget = budget
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._incoming.room()
+        return self._incoming.room()[: self._budget.room]
 
     def buffer_updated(self, byte_size: int) -> None:
+        budget, loop = self._budget, asyncio.get_running_loop()
+        if budget.is_fresh:
+            loop.call_soon(budget.reset)
+        pauses = budget.received(byte_size) and self._incoming.received + byte_size < self._incoming.byte_size
         self._connection.body_received(self._incoming, byte_size)
+        if pauses:
+            self._transport.pause_reading()
+            loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Receive more in the next event-loop iteration."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)

@@ -304,7 +304,7 @@ class FastConnection(asyncio.Protocol):
         self._missing = infer.body_byte_size - len(body)
         self._begin_s = self._fast_path.now_s
         if incoming.receive_buffer is not None:
-            self._transport.set_protocol(BodyReceiver(self, incoming))
+            self._transport.set_protocol(BodyReceiver(self, incoming, self._transport, self._fast_path.receive_budget))
 
     def body_received(self, incoming: IncomingBody, byte_size: int) -> None:
         """The next bytes of `incoming` have been received where they belong."""
