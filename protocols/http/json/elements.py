@@ -13,19 +13,22 @@ if TYPE_CHECKING:
 
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 
+#: The end of a pattern for many parts, and how many: the memory for a match grows with them.
+_MANY = rb"){0,4096}+"
+
 
 def _container(depth: int) -> bytes:
     """Return a pattern of an array or object in which others are nested `depth` levels deep."""
     inner = rb"|" + _container(depth - 1) if depth else b""
-    return rb"[\[{](?:[^\[\]{}\"]++|" + _STRING + inner + rb")*+[\]}]"
+    return rb"[\[{](?:[^\[\]{}\"]++|" + _STRING + inner + _MANY + rb"[\]}]"
 
 
 #: Containers of usual depths are passed over in one match, which takes a hundredth of the time of single tokens.
 _SHALLOW = _container(4)
 
 #: What stands between the commas of the container that is counted, and between the brackets of those in it.
-_OUTER = re.compile(rb"(?:[^\[\]{}\",]++|" + _STRING + rb"|" + _SHALLOW + rb")*+", re.DOTALL)
-_INNER = re.compile(rb"(?:[^\[\]{}\"]++|" + _STRING + rb"|" + _SHALLOW + rb")*+", re.DOTALL)
+_OUTER = re.compile(rb"(?:[^\[\]{}\",]++|" + _STRING + rb"|" + _SHALLOW + _MANY, re.DOTALL)
+_INNER = re.compile(rb"(?:[^\[\]{}\"]++|" + _STRING + rb"|" + _SHALLOW + _MANY, re.DOTALL)
 
 #: Strings of an array without others in it, each with the comma before it, and what else may be in such an array.
 _MANY_STRINGS = re.compile(rb"(?:[ \t\n\r,]*+" + _STRING + rb"){1,4096}+", re.DOTALL)
@@ -74,9 +77,9 @@ def _count_nested(text: Buffer, limit: int) -> int:
     while position < end:
         found = (_INNER if depth else _OUTER).match(text, position)
         assert found is not None
-        position = found.end()
-        if position >= end:
-            break
+        if found.end() > position:
+            position = found.end()
+            continue
         character = text[position]
         if character in _OPEN:
             depth += 1

@@ -42,3 +42,11 @@ def test_scalars_count_as_one(text: str) -> None:
 )
 def test_commas_in_strings_and_in_inner_arrays_do_not_count(text: str, count: int) -> None:
     assert count_parts(text.encode(), 10) == count
+
+
+@pytest.mark.parametrize("part", ['"a"', "[1]", '{"a": []}', '[["x", 1], 2]', "1.5"])
+def test_containers_of_many_parts_are_counted(part: str) -> None:
+    many = "[" + ",".join([part] * 9000) + "]"
+    assert count_parts(f'{{"a": {many}, "b": [{many}, {many}]}}'.encode(), 10) == 2
+    assert count_parts(f"[{many}, {many}, 1]".encode(), 10) == 3
+    assert count_parts(many.encode(), 1 << 20) == 9000
