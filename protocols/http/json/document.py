@@ -40,6 +40,9 @@ _decoder = msgspec.json.Decoder()
 
 #: A string (left as it is), or a number that JSON does not have.
 _STRING_OR_SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?NaN|-?Inf(?:inity)?', re.DOTALL)
+_STRING_OR_SPECIAL_BYTES = re.compile(_STRING_OR_SPECIAL.pattern.encode(), re.DOTALL)
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TooDeep(InvalidArgument):
@@ -80,22 +83,28 @@ def made_valid(text: bytes) -> bytes:
     Such a text can be read piece by piece. Raises `JsonSyntaxError` where it is not UTF-8.
     """
     try:
-        decoded = text.decode("utf-8-sig")
+        text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise JsonSyntaxError("Invalid encoding in string.", error.start) from None
-    return _STRING_OR_SPECIAL.sub(_marked_special, decoded).encode()
-
-
-def _marked_special(match: re.Match[str]) -> str:
-    special = _python_special(match)
-    return special if special[0] == '"' else f'"\\u0000number {special}"'
+    valid = bytearray()
+    position = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
+    for found in _STRING_OR_SPECIAL_BYTES.finditer(text, position):  # `sub` would keep all pieces until its end
+        special = found.group()
+        if special[:1] != b'"':
+            valid += text[position : found.start()]
+            valid += b'"\\u0000number %b"' % _python_special_text(special.decode()).encode()
+            position = found.end()
+    valid += text[position:]
+    return bytes(valid)
 
 
 def _python_special(match: re.Match[str]) -> str:
-    """Return a special number as Python's `json` reads it."""
+    """Return a special number as Python's `json` reads it; a string as it is."""
     found = match.group()
-    if found[0] == '"':
-        return found
+    return found if found[0] == '"' else _python_special_text(found)
+
+
+def _python_special_text(found: str) -> str:
     if found.endswith("NaN"):
         return "NaN"
     return "-Infinity" if found[0] == "-" else "Infinity"
