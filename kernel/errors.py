@@ -287,7 +287,7 @@ class NoMemory(Unavailable):
 
 
 class ArenaFull(NoMemory):
-    """There is no memory for so many bytes, within the limits. The request fails; it does not wait."""
+    """There is no free memory of this size within the limits. The request fails; it does not wait."""
 
     retry_later = True
 

@@ -26,7 +26,7 @@ TLS_HANDSHAKE_TIMEOUT_S = 10.0
 _REFUSAL_S = 1.0
 _MOST_REFUSALS = 16
 
-#: At least so much time lies between two lines of the log about refused connections.
+#: The least time between two lines of the log about refused connections.
 _LOG_INTERVAL_S = 10.0
 
 logger = logging.getLogger(__name__)

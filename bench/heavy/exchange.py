@@ -40,7 +40,7 @@ class Exchange:
 
     def receive(self, data: bytes) -> None:
         """Take received bytes."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass knows the protocol")
 
     def refill(self) -> None:
         """Queue more in `outgoing`, if there is more and the peer allows it."""

@@ -20,7 +20,7 @@ import msgspec
 from bench.load import LoadConnection, Spec
 from bench.load_clients import BadResponse
 
-#: A request of each protocol is due every so many seconds.
+#: Seconds between two requests of a protocol.
 INTERVAL_S = 0.005
 
 

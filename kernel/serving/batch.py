@@ -37,7 +37,7 @@ class Batch(msgspec.Struct, eq=False):
     def requests(self) -> list[Request]:
         """The requests, without padding."""
         if self.slots is None and not self.padded:  # usual
-            return self.entries  # type: ignore[return-value]
+            return self.entries  # type: ignore[return-value]  # no entry is None without padding and slots
         return [request for request in self.entries if request is not None]
 
     def remove(self, request: Request) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protocols.http.call import HttpCall
 
 
-#: After so many parts of a body other clients are served, too.
+#: The number of parts of a body that are read before other clients are served.
 _PARTS_AT_A_TIME = 128
 
 #: How exact the time limits are: a part of the longest pause. To set a timer for each part takes long.

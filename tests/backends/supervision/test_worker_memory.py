@@ -1,4 +1,7 @@
-"""Memory that the kernel shares with a worker: who may write to it, whose it is, and when it is free again."""
+"""Memory that the kernel shares with a worker: who may write to it, whose it is, and when it is free again.
+
+One file for one class: its tests share the worker that is played below.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every flag with an effect changes something that can be observed in a running server."""
+"""Every flag with an effect changes something that can be observed in a running server.
+
+One file, because it is one table: a row for each flag, and a test that no flag is missing.
+"""
 
 from __future__ import annotations
 
