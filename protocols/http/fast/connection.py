@@ -3,6 +3,8 @@
 Messages are taken one after the other. Those of inference become a `FastCall`; other plain ones are given,
 byte for byte, to an aiohttp connection that shares the transport, and the next message waits for its response.
 At the first message that is not plain aiohttp gets the transport for good.
+
+The file is long because it is one state machine: its short methods share the state of one connection.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 #: Requests of one connection that may wait for their responses; then nothing more is read.
 MAX_OUTSTANDING = 32
+
+#: After a read of this size a connection rests until the next event-loop iteration: its socket may have megabytes.
+_LARGE_READ_BYTE_SIZE = 128 << 10
 
 #: Messages that one connection may begin in an event-loop iteration, so that other connections are served, too.
 _MESSAGES_PER_ITERATION = 32
@@ -67,6 +72,8 @@ class FastConnection(asyncio.Protocol):
         self._draining = False
         #: Nothing is taken any more: the transport is closed, or is about to be, or belongs to aiohttp.
         self._closing = False
+        #: Nothing is read before the next event-loop iteration.
+        self._resting = False
         self._write_paused = self._taking = False
         #: Times of the fast path's clock: of the last bytes either way, and of the begin of a head or a body.
         self._active_s = self._begin_s = 0.0
@@ -138,7 +145,16 @@ class FastConnection(asyncio.Protocol):
                     self._missing, self._begin_s = infer.body_byte_size, self._active_s
                 return
         self._received = self._received + data if self._received else data
+        if len(data) >= _LARGE_READ_BYTE_SIZE and not self._resting:
+            self._resting = True
+            asyncio.get_running_loop().call_soon(self._end_rest)
         self._take_messages()
+
+    def _end_rest(self) -> None:
+        """Another event-loop iteration has begun: read on."""
+        self._resting = False
+        if not self._closing:
+            self._read_on(not self._received or self._head_begun)
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -228,6 +244,7 @@ class FastConnection(asyncio.Protocol):
 
     def _read_on(self, wanted: bool) -> None:
         transport = self._transport
+        wanted = wanted and not self._resting
         if transport.is_closing() or wanted is transport.is_reading():
             return
         if wanted:
@@ -391,6 +408,7 @@ class FastConnection(asyncio.Protocol):
         self._fast_path.remove(self)
         self._aiohttp.leave_transport()
         received, self._received = self._received, b""
+        self._resting = False  # aiohttp has a pause of its own
         self._read_on(True)
         connection = self._fast_path.aiohttp_server()
         self._transport.set_write_buffer_limits()  # as they were
