@@ -22,7 +22,7 @@ P99_LIMIT_MS, LONGEST_LIMIT_MS, GROWTH_FACTOR = 20.0, 250.0, 3
 #: A smaller body counts as this many bytes: a process also grows by what connections and responses take.
 LEAST_BODY_BYTE_SIZE = 4 * MIB
 #: Pages that the main process keeps for the next request, beside its budget (`shm/blocks.py`).
-KEPT_BYTE_SIZE = 128 * MIB
+KEPT_BYTE_SIZE = 2 * 128 * MIB  # in the arena of the model's inputs, and in that of messages for helpers
 
 
 class RowVerdict(msgspec.Struct, frozen=True):
