@@ -255,7 +255,12 @@ class Server:
         try:
             failed = await self._lifecycle.start(self._options.repository.load_models)
         except ServingError as error:
-            return _creating_server(error)
+            failure = _creating_server(error)
+            if self._options.repository.exit_on_error:
+                return failure
+            logger.error("%s", failure)
+            self._kernel.start_failed = True
+            return ""
         catalog = self._kernel.catalog
         self._owner.models_loaded(catalog)
         if failed and self._options.repository.exit_on_error:
