@@ -312,6 +312,7 @@ class Server:
     async def _stop(self, doors: list[FrontDoor]) -> int:
         """Drain and close; returns the exit code. A second signal ends the wait."""
         grace_s = self._options.exit_timeout_s
+        logger.info("Waiting for in-flight requests to complete.")  # tools of Triton wait for this line
         logger.info("Stopping: %d requests in flight get %d s (--exit-timeout-secs)", self._kernel.in_flight, grace_s)
         async with asyncio.TaskGroup() as tasks:
             for door in doors:
