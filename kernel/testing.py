@@ -200,6 +200,7 @@ class Lab:
         started = [batch for batch in instance.record.batches.values() if batch not in unstarted]
         instance.batches.clear()
         instance.record = BatchRecord(instance.record.concurrency)
+        self.instances.forget(instance)
         for batch in started:
             for request in batch.requests:
                 request.fail(WorkerLost(instance.name, "exit code 1"))

@@ -17,7 +17,7 @@ from backends.supervision.watch.batch_stages import Stage, batch_stages, work_ma
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
 from backends.transport.texts import MAX_TEXT_BYTES
-from kernel.errors import ErrorCode, WorkerLost, file_error, worker_error
+from kernel.errors import ErrorCode, RequestCancelled, WorkerLost, file_error, worker_error
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
@@ -340,6 +340,8 @@ class WorkerHandle:
         The requests fail with `error`, or with the cause and with how far the worker was with them.
         """
         self._end()
+        # Before any request fails: its sink may submit another one, which must not come here.
+        self._model.instances.forget(self)
         if ended_by_bus_error(cause):
             self._memory.report_fault(self._requests.values())
         returned: list[Request] = []
@@ -360,14 +362,18 @@ class WorkerHandle:
             if request.finished:  # the server abandoned it at its exit
                 request.release_leases()
             else:
-                request.fail(error or WorkerLost(self.name, cause, stages.get(number, Stage.IN_MODEL).value))
+                stage = stages.get(number, Stage.IN_MODEL)
+                if request.cancelled and stage is Stage.UNTOUCHED:
+                    request.fail(RequestCancelled())
+                else:
+                    request.fail(error or WorkerLost(self.name, cause, stage.value))
         self._model.instances.lost(self, returned)
         self._check_drained()
 
     def _may_return(self, request: Request, position: int) -> bool:
         """Whether the scheduler gets a request back that the worker had at `position` of its batches."""
-        if request not in self._model.live.instance_of:
-            return False  # it was abandoned, or belongs to a warm-up
+        if request.cancelled or request not in self._model.live.instance_of:
+            return False  # its client has gone; or it was abandoned, or belongs to a warm-up
         if not position:
             request.lost_before_start += 1
         return request.lost_before_start <= _MOST_RETURNS
