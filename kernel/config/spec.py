@@ -95,6 +95,12 @@ class ModelSpec(msgspec.Struct, frozen=True):
     namespace: str = ""
     #: How long an execution may take: 0 for no limit, None for the server's limit.
     execution_timeout_ns: int | None = None
+    #: The name of an installed scheduler; empty if the configuration decides which of ours the model has.
+    scheduler: str = ""
+    #: The name of an installed batching rule; empty if the model has none.
+    batching_rule: str = ""
+    #: Name → `string_value` of `parameters`, for schedulers and batching rules of packages.
+    parameters: dict[str, str] = {}
 
     @property
     def required_inputs(self) -> tuple[str, ...]:
@@ -105,6 +111,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
     """Return the spec of a checked configuration. If several tensors have the same name, the last one counts."""
     batched = config.max_batch_size >= 1
+    ours = model_parameters(config)
     return ModelSpec(
         name=config.name,
         platform=config.platform,
@@ -119,7 +126,10 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         response_cache=config.response_cache.enable,
         metric_tags=dict(config.metric_tags),
         namespace=namespace,
-        execution_timeout_ns=model_parameters(config).execution_timeout_ns,
+        execution_timeout_ns=ours.execution_timeout_ns,
+        scheduler=ours.scheduler,
+        batching_rule=ours.batching,
+        parameters={name: value.string_value for name, value in sorted(config.parameters.items())},
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
+from kernel.extensions import import_extensions
 from kernel.observe.log_context import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
@@ -136,6 +137,7 @@ class VersionLoader:
     async def _load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
         started_ns = self._clock.now_ns()
         refuse_unsupported(config)
+        await import_extensions(config)
         keepers = [self._new_keeper()]
         model: Model | None = None
         try:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InternalError
+from kernel.errors import InternalError, ServingError
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
-    from kernel.errors import ServingError
     from kernel.loop.clock import Clock
     from kernel.serving.events import Event
     from kernel.serving.request import Request
@@ -80,8 +79,14 @@ class Model:
         return "; ".join(condition.text for condition in self.instances.conditions)
 
     def start(self) -> None:
-        """Start the scheduler. Raises what the scheduler raises before it waits for its first event."""
-        self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
+        """Start the scheduler. Raises `ServingError` if the scheduler fails before it waits for its first event."""
+        try:
+            self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
+        except ServingError:
+            raise
+        except Exception as error:
+            logger.exception("the scheduler of model '%s' cannot start", self.name)
+            raise InternalError(f"the scheduler of model '{self.name}' cannot start: {error}") from error
 
     def submit(self, request: Request) -> None:
         """Queue a checked request, and own it from now on. Raises `InternalError` if no scheduler runs."""
