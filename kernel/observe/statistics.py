@@ -111,6 +111,10 @@ class ModelStatistics:
         self.workers_restarted = 0
         #: How often a worker was ended because an execution took longer than its timeout.
         self.execution_timeouts = 0
+        #: How many instances `naiad.autoscale` has chosen, None without it, and how many it has added and removed.
+        self.autoscale_instances: int | None = None
+        self.autoscaled_up = 0
+        self.autoscaled_down = 0
         self.load_ns = 0
         #: From reception to the final response, of requests that succeeded.
         self.durations = Histogram(DEFAULT_BUCKETS[REQUEST_DURATION], _NS_PER_S)

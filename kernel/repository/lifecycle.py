@@ -10,7 +10,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kernel.config.model_parameters import model_parameters
 from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft, ServerStopping, ServingError, Unavailable
+from kernel.repository.autoscaling import Autoscaling, ServingVersion
 from kernel.repository.layout import RepositoryContents, check_model_name, known_names, overriding_folder
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_names, list_repository
@@ -46,6 +48,7 @@ class Lifecycle:
     ) -> None:
         self._catalog = catalog
         self._settings = settings
+        self._clock = clock
         self._loader = VersionLoader(clock, schedule, new_keeper, settings)
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         #: Identifier → version → the version that serves.
@@ -277,6 +280,8 @@ class Lifecycle:
         for update in updates:
             self._commit(update)
         self._publish(identifier, loaded | staying, serving)
+        for entry in loaded.values():
+            self._autoscale(identifier, entry, source)
 
     def _commit(self, update: InstanceUpdate) -> None:
         """Change the instances of a serving version. Removed instances finish their batches."""
@@ -287,6 +292,16 @@ class Lifecycle:
             "successfully updated the instances of '%s' version %d: %d new, %d removed",
             update.version.model.name, update.version.model.version, len(update.new), len(removed),
         )  # fmt: skip
+
+    def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:
+        """Change the number of instances with the load as long as the version serves, if the model asks for it."""
+        settings = model_parameters(version.model.config).autoscale
+        if settings is not None:
+            lock, number = self._lock(identifier), version.model.version
+            serving = ServingVersion(
+                version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
+            )
+            self._start_task(Autoscaling(serving, settings, self._loader, self._commit, self._clock).run())
 
     def _raise_failure(
         self,

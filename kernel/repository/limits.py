@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.config.autoscale import autoscale_settings
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ MAX_INSTANCES = 1024
 def refuse_unsupported(config: ModelConfig) -> None:
     """Raise `Unsupported` for too many instances, and for features without which responses would be wrong."""
     instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
+    scaling = autoscale_settings(config)
+    instances = max(instances, scaling.max if scaling is not None else 0)
     if instances > MAX_INSTANCES:
         raise Unsupported(
             f"model '{config.name}' asks for {instances} instances; each instance is a process, and at most "

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.autoscale import autoscale_settings
+from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
 from kernel.extensions import import_extensions
@@ -27,7 +29,6 @@ from kernel.serving.model import Model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.loop.clock import Clock
     from kernel.repository.override import OverrideFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
@@ -60,6 +61,11 @@ class LoadedVersion(msgspec.Struct):
         self.files = files
         if files is not None:
             files.retain()
+
+    @property
+    def serving_count(self) -> int:
+        """How many instances are not passive."""
+        return sum(not each.plan.passive for each in self.instances)
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End the workers; `at_once` does not finalize the model. It can be called again if it was cancelled."""
@@ -142,7 +148,7 @@ class VersionLoader:
         model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
-            plans = await asyncio.to_thread(self._plan, prepared.config, source, version)
+            plans = await asyncio.to_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
             keepers += [self._new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await _load_instances(instances, prepared.json)
@@ -165,6 +171,16 @@ class VersionLoader:
         logger.info("successfully loaded '%s' version %d", source.name, version)
         return LoadedVersion(model, source.origin(config), instances)
 
+    async def scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
+        """Start the instances that `version` needs to have `count`, besides passive ones. As `update`."""
+        model = version.model
+        config = ModelConfig()
+        config.CopyFrom(model.config)
+        async with self._load_limit:
+            with about_model(source.name, model.version):
+                prepared = await asyncio.to_thread(source.prepare, config)
+                return await self._start_update(version, source, prepared, version.origin, count)
+
     async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
         """Start the instances of `config` that `version` does not have. On `ServingError` they have ended."""
         model = version.model
@@ -172,20 +188,28 @@ class VersionLoader:
             with about_model(source.name, model.version):
                 refuse_unsupported(config)
                 prepared = await asyncio.to_thread(source.prepare, with_changes(model.config, config))
-                instances = await asyncio.to_thread(self._match, version, prepared.config, source)
-                new = [each for each in instances if each not in version.instances]
-                update = InstanceUpdate(version, source.origin(config), prepared, instances, new)
-                try:
-                    await _load_instances(new, prepared.json)
-                    await self._join(model, new, source)
-                except BaseException:
-                    await update.abandon()
-                    raise
-                return update
+                count = version.serving_count if autoscale_settings(prepared.config) is not None else None
+                return await self._start_update(version, source, prepared, source.origin(config), count)
 
-    def _match(self, version: LoadedVersion, config: ModelConfig, source: ModelSource) -> list[LoadedInstance]:
+    async def _start_update(
+        self, version: LoadedVersion, source: ModelSource, prepared: PreparedConfig, origin: Origin, count: int | None
+    ) -> InstanceUpdate:
+        instances = await asyncio.to_thread(self._match, version, prepared.config, source, count)
+        new = [each for each in instances if each not in version.instances]
+        update = InstanceUpdate(version, origin, prepared, instances, new)
+        try:
+            await _load_instances(new, prepared.json)
+            await self._join(version.model, new, source)
+        except BaseException:
+            await update.abandon()
+            raise
+        return update
+
+    def _match(
+        self, version: LoadedVersion, config: ModelConfig, source: ModelSource, count: int | None
+    ) -> list[LoadedInstance]:
         """Return the instances for `config`: matching ones of `version`, and new ones to load. Blocks."""
-        plans = self._plan(config, source, version.model.version)
+        plans = self._plan(config, source, version.model.version, count)
         found = match_instances([each.plan for each in version.instances], plans)
         return [
             LoadedInstance(plan, self._new_keeper()) if index is None else version.instances[index]
@@ -210,14 +234,26 @@ class VersionLoader:
         refuse_unsupported(prepared.config)
         return prepared
 
-    def _plan(self, config: ModelConfig, source: ModelSource, version: int) -> list[InstancePlan]:
-        """Return the plans of all instances, with the settings of the command line. Blocks."""
+    def _plan(self, config: ModelConfig, source: ModelSource, version: int, count: int | None) -> list[InstancePlan]:
+        """Return the plans of all instances, with the settings of the command line. Blocks.
+
+        `count` is the number of instances that are not passive, if the configuration does not decide it.
+        """
         settings = backend_config(self._settings.backend_configs, config.backend)
         policies = self._settings.host_policies
         return [
             msgspec.structs.replace(plan, backend_config=settings, cpus=policy_cpus(policies.get(plan.host_policy, {})))
-            for plan in plan_instances(config, str(source.path), version)
+            for plan in plan_instances(config, str(source.path), version, count)
         ]
+
+
+def _first_count(config: ModelConfig) -> int | None:
+    """Return how many instances a model with `naiad.autoscale` begins with; None without it."""
+    scaling = autoscale_settings(config)
+    if scaling is None:
+        return None
+    configured = sum(group.count for group in config.instance_group if not group.passive)
+    return min(max(configured, scaling.min), scaling.max)
 
 
 async def _load_instances(instances: list[LoadedInstance], config: str) -> None:

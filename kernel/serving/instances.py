@@ -167,6 +167,11 @@ class InstanceSet:
         """How many instances are in service."""
         return len(self._serving)
 
+    def spare_counts(self) -> tuple[int, int]:
+        """Return how many instances in service could execute one more batch, and how many have no batch at all."""
+        records = self._serving.values()
+        return sum(len(r.batches) < r.concurrency for r in records), sum(not r.batches for r in records)
+
     @property
     def conditions(self) -> Collection[Condition]:
         """What is wrong with instances, one entry for each of these."""

@@ -66,7 +66,15 @@ ROOMS = {
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
     "kernel/repository": _KERNEL_BASE
-    | {"kernel/config", "kernel/extensions", "kernel/loop", "kernel/observe", "kernel/serving", "kernel/testing"},
+    | {
+        "kernel/config",
+        "kernel/extensions",
+        "kernel/loop",
+        "kernel/machine",
+        "kernel/observe",
+        "kernel/serving",
+        "kernel/testing",
+    },
     "kernel/command": _KERNEL_BASE
     | {
         "kernel/app",

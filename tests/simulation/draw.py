@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.config.autoscale import AutoscaleSettings
 from tests.simulation.plan import Action, RequestPlan
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ EXECUTION_TIMES = (
 
 #: Elements in a row. The largest make inputs that do not fit into a message.
 WIDTHS = (1, 1, 1, 2, 3, 1500)
+
+
+def autoscale(random: Random) -> AutoscaleSettings | None:
+    """Return settings of a model whose instances follow its load, for one of eight models."""
+    if random.randrange(8):
+        return None
+    return AutoscaleSettings(random.randint(2, 4), 1, time(random, 10 * MS, 30 * MS), time(random, 10 * MS, 60 * MS))
 
 
 def time(random: Random, least_ns: int, most_ns: int) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from kernel.config.autoscale import AutoscaleSettings
     from kernel.config.spec import ModelSpec
 
 
@@ -28,6 +29,8 @@ class ModelPlan(msgspec.Struct, kw_only=True):
     failure_percent: int = 0
     #: How long a worker needs to be started again after its loss.
     restart_ns: int = 2_000_000
+    #: The number of instances follows the load.
+    autoscale: AutoscaleSettings | None = None
     #: Whether clients call the model. The steps of an ensemble may be for the ensemble alone.
     called: bool = True
 

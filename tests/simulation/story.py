@@ -8,11 +8,11 @@ class Story:
 
     def __init__(self) -> None:
         self._events: list[tuple[int, str, tuple[object, ...]]] = []
-        self._start_ns = 0
+        self.start_ns = 0
 
     def begin(self, now_ns: int) -> None:
         """Count times from `now_ns`."""
-        self._start_ns = now_ns
+        self.start_ns = now_ns
 
     def tell(self, now_ns: int, text: str, *values: object) -> None:
         """Add an event: `text` has a `%s` for each of `values`."""
@@ -21,7 +21,7 @@ class Story:
     def lines(self, last: int = 0) -> list[str]:
         """Return the lines, or only the `last` of them."""
         return [
-            f"{(at_ns - self._start_ns) / 1e6:9.3f} ms  {text % values if values else text}"
+            f"{(at_ns - self.start_ns) / 1e6:9.3f} ms  {text % values if values else text}"
             for at_ns, text, values in self._events[-last:]
         ]
 

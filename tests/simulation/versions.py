@@ -6,11 +6,13 @@ An instance does what `InstanceSupervisor` does, in simulated time.
 from __future__ import annotations
 
 import types
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import NotFinishedInTime, Unavailable
+from kernel.repository.autoscaler import Autoscaler, LoadSample
 from kernel.serving.events import InstanceLost, Submitted
 from kernel.serving.model import Model
 from tests.simulation.workers import SimulatedHandle, SimulatedWorker
@@ -118,6 +120,30 @@ class SimulatedVersion:
         for instance in self.instances:
             instance.start()
             instance.serve()
+        if self.plan.autoscale is not None:
+            decider = Autoscaler(self.plan.autoscale, self.plan.instances)
+            self.world.after(decider.interval_ns, partial(self._scale, decider))
+
+    def _scale(self, decider: Autoscaler) -> None:
+        """Take a sample and change the number of instances, as `kernel.repository.autoscaling` does."""
+        world, instances = self.world, self.model.instances
+        if self.retired or (world.is_over and not self.waiting):
+            return
+        left = [each for each in self.instances if not each.retired]
+        if len(left) != decider.count:
+            decider.changed(len(left))
+        free, idle = instances.spare_counts()
+        waiting = self.model.live.queued + instances.waiting
+        wanted = decider.look(LoadSample(world.clock.now_ns(), waiting, instances.count, free, idle))
+        if wanted != len(left):
+            world.tell("%s has %s instances and gets %s", self.title, len(left), wanted)
+            for _ in range(len(left), wanted):
+                self.grow(self.plan.restart_ns)
+            for each in left[wanted:]:
+                world.start_task(world.retirement.end_instance(each))  # type: ignore[arg-type]  # as in `actions`
+            self.retired = self.retired or (wanted < len(left) and world.scenario.impatient_unload)
+            decider.changed(wanted)
+        world.after(decider.interval_ns, partial(self._scale, decider))
 
     def grow(self, load_ns: int) -> None:
         """Add an instance, which is in service after `load_ns`."""

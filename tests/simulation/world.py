@@ -101,6 +101,12 @@ class World:
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes from outside any more."""
+        actions = self.scenario.actions
+        return not actions or self.clock.time_ns - self.story.start_ns > actions[-1].at_ns
+
     def client_of(self, request: Request) -> Client:
         """Return who sent a request."""
         assert isinstance(request.sink, Client)

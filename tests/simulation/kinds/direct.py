@@ -37,6 +37,7 @@ class Direct:
                 execution_ns=random.choice(draw.EXECUTION_TIMES),
                 failure_percent=random.choice((0, 0, 10)),
                 restart_ns=random.choice((draw.MS, 10 * draw.MS)),
+                autoscale=draw.autoscale(random),
             )
         ]
 

@@ -43,6 +43,7 @@ class Dynamic:
                 execution_ns=random.choice(draw.EXECUTION_TIMES),
                 failure_percent=random.choice((0, 0, 10)),
                 restart_ns=random.choice((draw.MS, 10 * draw.MS)),
+                autoscale=draw.autoscale(random),
             )
         ]
 

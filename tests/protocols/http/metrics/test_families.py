@@ -83,7 +83,7 @@ def test_no_series_is_there_twice() -> None:
 def test_hostile_names_and_tags_stay_in_their_labels() -> None:
     made = model(HOSTILE, tags={"a b": HOSTILE, "__x": "1", "team": "core"})
     found = families([made])
-    assert all(name.startswith("nv_") and name != "nv_forged" for name in found)
+    assert all(name.startswith(("nv_", "naiad_")) and name != "nv_forged" for name in found)
     labels = {"model": HOSTILE, "_a_b": HOSTILE, "_x": "1", "_team": "core", "version": "1"}
     assert all(labels.items() <= sample.labels.items() for family in found.values() for sample in family.samples)
 
@@ -288,3 +288,15 @@ def test_instances_that_stand_still_are_counted() -> None:
     assert value_of([made], "nv_model_instance_stopped_count") == 1
     assert value_of([made], "nv_model_instance_busy_count") == 2
     assert value_of([made], "nv_worker_execution_timeouts_total") == 4
+
+
+def test_autoscaling_has_series_only_for_models_that_have_it() -> None:
+    fixed, scaled = model("fixed"), model("scaled")
+    scaled.statistics.autoscale_instances = 3
+    scaled.statistics.autoscaled_up, scaled.statistics.autoscaled_down = 5, 2
+    found = [line for line in lines([fixed, scaled]) if line.startswith("naiad_autoscale")]
+    assert found == [
+        'naiad_autoscale_instances{model="scaled",version="1"} 3',
+        'naiad_autoscale_added_total{model="scaled",version="1"} 5',
+        'naiad_autoscale_removed_total{model="scaled",version="1"} 2',
+    ]

@@ -57,7 +57,7 @@ def test_every_line_ends_and_every_family_is_there_once(with_kernel: WithKernel)
         text = page(kernel)
         assert text.endswith("\n")
         lines = text.split("\n")[:-1]
-        assert all(line.startswith(("# HELP nv_", "# TYPE nv_", "nv_")) for line in lines)
+        assert all(line.startswith(("# HELP n", "# TYPE n", "nv_", "naiad_")) for line in lines)
         heads = [line for line in lines if line.startswith("#")]
         assert len(heads) == len({" ".join(line.split(" ")[:3]) for line in heads})
 
