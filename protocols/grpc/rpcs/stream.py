@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from kernel.errors import InternalError, NoMemory, ServingError
 from kernel.serving.request import Request
 from kernel.serving.response import Response
+from protocols.forwarding import last_value
 from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
 from protocols.grpc.messages.message_task import message_task
@@ -100,6 +101,10 @@ class StreamCall:
     def peer(self) -> Peer:
         """The client of this stream."""
         return self._call.peer
+
+    def header(self, name: str) -> str:
+        """Return the value of a header of the call, see `kernel.serving.response.Sink`."""
+        return last_value(self._call.request_head.fields, name)
 
     async def run(self) -> None:
         """Serve until the client has sent its last request and each has its final response.

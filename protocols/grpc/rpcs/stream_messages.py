@@ -92,6 +92,9 @@ class StreamRequestSink(msgspec.Struct, eq=False):
     def peer(self) -> str:
         return self.call.peer.identity
 
+    def header(self, name: str) -> str:
+        return self.call.header(name)
+
     def send(self, response: Response) -> None:
         assert self.request is not None
         self.call.put(self.request, response)
