@@ -44,7 +44,7 @@ class Checks:
         world.check(self.version.is_serving(handle), "%s gets a batch and is not in service", handle.name)
         for client in clients:
             world.check(client.version is self.version or client.version is None, "%s is not for this model", client)
-            world.check(not client.final, "%s is dispatched after its final response", client)
+            world.check(not client.ended, "%s is dispatched after its final response", client)
             client.dispatched_ns = world.clock.now_ns()
             client.dispatches += 1
         ahead = len(handle.record.batches) - handle.record.concurrency
@@ -86,9 +86,11 @@ class Checks:
     def executed(self, worker: SimulatedWorker, message: wire.Execute) -> None:
         """A worker has executed a batch and is about to respond."""
 
-    def responded(self, client: Client) -> None:
-        """A request got its final response."""
-        error = client.error
+    def delivered(self, client: Client) -> None:
+        """A client got its final response."""
+
+    def responded(self, client: Client, error: errors.ServingError | None) -> None:
+        """The model gave the final response to a request, perhaps an error."""
         if error is not None and not self.expected(client, error):
             self.world.check(False, "%s got an error without a reason: %s", client, error.message)
 

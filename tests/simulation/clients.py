@@ -29,10 +29,10 @@ class Client:
         #: The version that took the request; None if the request was refused.
         self.version: SimulatedVersion | None = None
         self.refusal: ServingError | None = None
-        self.submitted_ns = 0
         self.responses: list[Response] = []
         self.error: ServingError | None = None
-        self.final = False
+        #: Whether the model has given the final response, and whether the client has got it.
+        self.ended = self.final = False
         self.left = False
         #: Its place among the requests that are queued at its version. A lost worker's requests come first again.
         self.order = 0
@@ -71,6 +71,10 @@ class Client:
             streaming=streaming,
         )
         return self.request
+
+    def header(self, name: str) -> str:
+        """Return a header of the request, which is a parameter in the plan."""
+        return str(self.plan.parameters.get(name, ""))
 
     # ---- kernel.serving.response.Sink ----------------------------------------------------------
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
+    from kernel.serving.response import Response
     from tests.simulation.plan import ModelPlan
     from tests.simulation.world import World
 
@@ -42,6 +43,10 @@ class SimulatedModel(Model):
     def submit(self, request: Request) -> None:
         self.version_of.take(request)
         super().submit(request)
+
+    def responded(self, request: Request, response: Response) -> None:
+        super().responded(request, response)
+        self.version_of.responded(request, response)
 
 
 class SimulatedVersion:
@@ -94,6 +99,14 @@ class SimulatedVersion:
         client.order = self.accepted
         client.queued_ns = self.world.clock.now_ns()
         self.checks.submitted(client)
+
+    def responded(self, request: Request, response: Response) -> None:
+        """The model responds to a request; the client gets that now or later."""
+        if response.final:
+            client = self.world.client_of(request)
+            client.ended = True
+            self.waiting -= 1
+            self.checks.responded(client, response.error)
 
     def returns(self, handle: SimulatedHandle) -> None:
         """The requests of a lost instance that it has not begun come before all others."""

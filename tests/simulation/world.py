@@ -67,6 +67,7 @@ class World:
         )
         self.retirement = Retirement(self.catalog, 0 if scenario.impatient_unload else 300)
         self.clients: list[Client] = []
+        self._client_of: dict[Request, Client] = {}
         #: By the number of the model in the scenario; None while it is unloaded.
         self.serving: list[SimulatedVersion | None] = [None] * len(scenario.models)
         #: All versions that were ever loaded.
@@ -109,8 +110,7 @@ class World:
 
     def client_of(self, request: Request) -> Client:
         """Return who sent a request."""
-        assert isinstance(request.sink, Client)
-        return request.sink
+        return self._client_of[request]
 
     def scheduler_failed(self, version: SimulatedVersion, error: Exception) -> None:
         """A scheduler has raised `error`."""
@@ -156,7 +156,7 @@ class World:
         client = Client(self, len(self.clients), index, plan)
         self.clients.append(client)
         request = client.make(spec.name, batching=spec.max_batch_size > 0, streaming=spec.decoupled)
-        client.submitted_ns = self.clock.time_ns
+        self._client_of[request] = client
         self.tell("%s for %s: %s", client, spec.name, _described(plan))
         try:
             self.kernel.submit(request)
@@ -182,10 +182,10 @@ class World:
         return False
 
     def responded(self, client: Client) -> None:
-        """A request has its final response."""
+        """A client has its final response."""
         assert client.version is not None
-        client.version.waiting -= 1
-        client.version.checks.responded(client)
+        self.check(client.ended, "%s has its final response, and its model does not know", client)
+        client.version.checks.delivered(client)
         if client.plan.follow_up and not client.left and not self.draining:
             self.tell("the client of %s sends the next request", client)
             self.submit(client.model, _without_follow_up(client.plan))

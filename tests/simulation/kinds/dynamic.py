@@ -15,8 +15,10 @@ from tests.simulation.plan import Action, ModelPlan
 if TYPE_CHECKING:
     from random import Random
 
+    from kernel.serving.batch import Batch
     from tests.simulation.clients import Client
     from tests.simulation.versions import SimulatedVersion
+    from tests.simulation.workers import SimulatedHandle
     from tests.simulation.world import World
 
 
@@ -28,6 +30,7 @@ class Dynamic:
 
     def models(self, random: Random, name: str) -> list[ModelPlan]:
         size = random.choice((1, 2, 4, 8))
+        decoupled = random.random() < 0.1
         return [
             ModelPlan(
                 kind=self.name,
@@ -35,8 +38,8 @@ class Dynamic:
                     name,
                     max_batch_size=size,
                     dims=(-1,),
-                    dynamic_batching=_batching(random, size),
-                    decoupled=random.random() < 0.1,
+                    dynamic_batching=_batching(random, size, ordered=not decoupled and random.random() < 0.25),
+                    decoupled=decoupled,
                 ),
                 instances=random.choice((1, 1, 2, 3)),
                 concurrency=random.choice((1, 1, 1, 2)),
@@ -68,11 +71,12 @@ class Dynamic:
         return DynamicChecks(world, version)
 
 
-def _batching(random: Random, size: int) -> DynamicBatching:
+def _batching(random: Random, size: int, *, ordered: bool) -> DynamicBatching:
     levels = random.choice((0, 0, 2, 3))
     return DynamicBatching(
         preferred_batch_sizes=tuple(sorted({random.randint(1, size) for _ in range(random.choice((0, 0, 1, 2)))})),
         max_queue_delay_ns=random.choice((0, 0, 50, 100, 500, 2_000, 10_000)) * draw.US,
+        preserve_ordering=ordered,
         priority_levels=levels,
         default_priority_level=random.randint(1, levels) if levels else 0,
         default_queue_policy=_policy(random),
@@ -98,10 +102,29 @@ class DynamicChecks(Checks):
         self.batching = self.spec.dynamic_batching
         self._most_rows = max(1, self.spec.max_batch_size)
         self._preferred = self.batching.preferred_batch_sizes
+        #: Requests that were dispatched and have no response yet, in the order of their responses.
+        self._places: list[Client] = []
 
     def most_ahead(self) -> int:
-        """One batch is dispatched ahead of time to a fast model, so that others can grow."""
-        return min(2, super().most_ahead())
+        """One batch is dispatched ahead of time to a fast model, so that others can grow; none beyond limits."""
+        return 1 if self.batching.limits_waiting else min(2, super().most_ahead())
+
+    def dispatched(self, handle: SimulatedHandle, batch: Batch) -> None:
+        super().dispatched(handle, batch)
+        if self.batching.preserve_ordering:
+            for request in batch.requests:
+                client = self.world.client_of(request)
+                if client.dispatches == 1:
+                    self._places.append(client)
+
+    def delivered(self, client: Client) -> None:
+        """With `preserve_ordering`, responses come in the order in which requests were dispatched first."""
+        super().delivered(client)
+        if client in self._places:
+            first = self._places[0]
+            self._places.remove(client)
+            in_order = first is client or self.version.planned_failures > 0  # a new scheduler begins a new order
+            self.world.check(in_order, "%s gets its response before %s", client, first)
 
     # ---- the queue ---------------------------------------------------------------------------
 
@@ -127,6 +150,8 @@ class DynamicChecks(Checks):
         expires_ns = self.expires_ns(client)
         if expires_ns is None or self.world.clock.time_ns < expires_ns:
             return (self.level(client), 0, 0, client.order)
+        if self.world.scenario.lateness_ns:  # several that expired one after the other are found together
+            return (self.level(client), 1)
         return (self.level(client), 1, max(expires_ns, client.queued_ns), client.order)
 
     def expected(self, client: Client, error: errors.ServingError) -> bool:
