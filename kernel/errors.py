@@ -232,6 +232,23 @@ class QueueTimeout(Unavailable):
         super().__init__("Request timeout expired")
 
 
+class SequenceTimeout(QueueTimeout):
+    """A request of a sequence that waited for a slot was not executed within its timeout."""
+
+    def __init__(self) -> None:
+        Unavailable.__init__(self, "timeout of the corresponding sequence has been expired")
+
+
+class SequenceLost(Unavailable):
+    """The sequence has ended because the worker that had it was lost."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(
+            f"the sequence has ended: the worker of model instance '{instance}', which had it, was lost. A new "
+            "sequence can begin with a request that has the START flag"
+        )
+
+
 class WorkerLost(Unavailable):
     """The worker died while it had the request. The request is not retried.
 

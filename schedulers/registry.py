@@ -13,6 +13,7 @@ from kernel.errors import InternalError
 from kernel.extensions import SCHEDULERS, extension
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.sequence.scheduler import sequence
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -40,6 +41,8 @@ def scheduler_for(spec: ModelSpec) -> SchedulerFactory:
     """Return the scheduler function that a model's configuration asks for. Raises `ServingError`."""
     if spec.scheduler:
         return _installed_scheduler(spec.scheduler)
+    if spec.sequence_batching is not None:
+        return sequence
     if spec.dynamic_batching is not None or spec.fair is not None:
         return dynamic
     return direct

@@ -13,6 +13,7 @@ import msgspec
 from kernel.config.fair_queuing import FairQueuing  # noqa: TC001 - msgspec reads annotations: specs go to helpers
 from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
 from kernel.config.model_parameters import model_parameters
+from kernel.config.sequence_spec import SequenceBatching, sequence_batching
 from shm.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     decoupled: bool = False
     #: None if the model executes each request alone.
     dynamic_batching: DynamicBatching | None = None
-    sequence_batching: bool = False
+    #: None if the model has no sequences.
+    sequence_batching: SequenceBatching | None = None
     ensemble: bool = False
     response_cache: bool = False
     #: Additional labels of the model's metrics.
@@ -135,7 +137,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         outputs={tensor.name: _output(tensor, batched) for tensor in config.output},
         decoupled=config.model_transaction_policy.decoupled,
         dynamic_batching=(_dynamic_batching(config.dynamic_batching) if config.HasField("dynamic_batching") else None),
-        sequence_batching=config.HasField("sequence_batching"),
+        sequence_batching=sequence_batching(config),
         ensemble=config.HasField("ensemble_scheduling"),
         response_cache=config.response_cache.enable,
         metric_tags=dict(config.metric_tags),

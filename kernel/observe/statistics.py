@@ -146,7 +146,7 @@ class ModelStatistics:
         self.execution_count += 1
         self.last_inference_ns = wall_ns
         success = self.success
-        rows = 0
+        rows = batch.rescheduled_rows
         for request in batch.requests:
             rows += request.batch_size
             if request.failed:

@@ -30,10 +30,6 @@ def refuse_unsupported(config: ModelConfig) -> None:
         )
     if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
         raise Unsupported(f"model '{config.name}' is an ensemble, which this version of the server cannot run yet")
-    if config.HasField("sequence_batching"):
-        raise Unsupported(
-            f"model '{config.name}' needs sequence batching, which this version of the server does not have yet"
-        )
     if config.batch_input or config.batch_output or any(i.allow_ragged_batch for i in config.input):
         raise Unsupported(
             f"model '{config.name}' needs ragged batching (allow_ragged_batch, batch_input or batch_output), which "

@@ -24,7 +24,7 @@ from kernel.repository.limits import ignored_settings, refuse_unsupported
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
-from kernel.serving.model import Model
+from kernel.serving.sequence_model import loaded_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource, PreparedConfig
-    from kernel.serving.model import SchedulerFactory
+    from kernel.serving.model import Model, SchedulerFactory
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class VersionLoader:
             keepers += [self._new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await _load_instances(instances, prepared.json)
-            model = Model(prepared.spec, prepared.config, version, self._schedule, self._clock)
+            model = loaded_model(prepared.spec, prepared.config, version, self._schedule, self._clock)
             for line in model.statistics.configure(self._settings.metrics, prepared.config):
                 logger.warning("model '%s': %s", source.name, line)
             model.start()

@@ -24,6 +24,12 @@ class Cancelled(msgspec.Struct, frozen=True):
     request: Request
 
 
+class Rescheduled(msgspec.Struct, frozen=True):
+    """The model has given a request back, to execute it again (iterative sequences). The scheduler owns it again."""
+
+    request: Request
+
+
 class InstanceIdle(msgspec.Struct, frozen=True):
     """`instance` can take a batch, and requests are queued. It has finished a batch, or was just added.
 
@@ -50,4 +56,4 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
     error: ServingError
 
 
-Event = Submitted | Cancelled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft
+Event = Submitted | Cancelled | Rescheduled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft

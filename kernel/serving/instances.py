@@ -44,6 +44,9 @@ class Instance(Protocol):
     def consumed(self, request: Request, count: int) -> None:
         """Let the model send `count` more responses of a decoupled request."""
 
+    def end_sequence(self, slot: int) -> None:
+        """Free the implicit state of the sequence in `slot`, which is over."""
+
 
 #: The most work that an instance gets ahead of time, in nanoseconds of expected execution. Enough that a fast model
 #: does not wait for the kernel; too little to matter when another instance becomes idle first.
@@ -231,6 +234,13 @@ class InstanceSet:
         self._apart[instance] = instance.record
         self._note_only()
 
+    def retire(self, instance: Instance) -> None:
+        """Give an instance no new work, for good."""
+        self.set_apart(instance)
+
+    async def left(self, instance: Instance) -> None:
+        """Wait until a retired instance may end, but for the batches that it has."""
+
     def forget(self, instance: Instance) -> None:
         """Remove an instance that was stopped."""
         self._serving.pop(instance, None)
@@ -247,6 +257,10 @@ class InstanceSet:
 
     def _note_only(self) -> None:
         self._only = next(iter(self._serving)) if len(self._serving) == 1 else None
+
+    def rescheduled(self, request: Request) -> None:
+        """The model has given a request back. Raises ValueError: a model without sequences must not do so."""
+        raise ValueError("a request was rescheduled, but the model has no sequences")
 
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
         """Account for a finished batch, which is no longer in the instance's record, and post `InstanceIdle`."""

@@ -168,7 +168,9 @@ class Kernel:
         gets no response, and no lease is kept.
         """
         model = prepared.model if prepared is not None else self._resolve_for(request)
-        if self.stopping and not admitted:
+        if model.former:
+            model = model.owner_of(request)
+        if self.stopping and not admitted and not model.continues(request):
             request.release_leases()
             raise ServerStopping(request.id)
         budget = self._budget

@@ -14,7 +14,7 @@ from kernel.serving.instances import InstanceSet
 from kernel.serving.live_requests import LiveRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
@@ -54,6 +54,8 @@ class Model:
         self.input_arena: Arena | None = None
         self._schedule = schedule
         self._clock = clock
+        #: Versions that were replaced by this one and have sequences that live.
+        self.former: Sequence[Model] = ()
         #: Why no scheduler runs: it failed, and the next one failed at its start.
         self._failure: str | None = None
         #: Set when no request is left; None while no `drain` waits.
@@ -67,6 +69,27 @@ class Model:
     def in_flight(self) -> int:
         """The number of requests that were accepted and have no final response yet."""
         return len(self.live)
+
+    @property
+    def unfinished(self) -> str:
+        """What `drain` waits for, for the log."""
+        return f"{self.in_flight} requests"
+
+    @property
+    def finishes_sequences(self) -> bool:
+        """Whether the version was retired and still has sequences."""
+        return False
+
+    def follows(self, former: Model) -> None:
+        """This version gets the requests that `former` has got until now."""
+
+    def owner_of(self, request: Request) -> Model:
+        """Return the version for `request`: this one, or one of `former` if that has the request's sequence."""
+        return self
+
+    def continues(self, request: Request) -> bool:
+        """Whether `request` belongs to a sequence that lives."""
+        return False
 
     @property
     def ready(self) -> bool:

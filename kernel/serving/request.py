@@ -15,6 +15,7 @@ from kernel.serving.response import Response
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
+    from kernel.serving.live_sequences import Sequence
     from kernel.serving.response import Sink
     from shm.tensor import RequestedOutput, Tensor
 
@@ -92,6 +93,8 @@ class Request(msgspec.Struct, eq=False):
     response_count: int = 0
     #: Whether a response with an error was sent.
     failed: bool = False
+    #: The sequence that the request belongs to; None for a model without sequences.
+    sequence: Sequence | None = None
     #: How often a worker was lost that would have executed the request next.
     lost_before_start: int = 0
     #: Whether inputs or outputs may have spans, and so leases.

@@ -153,7 +153,6 @@ def test_a_policy_without_an_available_version_fails_the_load(lab: RepositoryLab
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("max_batch_size: 1 sequence_batching { }", "needs sequence batching"),
         (
             "batch_input [{ kind: BATCH_ELEMENT_COUNT target_name: 'x' data_type: TYPE_FP32 source_input: 'IN' }]",
             "ragged",
