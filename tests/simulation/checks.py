@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from backends.transport import wire
     from kernel.serving.batch import Batch
     from tests.simulation.clients import Client
+    from tests.simulation.plan import RequestPlan
     from tests.simulation.versions import SimulatedVersion
     from tests.simulation.workers import SimulatedHandle, SimulatedWorker
     from tests.simulation.world import World
@@ -30,6 +31,16 @@ class Checks:
 
     def submitted(self, client: Client) -> None:
         """The version took a request; it may have been dispatched or answered already."""
+
+    def may_refuse(self, plan: RequestPlan, error: errors.ServingError) -> bool:
+        """Whether there is a reason to refuse a request with `error`."""
+        return False
+
+    def lost(self, clients: list[Client]) -> None:
+        """The instance of these requests is lost."""
+
+    def given_back(self, client: Client) -> None:
+        """The model gave a request back, to execute it again."""
 
     def dispatched(self, handle: SimulatedHandle, batch: Batch) -> None:
         """The scheduler gives a batch to an instance. Its requests are not queued any more."""

@@ -52,6 +52,8 @@ class RequestPlan(msgspec.Struct, kw_only=True, frozen=True):
     responses: int = 1
     #: Whether the last response of a decoupled model carries the final flag, or an empty one follows it.
     final_with_last: bool = True
+    #: How often an iterative model executes it.
+    executions: int = 1
     correlation_id: int | str = 0
     start: bool = False
     end: bool = False

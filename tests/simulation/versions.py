@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import NotFinishedInTime, Unavailable
 from kernel.repository.autoscaler import Autoscaler, LoadSample
-from kernel.serving.events import InstanceLost, Submitted
-from kernel.serving.model import Model
+from kernel.serving.events import InstanceLost, Rescheduled, Submitted
+from kernel.serving.sequence_instances import SequenceInstances
+from kernel.serving.sequence_model import loaded_model
 from tests.simulation.workers import SimulatedHandle, SimulatedWorker
 
 if TYPE_CHECKING:
@@ -35,20 +36,6 @@ class PlannedFailure(RuntimeError):
     """A scheduler failed because the scenario says so."""
 
 
-class SimulatedModel(Model):
-    """The real model, which also shows each request to the simulation before the scheduler sees it."""
-
-    version_of: SimulatedVersion
-
-    def submit(self, request: Request) -> None:
-        self.version_of.take(request)
-        super().submit(request)
-
-    def responded(self, request: Request, response: Response) -> None:
-        super().responded(request, response)
-        self.version_of.responded(request, response)
-
-
 class SimulatedVersion:
     """A model version with its instances. The part of `LoadedVersion` that `Retirement` uses."""
 
@@ -66,9 +53,12 @@ class SimulatedVersion:
         #: The scheduler fails at its next event.
         self.fails_next = False
         self._first_order = 0
-        model = SimulatedModel(plan.spec, ModelConfig(), 1, self._schedule, world.clock)
-        model.version_of = self
-        self.model = model
+        model = self.model = loaded_model(plan.spec, ModelConfig(), 1, self._schedule, world.clock)
+        self._post = model.inbox.post
+        self._model_responded = model.responded
+        # Every request passes here on its way to the scheduler, and every response on its way to the client.
+        model.inbox.post = self._posted  # type: ignore[method-assign]
+        model.responded = self._responded  # type: ignore[method-assign]
         self._recover = model.inbox._on_crash
         model.inbox._on_crash = self._crashed
         self.checks = world.kind(plan.kind).checks(world, self)
@@ -90,7 +80,17 @@ class SimulatedVersion:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def take(self, request: Request) -> None:
+    def _posted(self, event: Event) -> None:
+        if isinstance(event, Submitted):
+            self._take(event.request)
+        elif isinstance(event, Rescheduled):
+            client = self.world.client_of(event.request)
+            self.world.tell("the model gives %s back, to execute it again", client)
+            client.settled = False
+            self.checks.given_back(client)
+        self._post(event)
+
+    def _take(self, request: Request) -> None:
         """A request is about to be queued."""
         client = self.world.client_of(request)
         self.accepted += 1
@@ -100,8 +100,9 @@ class SimulatedVersion:
         client.queued_ns = self.world.clock.now_ns()
         self.checks.submitted(client)
 
-    def responded(self, request: Request, response: Response) -> None:
+    def _responded(self, request: Request, response: Response) -> None:
         """The model responds to a request; the client gets that now or later."""
+        self._model_responded(request, response)
         if response.final:
             client = self.world.client_of(request)
             client.ended = True
@@ -116,6 +117,7 @@ class SimulatedVersion:
             client.order = self._first_order + number
             client.queued_ns = self.world.clock.now_ns()
             client.settled = False
+        self.checks.lost(clients)
 
     def execution_ns(self) -> int:
         """Return the time of the next execution."""
@@ -172,8 +174,10 @@ class SimulatedVersion:
         return [h for h in handles if self.is_serving(h) and len(h.record.batches) < h.record.concurrency]
 
     def is_serving(self, handle: SimulatedHandle) -> bool:
-        """Whether the scheduler may use an instance."""
-        return handle in self.model.instances._serving
+        """Whether the scheduler may use an instance: it is in service, or finishes its sequences."""
+        instances = self.model.instances
+        leaving = instances._leaving if isinstance(instances, SequenceInstances) else ()
+        return handle in instances._serving or handle in leaving
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End all workers."""
@@ -278,10 +282,12 @@ class SimulatedInstance:
         handle = self.handle
         if handle is None:
             return
-        self._version.model.instances.set_apart(handle)
+        instances = self._version.model.instances
+        instances.retire(handle)
         if not limit_s:
             self._ending = NotFinishedInTime(f"model instance '{self.name}'", limit_s)
             self.lose("killed by signal 9 (SIGKILL)")
+        await instances.left(handle)
         await handle.drain()
 
     async def stop(self, *, at_once: bool = False) -> None:
@@ -306,7 +312,7 @@ class _BreakableInbox:
     def _note_settled(self, event: Event) -> None:
         """The scheduler has handled `event`."""
         match event:
-            case Submitted(request=request):
+            case Submitted(request=request) | Rescheduled(request=request):
                 self._version.world.client_of(request).settled = True
             case InstanceLost(returned=requests):
                 for request in requests:

@@ -62,7 +62,10 @@ class SimulatedWorker:
         #: Regions that the kernel has announced.
         self.attached: set[int] = set()
         self.cancelled: set[int] = set()
-        #: Responses that still may be sent, for each request of a decoupled model that waits for credit.
+        #: By slot: which sequence the model has there.
+        self.sequences: dict[int, int | str] = {}
+        #: How often each request was executed.
+        self.executions: dict[str, int] = {}
         self.handle: SimulatedHandle
 
     # ---- the session, as the handle uses it --------------------------------------------------
@@ -137,6 +140,7 @@ class SimulatedWorker:
         start_ns = end_ns - duration_ns
         entries = [each for each in message.requests if each.sequence is None or not each.sequence.empty]
         responses: list[wire.ResponseMessage] = []
+        entries = [each for each in entries if not self._gives_back(each)]
         if self._version.plan.spec.decoupled:
             for each in entries:
                 self._stream(each)
@@ -145,6 +149,17 @@ class SimulatedWorker:
         done = wire.Executed(message.batch, responses, start_ns, start_ns, end_ns, end_ns)
         self.on_message(done)
         self._begin()
+
+    def _gives_back(self, entry: wire.RequestMessage) -> bool:
+        """Whether the model wants to execute the request once more (iterative sequences). Then it goes back."""
+        batching = self._version.plan.spec.sequence_batching
+        if batching is None or not batching.iterative:
+            return False
+        done = self.executions[entry.id] = self.executions.get(entry.id, 0) + 1
+        again = done < self.client_of(entry).plan.executions
+        if again:
+            self.on_message(wire.Rescheduled(entry.number))
+        return again
 
     def _stream(self, entry: wire.RequestMessage) -> None:
         """Send all responses of a request to a decoupled model."""

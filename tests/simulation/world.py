@@ -179,7 +179,8 @@ class World:
                 return self.serving[index] is None
             case errors.NoMemory():
                 return self.budget.used_byte_size > 0 or 4 * plan.rows * plan.width > self.scenario.arena_byte_size
-        return False
+        version = self.serving[index]
+        return version is not None and version.checks.may_refuse(plan, error)
 
     def responded(self, client: Client) -> None:
         """A client has its final response."""
