@@ -53,12 +53,10 @@ def batching_rule(spec: ModelSpec) -> BatchingRule | None:
     """Return the rule that the model names, None if it names none. Raises `ServingError`."""
     if not spec.batching_rule:
         return None
-    make = extension(BATCHING_RULES, spec.batching_rule)
-    rule = make(spec) if callable(make) else None
-    if not isinstance(rule, BatchingRule):
-        found = type(make if rule is None else rule).__name__
+    found = extension(BATCHING_RULES, spec.batching_rule)
+    if not (isinstance(found, type) and issubclass(found, BatchingRule)):
         raise InternalError(
             f"batching rule '{spec.batching_rule}' must be a subclass of schedulers.batching_rules.BatchingRule; "
-            f"found {found}"
+            f"found {found!r}"
         )
-    return rule
+    return found(spec)

@@ -1,4 +1,4 @@
-"""Fair order of the requests of one priority level: clients are served in turn, by their weights. Pure.
+"""Fair order of the requests of one priority level: clients get shares by their weights. Pure.
 
 The rule is start-time fair queuing (Goyal, Vin, Cheng 1996). A client's next request has a start tag: where its last
 one ended in virtual time, or the present if it has waited for nothing. A request of R rows ends R / weight later. The
@@ -30,7 +30,7 @@ MAX_NAME_LENGTH = 256
 class _Client:
     """A client with queued requests, or one that was served a short while ago."""
 
-    __slots__ = ("end", "name", "requests", "turn", "weight")
+    __slots__ = ("end", "name", "requests", "ticket", "weight")
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class _Client:
         #: Where its last request that was served ended in virtual time.
         self.end = 0.0
         #: The number of its valid entry in the heap.
-        self.turn = 0
+        self.ticket = 0
 
 
 def client_of(request: Request, fair: FairQueuing) -> str:
@@ -59,12 +59,12 @@ class FairOrder:
         self._waiting: dict[str, _Client] = {}
         #: Clients without queued requests, the one that was served last at the end.
         self._idle: OrderedDict[str, _Client] = OrderedDict()
-        #: A heap of start tag, turn and client: for each waiting client the tag of its first request. Among equal tags
-        #: the lower turn goes first. An entry is void if its turn is not the client's, or the client does not wait.
+        #: A heap of start tag, ticket and client: for each waiting client the tag of its first request. Among equal
+        #: tags the lower ticket goes first. An entry is void if its ticket is not the client's, or no request waits.
         self._heap: list[tuple[float, int, _Client]] = []
         #: The present in virtual time.
         self._now = 0.0
-        self._turns = 0
+        self._tickets = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -91,9 +91,9 @@ class FairOrder:
         if self._returned:
             self._count -= 1
             return self._returned.popleft()
-        start, turn, client = heapq.heappop(self._heap)
-        while not (client.requests and client.turn == turn):
-            start, turn, client = heapq.heappop(self._heap)
+        start, ticket, client = heapq.heappop(self._heap)
+        while not (client.requests and client.ticket == ticket):
+            start, ticket, client = heapq.heappop(self._heap)
         _, entry = client.requests.popitem(last=False)
         self._count -= 1
         self._now = start
@@ -101,12 +101,12 @@ class FairOrder:
         if client.requests:
             self._push(client, client.end)
         else:
-            self._turns += 1  # as if it had another request: `__iter__` does not know
+            self._tickets += 1  # as if it had another request: `__iter__` does not know
             self._rest(client)
         return entry
 
     def discard(self, request: Request) -> bool:
-        """Remove a request that is not served; its client is not charged. Returns False if it is not queued."""
+        """Remove a request that is not served; its client is not charged. Retickets False if it is not queued."""
         for index, entry in enumerate(self._returned):  # few: those of a lost instance
             if entry.request is request:
                 del self._returned[index]
@@ -119,7 +119,7 @@ class FairOrder:
         if not client.requests:
             self._rest(client)
             if len(self._heap) > 2 * len(self._waiting) + 64:
-                self._heap = [each for each in self._heap if each[2].requests and each[2].turn == each[1]]
+                self._heap = [each for each in self._heap if each[2].requests and each[2].ticket == each[1]]
                 heapq.heapify(self._heap)
         return True
 
@@ -127,16 +127,16 @@ class FairOrder:
         """Yield the requests in the order in which they will be served if no other comes."""
         yield from self._returned
         # The heap is walked from its top down without changing it. The children of an entry that was visited, and the
-        # next request of each visited client, are candidates: start, turn, index in the heap or -1, client, requests.
-        heap, turns = self._heap, self._turns
+        # next request of each visited client, are candidates: start, ticket, index in the heap or -1, client, requests.
+        heap, tickets = self._heap, self._tickets
         candidates = [_candidate(heap, 0)] if heap else []
         while candidates:
             start, _, index, client, requests = candidates[0]
             entry = next(requests, None)
             if entry is not None:
                 yield entry
-                turns += 1
-                heapq.heapreplace(candidates, (start + _cost(entry.request, client), turns, -1, client, requests))
+                tickets += 1
+                heapq.heapreplace(candidates, (start + _cost(entry.request, client), tickets, -1, client, requests))
             else:
                 heapq.heappop(candidates)
             if index >= 0:
@@ -149,16 +149,16 @@ class FairOrder:
         clients = self._waiting.values()
         assert self._count == len(self._returned) + sum(len(client.requests) for client in clients)
         assert all(client.requests for client in clients)
-        valid = [id(client) for _, turn, client in self._heap if client.requests and client.turn == turn]
+        valid = [id(client) for _, ticket, client in self._heap if client.requests and client.ticket == ticket]
         assert sorted(valid) == sorted(map(id, clients)), "each waiting client has one valid entry in the heap"
         assert len(self._heap) <= 2 * len(self._waiting) + 64 + len(valid)
         assert len(self._idle) <= MAX_IDLE_CLIENTS
         assert self._idle.keys().isdisjoint(self._waiting)
 
     def _push(self, client: _Client, start: float) -> None:
-        self._turns += 1
-        client.turn = self._turns
-        heapq.heappush(self._heap, (start, client.turn, client))
+        self._tickets += 1
+        client.ticket = self._tickets
+        heapq.heappush(self._heap, (start, client.ticket, client))
 
     def _rest(self, client: _Client) -> None:
         """The client has no queued request left. What it got is remembered as long as it lies in the future."""
@@ -179,9 +179,9 @@ _Candidate = tuple[float, int, int, _Client, "Iterator[Waiting]"]
 
 
 def _candidate(heap: list[tuple[float, int, _Client]], index: int) -> _Candidate:
-    start, turn, client = heap[index]
-    valid = client.turn == turn
-    return start, turn, index, client, iter(client.requests.values() if valid else ())
+    start, ticket, client = heap[index]
+    valid = client.ticket == ticket
+    return start, ticket, index, client, iter(client.requests.values() if valid else ())
 
 
 def _cost(request: Request, client: _Client) -> float:

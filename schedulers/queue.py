@@ -1,7 +1,7 @@
 """Queued requests: priority levels, timeouts and size limits (Triton's `PolicyQueue`). Pure.
 
 Times are monotonic nanoseconds from the caller. Levels are served strictly in order, level 1 first. Within a level,
-requests are served in the order of arrival, or clients in turn (`schedulers/fair.py`).
+requests are served in the order of arrival, or clients get shares (`schedulers/fair.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Level:
         self.policy = policy
         self.in_time: deque[Waiting] | FairOrder = deque() if fair is None else FairOrder(fair)
         self.delayed: deque[Waiting] | FairOrder = deque() if fair is None else FairOrder(fair)
-        #: How many of the entries were cancelled. Only a `deque` keeps them, until it is their turn.
+        #: How many of the entries were cancelled. Only a `deque` keeps them, until they are first.
         self.cancelled = 0
 
     def __len__(self) -> int:
@@ -101,10 +101,12 @@ class RequestQueue:
         if request.dispatched or request.finished or request in self._cancelled:
             return False
         level = self._level_of(request)
+        if self._fair is not None:
+            orders = (level.in_time, level.delayed)
+            found = any(isinstance(entries, FairOrder) and entries.discard(request) for entries in orders)
+            self.count -= found
+            return found
         self.count -= 1
-        for entries in (level.in_time, level.delayed):
-            if isinstance(entries, FairOrder) and entries.discard(request):
-                return True
         level.cancelled += 1
         self._cancelled.add(request)
         if len(self._cancelled) > self.count + 64:

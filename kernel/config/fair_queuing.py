@@ -102,8 +102,8 @@ def _check_scheduler(config: ModelConfig) -> None:
             raise BadConfig(f"parameter '{FAIR_BY}' is for models without {field}, which model '{config.name}' has")
     if config.dynamic_batching.preserve_ordering:
         raise BadConfig(
-            f"parameter '{FAIR_BY}' of model '{config.name}' contradicts preserve_ordering: fair queuing serves "
-            "clients in turn, not requests in their order"
+            f"parameter '{FAIR_BY}' of model '{config.name}' contradicts preserve_ordering: clients get shares, "
+            "so requests are not served in their order"
         )
 
 

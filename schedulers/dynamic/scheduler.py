@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
-    """Schedule a model with `dynamic_batching`, or one without whose clients are served in turn (`naiad.fair_by`).
+    """Schedule a model with `dynamic_batching`, or one without whose clients get shares (`naiad.fair_by`).
 
     Batches are dispatched at the end of an event-loop iteration, when all requests that it received are queued. This
     delays no batch: the messages of an iteration are sent together at its end anyway.

@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError
 from kernel.errors import InternalError, NoMemory, ServingError
 from kernel.serving.request import Request
 from kernel.serving.response import Response
-from protocols.forwarding import last_value
 from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
 from protocols.grpc.messages.message_task import message_task
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from protocols.access.peer_identity import Peer
     from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
@@ -69,6 +67,8 @@ class StreamCall:
         self._stream = stream
         #: grpclib's stream parses each message and copies each response: they do not pass through it.
         self._call = cast("HandlerCall", stream_of(stream))
+        #: The client of this stream, and the headers of the call.
+        self.peer, self.headers = self._call.peer, self._call.request_head.fields
         self._prepared = prepared
         #: Buffers with messages that were not submitted yet, oldest first.
         self._buffers: deque[ReceiveBuffer] = deque()
@@ -96,15 +96,6 @@ class StreamCall:
         self._task: RequestTask | None = None
         self._stopped = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def peer(self) -> Peer:
-        """The client of this stream."""
-        return self._call.peer
-
-    def header(self, name: str) -> str:
-        """Return the value of a header of the call, see `kernel.serving.response.Sink`."""
-        return last_value(self._call.request_head.fields, name)
 
     async def run(self) -> None:
         """Serve until the client has sent its last request and each has its final response.
