@@ -123,6 +123,12 @@ OURS = (
         kind="gauge",
     ),
     Value(
+        "nv_inference_live_sequences",
+        "Number of sequences that have begun and not ended; only for models with sequence batching",
+        lambda model: model.live_sequences,
+        kind="gauge",
+    ),
+    Value(
         "nv_inference_requests_refused_total",
         "Number of requests that were refused because the queue was full",
         lambda model: model.statistics.refused,
