@@ -125,7 +125,7 @@ def test_a_server_that_stops_finishes_requests_and_does_not_wait_for_idle_sequen
         found: list[int | None] = []
         thread = threading.Thread(target=lambda: found.append(client.send(-700)))
         thread.start()
-        wait_for(lambda: 'nv_inference_in_flight_requests{model="m",version="1"} 1' in metrics(server))
+        wait_for(lambda: 'naiad_inference_in_flight_requests{model="m",version="1"} 1' in metrics(server))
         server.terminate()
         thread.join(20)
         assert found == [1]

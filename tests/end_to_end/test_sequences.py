@@ -174,7 +174,7 @@ def test_an_idle_sequence_ends(server: ServerProcess) -> None:
     client = Client(server, "impatient", 9)
     assert client.send(-300, start=True) == 0, "an execution that takes longer than the idle time ends nothing"
     assert client.send(4) == 4
-    wait_for(lambda: _gauge(server, "nv_inference_live_sequences", "impatient") == 0)
+    wait_for(lambda: _gauge(server, "naiad_live_sequences", "impatient") == 0)
     assert client.send(1) is None
     assert "must specify the START flag" in client.error
 
