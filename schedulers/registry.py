@@ -43,7 +43,7 @@ def scheduler_for(spec: ModelSpec) -> SchedulerFactory:
         return _installed_scheduler(spec.scheduler)
     if spec.sequence_batching is not None:
         return sequence
-    if spec.dynamic_batching is not None:
+    if spec.dynamic_batching is not None or spec.fair is not None:
         return dynamic
     return direct
 
