@@ -35,7 +35,7 @@ class Retirement:
         in_time = True
         try:
             async with asyncio.timeout(self._limit_s):
-                await model.drain()
+                await model.retire()
         except TimeoutError:
             in_time = False
             logger.error(

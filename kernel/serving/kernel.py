@@ -268,7 +268,10 @@ class Kernel:
         return self._preparing + sum(model.in_flight for model in self.catalog.executing_models())
 
     async def drain(self) -> None:
-        """Refuse new requests and wait until every accepted one has its final response."""
+        """Refuse new requests and wait until every accepted one has its final response.
+
+        Requests of sequences that have begun are still accepted, but nobody waits for them.
+        """
         self.stopping = True
         while self._preparing:
             self._all_prepared.clear()

@@ -72,8 +72,13 @@ class Model:
 
     @property
     def unfinished(self) -> str:
-        """What `drain` waits for, for the log."""
+        """What `retire` waits for, for the log."""
         return f"{self.in_flight} requests"
+
+    @property
+    def live_sequences(self) -> int:
+        """The number of sequences that have begun and not ended."""
+        return 0
 
     @property
     def finishes_sequences(self) -> bool:
@@ -166,6 +171,10 @@ class Model:
             if self._drained is None:
                 self._drained = asyncio.Event()
             await self._drained.wait()
+
+    async def retire(self) -> None:
+        """Wait until the version, which gets no new requests, has nothing more to do."""
+        await self.drain()
 
     def abandon(self, error: ServingError) -> None:
         """End the scheduler and fail all requests that have no final response with `error`."""

@@ -50,6 +50,11 @@ class SequenceInstances(InstanceSet):
         """The instances that take new sequences."""
         return self._serving
 
+    @property
+    def queued(self) -> int:
+        """How many requests are queued."""
+        return self._live.queued
+
     def has_room(self, instance: Instance, most: int) -> bool:
         """Whether an instance may get a batch: it is in service or leaving, and has fewer than `most` batches."""
         return len(instance.record.batches) < most and (instance in self._serving or instance in self._leaving)

@@ -46,16 +46,21 @@ class SequenceModel(Model):
         #: The version that has replaced this one.
         self._next: SequenceModel | None = None
         #: Only requests of live sequences are accepted.
-        self._draining = False
+        self._retired = False
+
+    @property
+    def live_sequences(self) -> int:
+        """The number of sequences that have begun and not ended."""
+        return len(self.sequences)
 
     @property
     def finishes_sequences(self) -> bool:
         """Whether the version was retired and still has sequences."""
-        return self._draining and len(self.sequences) > 0
+        return self._retired and len(self.sequences) > 0
 
     @property
     def unfinished(self) -> str:
-        """What `drain` waits for, for the log."""
+        """What `retire` waits for, for the log."""
         return f"{super().unfinished} and {len(self.sequences)} sequences"
 
     def follows(self, former: Model) -> None:
@@ -70,7 +75,7 @@ class SequenceModel(Model):
 
     def submit(self, request: Request) -> None:
         """Queue a checked request in the version that has its sequence. Raises `ServingError`."""
-        owner = self.owner_of(request) if self.former or self._draining else self
+        owner = self.owner_of(request) if self.former or self._retired else self
         if owner._failure is None:
             try:
                 owner._admit(request)
@@ -84,7 +89,7 @@ class SequenceModel(Model):
         correlation_id = request.correlation_id
         if self.sequences.has(correlation_id):
             return self
-        if self._draining and self._next is not None:
+        if self._retired and self._next is not None:
             return self._next.owner_of(request)
         if not request.sequence_start:
             self.former = [former for former in self.former if former.sequences]
@@ -94,7 +99,7 @@ class SequenceModel(Model):
         return self
 
     def _admit(self, request: Request) -> None:
-        if self._draining and not self.sequences.has(request.correlation_id):
+        if self._retired and not self.sequences.has(request.correlation_id):
             raise ModelNotReady(self.name, self.version)
         if self.sequences.admit(request):
             logger.warning(
@@ -105,11 +110,11 @@ class SequenceModel(Model):
 
     # ---- the end -----------------------------------------------------------------------------
 
-    async def drain(self) -> None:
+    async def retire(self) -> None:
         """Begin no new sequence, and wait until all sequences and requests have ended."""
-        self._draining = True
+        self._retired = True
         while self.sequences or self.live:
-            await super().drain()
+            await self.drain()
             await self.instances.all_ended()
 
     def abandon(self, error: ServingError) -> None:

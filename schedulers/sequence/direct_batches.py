@@ -52,8 +52,9 @@ class DirectBatches:
             return None
         if self._delay_ns and len(ready) / self._slot_count < self._utilization and now_ns < self.wait_until_ns():
             return None
-        key = self._keys.key(min((sequence.queue[0] for sequence in ready), key=_queued_at))
-        taken = [sequence for sequence in ready if self._keys.key(sequence.queue[0]) == key]
+        keys = {sequence: self._keys.key(sequence.queue[0]) for sequence in ready}
+        key = keys[min(ready, key=_queued_at)]
+        taken = [sequence for sequence in ready if keys[sequence] == key]
         entries: list[Request | None] = [None] * (1 + max(sequence.slot for sequence in taken))
         batch = Batch(entries, slots=list(range(len(entries))))
         for sequence in taken:
@@ -67,5 +68,5 @@ class DirectBatches:
         return min(sequence.queue[0].queue_start_ns for sequence in self._ready) + self._delay_ns
 
 
-def _queued_at(request: Request) -> int:
-    return request.queue_start_ns
+def _queued_at(sequence: Sequence) -> int:
+    return sequence.queue[0].queue_start_ns

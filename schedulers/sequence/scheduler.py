@@ -9,6 +9,7 @@ from kernel.loop.clock import ITERATION_END
 from kernel.serving.events import Cancelled, DeadlineReached, InstanceLost, NoInstanceLeft, Rescheduled, Submitted
 from kernel.serving.sequence_instances import SequenceInstances
 from schedulers.sequence.batcher import SequenceBatcher
+from schedulers.start_hold import hold_until_count
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
@@ -26,6 +27,7 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
     instances.check_scheduler = batcher.check
     # With `direct` the rows of the next batch are known only after the last one.
     one_batch = not spec.sequence_batching.oldest
+    hold_count = hold_until_count()
     until_ns: int | None = None
     while True:
         event = await inbox.next(until_ns)
@@ -33,7 +35,10 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
         match event:
             case Submitted(request=request):
                 batcher.add(request)
+            case DeadlineReached() if instances.queued < hold_count:
+                until_ns = None
             case DeadlineReached():
+                hold_count = 0
                 until_ns = _start(batcher, instances, clock.now_ns(), one_batch=one_batch)
             case Rescheduled(request=request):
                 if not batcher.reschedule(request, clock.now_ns()):

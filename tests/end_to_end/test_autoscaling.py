@@ -37,7 +37,7 @@ class TritonPythonModel:
 
 def instances(server: ServerProcess) -> int:
     page = server.get("/metrics", server.metrics_port)[1]
-    found = re.search(r'^nv_model_instance_count\{model="m",version="1"\} (\d+)', page, re.MULTILINE)
+    found = re.search(r'^naiad_model_instance_count\{model="m",version="1"\} (\d+)', page, re.MULTILINE)
     assert found is not None
     return int(found[1])
 

@@ -176,9 +176,8 @@ def test_states_of_a_python_model_vary_in_shape_begin_with_a_file_and_are_output
 def test_a_wrong_file_with_an_initial_state_fails_the_load(
     write_model: WriteModel, change: tuple[str, str], reason: str
 ) -> None:
-    config = (
-        STATES.replace("STRATEGY", "direct { }").replace(*change).replace("dims: [1]\n      ini", "dims: [-1]\n ini")
-    )
+    config = STATES.replace("STRATEGY", "direct { }").replace(*change)
+    config = config.replace("dims: [1]\n      ini", "dims: [-1]\n ini")
     repository = write_model("stateful", config, STATEFUL)
     (repository / "stateful" / "initial_state").mkdir()
     (repository / "stateful" / "initial_state" / "hundred").write_bytes(np.array([100], np.int32).tobytes())

@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,7 +174,7 @@ def test_an_idle_sequence_ends(server: ServerProcess) -> None:
     client = Client(server, "impatient", 9)
     assert client.send(-300, start=True) == 0, "an execution that takes longer than the idle time ends nothing"
     assert client.send(4) == 4
-    time.sleep(0.5)  # three times the idle time, in which it must not get a request
+    wait_for(lambda: _gauge(server, "naiad_live_sequences", "impatient") == 0)
     assert client.send(1) is None
     assert "must specify the START flag" in client.error
 
@@ -200,7 +199,7 @@ def test_a_killed_worker_ends_its_sequences_and_new_ones_begin(write_model: Writ
         threads = [threading.Thread(target=send_slowly) for _ in range(3)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: _pending(server) == 2)  # and one is executing
+        wait_for(lambda: _gauge(server, "nv_inference_pending_request_count", "m") == 2)  # and one is executing
         os.kill(lost.info["pid"], signal.SIGKILL)
         for thread in threads:
             thread.join(20)
@@ -214,7 +213,7 @@ def test_a_killed_worker_ends_its_sequences_and_new_ones_begin(write_model: Writ
         assert kept.send(1, end=True) == 3
 
 
-def _pending(server: ServerProcess) -> int:
+def _gauge(server: ServerProcess, family: str, model: str) -> int:
     _, page = server.get("/metrics", server.metrics_port)
-    [line] = [line for line in page.splitlines() if line.startswith("nv_inference_pending")]
+    [line] = [line for line in page.splitlines() if line.startswith(family) and f'model="{model}"' in line]
     return int(float(line.rsplit(" ", 1)[1]))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
+from kernel.config.sequence_spec import SequenceBatching
+from kernel.serving.live_sequences import Sequence
+from schedulers.sequence.direct_batches import DirectBatches
 from tests.schedulers.sequence.sequence_lab import MS, finish, rows, sequence_lab
 
 
@@ -88,3 +94,30 @@ def test_a_delay_without_a_share_of_slots_has_no_effect_and_the_other_way_round(
         lab = sequence_lab(**settings)
         lab.submit_to_sequence(1, id="1a", start=True)
         assert rows(lab) == ["1a"]
+
+
+def test_shape_tensors_that_are_not_in_the_message_share_no_batch() -> None:
+    lab = sequence_lab()
+    tensors = dict(lab.spec.inputs)
+    tensors["IN"] = msgspec.structs.replace(tensors["IN"], is_shape_tensor=True)
+    batches = DirectBatches(msgspec.structs.replace(lab.spec, inputs=tensors), SequenceBatching(slot_count=4))
+    for slot in (0, 1):
+        request = lab.request(str(slot))
+        request.inputs[0].data = None
+        batches.add(Sequence(slot, [request], slot=slot))
+    first = batches.take(0)
+    assert first is not None
+    assert [request.id for request in first.requests] == ["0"]
+
+
+def test_the_first_batch_waits_for_as_many_requests_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "3")
+    lab = sequence_lab()
+    lab.submit_to_sequence(1, id="1a", start=True)
+    lab.submit_to_sequence(2, id="2a", start=True)
+    assert rows(lab) == []
+    lab.submit_to_sequence(3, id="3a", start=True)
+    assert rows(lab) == ["1a", "2a", "3a"]
+    finish(lab)
+    lab.submit_to_sequence(1, id="1b")
+    assert rows(lab) == ["1b"]
