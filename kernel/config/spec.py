@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.ensemble_spec import EnsembleSpec, ensemble_spec
 from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
 from kernel.config.model_parameters import model_parameters
 from shm.datatypes import BY_CONFIG_NAME
@@ -42,6 +43,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     is_shape_tensor: bool = False
     #: Outputs only: the file with the class labels, relative to the model's folder; may be empty.
     label_filename: str = ""
+    #: Outputs of ensembles only: the class labels. The workers of other models read their labels themselves.
+    labels: tuple[str, ...] = ()
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
@@ -87,7 +90,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     #: None if the model executes each request alone.
     dynamic_batching: DynamicBatching | None = None
     sequence_batching: bool = False
-    ensemble: bool = False
+    #: The steps of an ensemble; None if the model executes itself.
+    ensemble: EnsembleSpec | None = None
     response_cache: bool = False
     #: Additional labels of the model's metrics.
     metric_tags: dict[str, str] = {}
@@ -122,7 +126,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         decoupled=config.model_transaction_policy.decoupled,
         dynamic_batching=(_dynamic_batching(config.dynamic_batching) if config.HasField("dynamic_batching") else None),
         sequence_batching=config.HasField("sequence_batching"),
-        ensemble=config.HasField("ensemble_scheduling"),
+        ensemble=ensemble_spec(config),
         response_cache=config.response_cache.enable,
         metric_tags=dict(config.metric_tags),
         namespace=namespace,
