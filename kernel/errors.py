@@ -225,6 +225,18 @@ class QueueFull(Unavailable):
         super().__init__(request_prefix(request_id) + "Exceeds maximum queue size")
 
 
+class QuotaExceeded(Unavailable):
+    """The client has as many requests queued or in flight as it may have (`naiad.quota`)."""
+
+    before_queueing = True
+
+    def __init__(self, request_id: str, quota: int) -> None:
+        super().__init__(
+            request_prefix(request_id)
+            + f"this client already has {quota} requests queued or in flight, which is its quota; try again later"
+        )
+
+
 class QueueTimeout(Unavailable):
     def __init__(self) -> None:
         super().__init__("Request timeout expired")

@@ -115,6 +115,11 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.responses: list[Response] = []
+        #: What the request's headers are: name in lower case → value.
+        self.headers: dict[str, str] = {}
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name, "")
 
     def send(self, response: Response) -> None:
         self.responses.append(response)

@@ -48,7 +48,7 @@ def scheduler_for(spec: ModelSpec) -> SchedulerFactory:
     """Return the scheduler function that a model's configuration asks for. Raises `ServingError`."""
     if spec.scheduler:
         return _installed_scheduler(spec.scheduler)
-    if spec.dynamic_batching is not None:
+    if spec.dynamic_batching is not None or spec.fair is not None:
         return dynamic
     return direct
 

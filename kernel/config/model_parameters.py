@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.fair_queuing import FAIR_BY, FAIR_WEIGHTS, QUOTA, FairQueuing, fair_queuing
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
 SCHEDULER = _PREFIX + "scheduler"
 BATCHING = _PREFIX + "batching"
 
-_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING)
+_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, FAIR_BY, FAIR_WEIGHTS, QUOTA)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -43,6 +44,8 @@ class ModelParameters(msgspec.Struct, frozen=True):
     scheduler: str = ""
     #: Empty if the model has no rule of its own for batches.
     batching: str = ""
+    #: None if the model serves all requests in their order.
+    fair: FairQueuing | None = None
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -60,7 +63,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         raise BadConfig(f"parameter '{SCHEDULER}' is for models with instances; '{config.name}' is an ensemble")
     if batching and not config.HasField("dynamic_batching"):
         raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
-    return ModelParameters(timeout_ns, scheduler, batching)
+    return ModelParameters(timeout_ns, scheduler, batching, fair_queuing(config))
 
 
 def _name(config: ModelConfig, name: str) -> str:

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.ensemble_spec import EnsembleSpec, ensemble_spec
+from kernel.config.ensemble_spec import (
+    EnsembleSpec,  # msgspec reads annotations: specs go to helpers
+    ensemble_spec,
+)
+from kernel.config.fair_queuing import FairQueuing  # noqa: TC001 - msgspec reads annotations: specs go to helpers
 from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
 from kernel.config.model_parameters import model_parameters
 from shm.datatypes import BY_CONFIG_NAME
@@ -74,6 +78,17 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     def queue_policy(self, priority_level: int) -> QueuePolicy:
         return self.queue_policies.get(priority_level, self.default_queue_policy)
 
+    @property
+    def limits_waiting(self) -> bool:
+        """Whether it matters how long a request is queued: the model has priorities, queue limits or timeouts.
+
+        Then a request that was dispatched ahead of time would escape them.
+        """
+        policies = (self.default_queue_policy, *self.queue_policies.values())
+        return self.priority_levels > 0 or any(
+            policy.max_queue_size or policy.default_timeout_ns or policy.allow_timeout_override for policy in policies
+        )
+
 
 class ModelSpec(msgspec.Struct, frozen=True):
     """A model as front doors, kernel and schedulers see it. Tensors are in the order of the configuration."""
@@ -103,6 +118,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     scheduler: str = ""
     #: The name of an installed batching rule; empty if the model has none.
     batching_rule: str = ""
+    #: None if the model serves all requests of a priority level in their order.
+    fair: FairQueuing | None = None
     #: Name → `string_value` of `parameters`, for schedulers and batching rules of packages.
     parameters: dict[str, str] = {}
 
@@ -133,6 +150,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         execution_timeout_ns=ours.execution_timeout_ns,
         scheduler=ours.scheduler,
         batching_rule=ours.batching,
+        fair=ours.fair,
         parameters={name: value.string_value for name, value in sorted(config.parameters.items())},
     )
 
@@ -169,16 +187,18 @@ def _datatype(data_type: DataType) -> str:
 
 
 def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
+    levels = batching.priority_levels
     return DynamicBatching(
         preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
         preserve_ordering=batching.preserve_ordering,
-        priority_levels=batching.priority_levels,
-        default_priority_level=batching.default_priority_level,
+        priority_levels=levels,
+        # Without levels, the default level and the policies of levels have no effect (Triton).
+        default_priority_level=batching.default_priority_level if levels else 0,
         default_queue_policy=_queue_policy(batching.default_queue_policy),
         queue_policies={
             level: _queue_policy(batching.priority_queue_policy[level])
-            for level in sorted(batching.priority_queue_policy)
+            for level in sorted(batching.priority_queue_policy if levels else ())
         },
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import QueueFull, QueueTimeout, RequestCancelled
+from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancelled
 from kernel.observe.composed_times import add_to_ensembles
 from kernel.observe.custom_metrics import CustomMetrics
 from kernel.observe.histogram import Histogram
@@ -208,8 +208,11 @@ class ModelStatistics:
             self.durations.observe(now_ns - request.received_ns)
 
     def record_failure(self, request: Request, error: ServingError, now_ns: int) -> None:
-        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure."""
-        if isinstance(error, QueueFull):
+        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure.
+
+        Nor is one that its client's quota refused.
+        """
+        if isinstance(error, (QueueFull, QuotaExceeded)):
             self.refused += 1
             return
         self.fail.count += 1

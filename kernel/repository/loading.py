@@ -18,7 +18,7 @@ from kernel.extensions import import_extensions
 from kernel.observe.log_context import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
-from kernel.repository.limits import ignored_settings, refuse_unsupported
+from kernel.repository.limits import ignored_settings, refuse_batching_library, refuse_unsupported
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
@@ -139,6 +139,7 @@ class VersionLoader:
         refuse_unsupported(config)
         if config.HasField("ensemble_scheduling"):
             return await self._load_ensemble(source, config, version, started_ns)
+        refuse_batching_library(config, source.folder.batching_library())
         await import_extensions(config)
         keepers = [self._new_keeper()]
         model: Model | None = None

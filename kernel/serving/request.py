@@ -44,6 +44,9 @@ class _NoSink:
 
     peer = ""
 
+    def header(self, name: str) -> str:
+        return ""
+
     def send(self, response: Response) -> None:
         raise AssertionError("a request that was never submitted got a response")
 

@@ -47,13 +47,18 @@ class ModelCaller(Protocol):
 class _StepSink:
     """Gives the responses of a step's request to the scheduler of the ensemble."""
 
-    __slots__ = ("_inbox", "request")
+    __slots__ = ("_inbox", "_parent", "request")
 
     peer = ""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Inbox, parent: Request) -> None:
         self._inbox = inbox
+        self._parent = parent
         self.request: Request | None = None
+
+    def header(self, name: str) -> str:
+        """Return a header of the request to the ensemble."""
+        return self._parent.sink.header(name)
 
     def send(self, response: Response) -> None:
         assert self.request is not None, "the sink was not given its request"
@@ -197,7 +202,7 @@ class EnsembleDriver:
     def _submit(self, run: Run, call: StepCall) -> None:
         if self._waiting:
             self._waiting.pop(call, None)
-        sink = _StepSink(self._inbox)
+        sink = _StepSink(self._inbox, run.request)
         child = sink.request = run.request_of(call, sink)
         run.calls[child] = call
         self._run_of[child] = run

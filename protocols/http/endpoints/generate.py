@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
+from protocols.forwarding import last_value
 from protocols.helpers.awaited import AwaitedRequest, AwaitedTask
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, tensor_with_own_lease
 from protocols.http.bodies.collector import BodyCollector
@@ -25,7 +27,7 @@ from protocols.http.inference.tasks import encode_arguments
 from protocols.http.responses import JSON, SERVER_HEADER, error_body
 from protocols.http.sending import send, write
 from protocols.response_sinks import StreamSink
-from protocols.status import HTTP_STATUS
+from protocols.status import http_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -109,7 +111,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
     model = call.kernel.resolve(call.names["model"], call.names["version"])
     stream = StreamSink()
-    port = stream.port()
+    port = stream.port(functools.partial(last_value, call.http.raw_headers))
     request = Request(call.names["model"], [], port, model_version=call.names["version"], streaming=True)
     port.request = request
     try:
@@ -125,7 +127,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
                     raise response.error
                 encoded = await _encode(call, response)
             except ServingError as error:
-                encoded = _Encoded(HTTP_STATUS[error.code], error_body(error.text))
+                encoded = _Encoded(http_status(error), error_body(error.text))
             finally:
                 response.release()
             yield encoded

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import InternalError, InvalidArgument, NoMemory, ServingError
+from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
+from protocols.forwarding import last_value
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.http.inference.compression import IDENTITY, compress
@@ -25,7 +26,7 @@ from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_o
 from protocols.http.responses import JSON
 from protocols.internal_errors import unexpected_error
 from protocols.response_sinks import OnlyResponse
-from protocols.status import HTTP_STATUS
+from protocols.status import http_status, may_retry
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
@@ -220,6 +221,9 @@ class HttpInferCall(msgspec.Struct, eq=False):
     def peer(self) -> str:
         return "" if self.waiter is None else self.waiter.peer.identity
 
+    def header(self, name: str) -> str:
+        return last_value(self.head.headers, name)
+
     def send(self, response: Response) -> None:
         if self._only is not None or response.empty or not response.final:  # unusual
             if self._only is None:
@@ -290,7 +294,7 @@ def decode_body(
 
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
-    response = http_error(HTTP_STATUS[error.code], error.text, plain=plain)
-    if isinstance(error, NoMemory) and error.retry_later:
+    response = http_error(http_status(error), error.text, plain=plain)
+    if may_retry(error):
         response.headers = RETRY_LATER
     return response
