@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -150,7 +151,7 @@ class Server:
         self._lifecycle = Lifecycle(
             catalog,
             clock,
-            choose_scheduler,
+            functools.partial(choose_scheduler, caller=self._kernel),
             self._supervisor_maker(polling, budget),
             LifecycleSettings(
                 repositories=repository.paths,

@@ -132,6 +132,16 @@ def worker_error(code: ErrorCode, message: str) -> ServingError:
     return error
 
 
+def prefixed(prefix: str, error: ServingError) -> ServingError:
+    """Return `error` with `prefix` before its message, as an error of a request that was queued."""
+    found = ServingError.__new__(type(error) if isinstance(error, NoMemory) else _BY_CODE[error.code])
+    Exception.__init__(found, prefix + error.message)
+    found.message = prefix + error.message
+    found.max_byte_size = error.max_byte_size
+    found.before_queueing = False
+    return found
+
+
 def file_error(message: str, cause: OSError) -> ServingError:
     """Return the error for a file or process that `cause` made unusable."""
     return NoDescriptorLeft() if lacks_descriptors(cause) else InternalError(message)

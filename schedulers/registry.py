@@ -13,6 +13,7 @@ from kernel.errors import InternalError
 from kernel.extensions import SCHEDULERS, extension
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.ensemble.scheduler import ensemble
 from schedulers.sequence.scheduler import sequence
 
 if TYPE_CHECKING:
@@ -24,12 +25,19 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
     from kernel.serving.model import SchedulerFactory
+    from schedulers.ensemble.driver import ModelCaller
 
 
 def choose_scheduler(
-    spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock
+    spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, *, caller: ModelCaller | None = None
 ) -> Coroutine[int | None, Event, None]:
-    """Return the scheduler coroutine that a model's configuration asks for. Raises `ServingError`."""
+    """Return the scheduler coroutine that a model's configuration asks for. Raises `ServingError`.
+
+    Ensembles submit the requests of their steps through `caller`.
+    """
+    if spec.ensemble is not None:
+        assert caller is not None, f"ensemble '{spec.name}' cannot call its models"
+        return ensemble(spec, inbox, instances, clock, caller=caller)
     coroutine = scheduler_for(spec)(spec, inbox, instances, clock)
     if not inspect.iscoroutine(coroutine):
         found = type(coroutine).__name__

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.ensemble_spec import (
+    EnsembleSpec,  # msgspec reads annotations: specs go to helpers
+    ensemble_spec,
+)
 from kernel.config.fair_queuing import FairQueuing  # noqa: TC001 - msgspec reads annotations: specs go to helpers
 from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
 from kernel.config.model_parameters import model_parameters
@@ -44,6 +48,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     is_shape_tensor: bool = False
     #: Outputs only: the file with the class labels, relative to the model's folder; may be empty.
     label_filename: str = ""
+    #: Outputs of ensembles only: the class labels. The workers of other models read their labels themselves.
+    labels: tuple[str, ...] = ()
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
@@ -101,7 +107,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     dynamic_batching: DynamicBatching | None = None
     #: None if the model has no sequences.
     sequence_batching: SequenceBatching | None = None
-    ensemble: bool = False
+    #: The steps of an ensemble; None if the model executes itself.
+    ensemble: EnsembleSpec | None = None
     response_cache: bool = False
     #: Additional labels of the model's metrics.
     metric_tags: dict[str, str] = {}
@@ -138,7 +145,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         decoupled=config.model_transaction_policy.decoupled,
         dynamic_batching=(_dynamic_batching(config.dynamic_batching) if config.HasField("dynamic_batching") else None),
         sequence_batching=sequence_batching(config),
-        ensemble=config.HasField("ensemble_scheduling"),
+        ensemble=ensemble_spec(config),
         response_cache=config.response_cache.enable,
         metric_tags=dict(config.metric_tags),
         namespace=namespace,

@@ -50,8 +50,6 @@ def refuse_unsupported(config: ModelConfig) -> None:
             f"model '{config.name}' asks for {instances} instances; each instance is a process, and at most "
             f"{MAX_INSTANCES} are allowed"
         )
-    if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
-        raise Unsupported(f"model '{config.name}' is an ensemble, which this version of the server cannot run yet")
 
 
 def ignored_settings(config: ModelConfig) -> list[str]:

@@ -143,6 +143,8 @@ class VersionLoader:
     async def _load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
         started_ns = self._clock.now_ns()
         refuse_unsupported(config)
+        if config.HasField("ensemble_scheduling"):
+            return await self._load_ensemble(source, config, version, started_ns)
         refuse_batching_library(config, source.folder.batching_library())
         await import_extensions(config)
         keepers = [self._new_keeper()]
@@ -166,11 +168,27 @@ class VersionLoader:
         for each in instances:
             if not each.plan.passive:
                 each.keeper.serve()
-        for phrase in ignored_settings(prepared.config):
+        self._loaded(model, source, started_ns)
+        return LoadedVersion(model, source.origin(config), instances)
+
+    async def _load_ensemble(
+        self, source: ModelSource, config: ModelConfig, version: int, started_ns: int
+    ) -> LoadedVersion:
+        """Load an ensemble, which was checked against the models of its steps and has no instances of its own."""
+        prepared = await asyncio.to_thread(source.prepare, config)
+        spec = await asyncio.to_thread(source.ensemble_spec, prepared, version)
+        model = Model(spec, prepared.config, version, self._schedule, self._clock)
+        for line in model.statistics.configure(self._settings.metrics, prepared.config):
+            logger.warning("model '%s': %s", source.name, line)
+        model.start()
+        self._loaded(model, source, started_ns)
+        return LoadedVersion(model, source.origin(config), [])
+
+    def _loaded(self, model: Model, source: ModelSource, started_ns: int) -> None:
+        for phrase in ignored_settings(model.config):
             logger.warning("model '%s': %s has no effect in this version", source.name, phrase)
         model.statistics.load_ns = self._clock.now_ns() - started_ns
-        logger.info("successfully loaded '%s' version %d", source.name, version)
-        return LoadedVersion(model, source.origin(config), instances)
+        logger.info("successfully loaded '%s' version %d", source.name, model.version)
 
     async def scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
         """Start the instances that `version` needs to have `count`, besides passive ones. As `update`."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.serving.instances import Instance
     from kernel.serving.request import Request
+    from kernel.serving.response import Response
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -28,6 +29,20 @@ class Rescheduled(msgspec.Struct, frozen=True):
     """The model has given a request back, to execute it again (iterative sequences). The scheduler owns it again."""
 
     request: Request
+
+
+class Consumed(msgspec.Struct, frozen=True):
+    """The client took `count` responses of a request that no instance has: an ensemble's."""
+
+    request: Request
+    count: int
+
+
+class ChildResponded(msgspec.Struct, frozen=True):
+    """A request that the scheduler has submitted itself got `response`, which the scheduler owns."""
+
+    child: Request
+    response: Response
 
 
 class InstanceIdle(msgspec.Struct, frozen=True):
@@ -56,4 +71,14 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
     error: ServingError
 
 
-Event = Submitted | Cancelled | Rescheduled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft
+Event = (
+    Submitted
+    | Cancelled
+    | Rescheduled
+    | Consumed
+    | ChildResponded
+    | InstanceIdle
+    | InstanceLost
+    | DeadlineReached
+    | NoInstanceLeft
+)

@@ -202,6 +202,12 @@ class InstanceSet:
         self._live.dispatched(batch, instance)
         instance.execute(batch)
 
+    # ---- for schedulers without instances ----------------------------------------------------
+
+    def executed_by_steps(self, request: Request, started_ns: int) -> None:
+        """Account for a request that needed no instance: it got its final response, and no error."""
+        self._statistics.record_composed(request, started_ns, self._clock.now_ns(), self._clock.wall_ns())
+
     # ---- for warm-up -------------------------------------------------------------------------
 
     def dispatch_apart(self, instance: Instance, batch: Batch) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, ServingError
 from kernel.observe.statistics import ModelStatistics
-from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
+from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
 from kernel.serving.live_requests import LiveRequests
@@ -56,8 +56,11 @@ class Model:
         self._clock = clock
         #: Versions that were replaced by this one and have sequences that live.
         self.former: Sequence[Model] = ()
-        #: Why no scheduler runs: it failed, and the next one failed at its start.
-        self._failure: str | None = None
+        #: The error of new requests, because no scheduler runs: it failed and the next one failed at its start, or the
+        #: version was closed.
+        self._failure: ServingError | None = None
+        #: How many living requests of ensembles and callers will submit requests to this version, or have done so.
+        self._pins = 0
         #: Set when no request is left; None while no `drain` waits.
         self._drained: asyncio.Event | None = None
 
@@ -98,8 +101,8 @@ class Model:
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is in service and the scheduler runs."""
-        return self.instances.count > 0 and self._failure is None
+        """Whether an instance is in service and the scheduler runs. An ensemble needs no instance."""
+        return (self.instances.count > 0 or self.spec.ensemble is not None) and self._failure is None
 
     @property
     def trouble(self) -> str:
@@ -117,10 +120,10 @@ class Model:
             raise InternalError(f"the scheduler of model '{self.name}' cannot start: {error}") from error
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request, and own it from now on. Raises `InternalError` if no scheduler runs."""
+        """Queue a checked request, and own it from now on. Raises `ServingError` if no scheduler runs."""
         if self._failure is not None:
             request.release_leases()
-            raise InternalError(self._failure)
+            raise self._failure
         request.owner = self
         request.queue_start_ns = self._clock.now_ns()
         live = self.live
@@ -141,15 +144,16 @@ class Model:
             live = self.live
             if live.instance_of.pop(request) is None:  # repeats `live.remove`
                 live.queued -= 1
-            if self._drained is not None and not live.instance_of:
-                self._drained.set()
-                self._drained = None
+            if self._drained is not None:
+                self._check_drained()
 
     def consumed(self, request: Request, count: int) -> None:
-        """Let the instance of the request send more responses."""
+        """Let the instance of the request send more responses, or the scheduler if no instance has the request."""
         instance = self.live.instance_of[request]
         if instance is not None:
             instance.consumed(request, count)
+        else:
+            self.inbox.post(Consumed(request, count))
 
     def cancelled(self, request: Request) -> None:
         """Let the request's instance know, or the scheduler if the request is queued."""
@@ -165,9 +169,25 @@ class Model:
         """Fail all queued requests with `error`: no instance is left and a restart has failed."""
         self.inbox.post(NoInstanceLeft(error))
 
+    def pin(self) -> None:
+        """Keep the version until `unpin`, also when it is unloaded or replaced: a living request will use it."""
+        self._pins += 1
+
+    def unpin(self) -> None:
+        """End a use that `pin` began."""
+        self._pins -= 1
+        assert self._pins >= 0, f"version {self.version} of '{self.name}' was unpinned more often than pinned"
+        if self._drained is not None:
+            self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._pins and not self.live:
+            self._drained.set()
+            self._drained = None
+
     async def drain(self) -> None:
-        """Wait until every accepted request has its final response."""
-        if self.live:
+        """Wait until every accepted request has its final response, and nobody pins the version."""
+        if self.live or self._pins:
             if self._drained is None:
                 self._drained = asyncio.Event()
             await self._drained.wait()
@@ -177,7 +197,8 @@ class Model:
         await self.drain()
 
     def abandon(self, error: ServingError) -> None:
-        """End the scheduler and fail all requests that have no final response with `error`."""
+        """End the scheduler and fail all requests that have no final response with `error`, and all later ones."""
+        self._failure = error
         self.inbox.close()
         for request in list(self.live.instance_of):
             request.fail(error)
@@ -197,7 +218,7 @@ class Model:
             self.start()
         except Exception:
             logger.exception("the scheduler of model '%s' failed and cannot be started again", self.name)
-            self._failure = failure
+            self._failure = InternalError(failure)
 
     def check(self) -> None:
         """Recompute the invariants of requests and batches; for tests."""

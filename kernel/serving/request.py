@@ -15,6 +15,7 @@ from kernel.serving.response import Response
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
+    from kernel.observe.composed_times import ComposedTimes
     from kernel.serving.live_sequences import Sequence
     from kernel.serving.response import Sink
     from shm.tensor import RequestedOutput, Tensor
@@ -79,6 +80,12 @@ class Request(msgspec.Struct, eq=False):
     streaming: bool = False
     #: The name of a unary call in errors, such as `ModelInfer RPC` (Triton's words).
     entry_point: str = "inference"
+
+    #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
+    #: parent lives, also while the server drains, and its tensors were paid for by the parent.
+    parent: Request | None = None
+    #: Only of a request to an ensemble: the compute times of its steps.
+    composed: ComposedTimes | None = None
 
     owner: RequestOwner | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.

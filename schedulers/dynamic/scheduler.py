@@ -41,7 +41,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
             until_ns = ITERATION_END
             match event:
                 case Submitted(request=request):
-                    if quotas is not None and (quota := quotas.admit(request)):
+                    if quotas is not None and request.parent is None and (quota := quotas.admit(request)):
                         request.fail(errors.QuotaExceeded(request.id, quota))
                     elif not batcher.add(request):
                         dispatcher.start()  # requests in the full queue may be ready to start

@@ -21,7 +21,7 @@ MAY_IMPORT_THE_ROOT = ("kernel/command/cli.py", "kernel/embedding/")
 ALLOWED = {
     "shm": {"shm"},
     "kernel": {"kernel", "shm"},
-    "schedulers": {"schedulers", "kernel"},
+    "schedulers": {"schedulers", "kernel", "shm"},
     "backends": {"backends", "kernel", "shm"},
     "protocols": {"protocols", "kernel", "shm"},
 }

@@ -69,7 +69,7 @@ COUNTS = (
     Value(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda model: model.live.queued,
+        lambda model: model.live.queued if model.spec.ensemble is None else 0,
         kind="gauge",
     ),
     Value(
