@@ -24,6 +24,7 @@ from kernel.repository.limits import ignored_settings, refuse_batching_library, 
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
+from kernel.serving.model import Model
 from kernel.serving.sequence_model import loaded_model
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource, PreparedConfig
-    from kernel.serving.model import Model, SchedulerFactory
+    from kernel.serving.model import SchedulerFactory
 
 logger = logging.getLogger(__name__)
 

@@ -288,6 +288,10 @@ class InstanceSet:
         self._statistics.workers_lost += 1
         self._live.returned(returned)
         self._inbox.post(InstanceLost(instance, returned))
+        for request in returned:
+            # It was cancelled while others failed, and the lost instance was told.
+            if request.cancelled and not request.finished and request.owner is not None:
+                request.owner.cancelled(request)
 
     def _post_idle(self, instance: Instance) -> None:
         if self._live.queued:

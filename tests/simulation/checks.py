@@ -110,7 +110,7 @@ class Checks:
         world, version = self.world, self.version
         match error:
             case errors.RequestCancelled():
-                return client.left
+                return client.has_left
             case errors.WorkerLost():
                 return version.workers_lost > 0 and client.dispatches > 0
             case errors.NotFinishedInTime():
@@ -133,7 +133,7 @@ class Checks:
             return
         queued = self.queued()
         if queued:
-            gone = [client for client in queued if client.left]
+            gone = [client for client in queued if client.has_left]
             self.world.check(not gone, "%s wait although their clients have gone", gone)
             for handle in self.version.idle_handles():
                 reason = self.reason_to_wait(queued)

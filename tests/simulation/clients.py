@@ -48,6 +48,16 @@ class Client:
         return f"r{self.number}"
 
     @property
+    def is_inner(self) -> bool:
+        """Whether it is a request of an ensemble's step."""
+        return False
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nobody waits for the response any more."""
+        return self.left
+
+    @property
     def waits(self) -> bool:
         """Whether the request was accepted and has no final response."""
         return self.version is not None and not self.final
@@ -105,6 +115,25 @@ class Client:
             self.left = True
             self._world.tell("the client of %s disconnects", self)
             self._world.kernel.cancel(self.request)
+
+
+class InnerRequest(Client):
+    """The request of a step, which an ensemble has submitted for a client's."""
+
+    def __init__(self, world: World, request: Request, plan: RequestPlan, model: int) -> None:
+        super().__init__(world, -1, model, plan)
+        self.request = request
+
+    def __repr__(self) -> str:
+        return f"r{self.request.id} for {self.request.model_name}"
+
+    @property
+    def is_inner(self) -> bool:
+        return True
+
+    @property
+    def has_left(self) -> bool:
+        return self.request.cancelled
 
 
 def _text(response: Response) -> str:

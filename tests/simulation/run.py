@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,9 +15,8 @@ from tests.simulation.scenarios import scenario
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from kernel.serving.model import SchedulerFactory
     from tests.simulation.plan import Action, Scenario
     from tests.simulation.story import Story
 
@@ -44,7 +43,7 @@ class Failure(msgspec.Struct):
 class Simulation:
     """Runs scenarios, all on one event loop."""
 
-    def __init__(self, schedule: SchedulerFactory = choose_scheduler, only: str = "") -> None:
+    def __init__(self, schedule: Callable[..., Any] = choose_scheduler, only: str = "") -> None:
         """`schedule` replaces the schedulers. With `only`, there are only models of that kind."""
         self._schedule = schedule
         self._only = only

@@ -18,6 +18,11 @@ _FAULTS = {
 }  # fmt: skip
 
 
+#: An ensemble has no instances. If its scheduler fails, the event that it handles is lost, and with a response of a step
+#: its memory.
+_OF_ENSEMBLES = ("cancel", "reload", "unload")
+
+
 def scenario(seed: int, kinds: dict[str, Kind], only: str = "") -> Scenario:
     """Return the scenario of a seed, with models of all kinds or of the kind `only`."""
     random = Random(seed)
@@ -33,7 +38,8 @@ def scenario(seed: int, kinds: dict[str, Kind], only: str = "") -> Scenario:
             plans.append(plan)
             if plan.called:
                 actions += kind.actions(random, plan, index, horizon_ns)
-            actions += _faults(random, index, horizon_ns)
+            faults = _faults(random, index, horizon_ns)
+            actions += [each for each in faults if plan.spec.ensemble is None or each.verb in _OF_ENSEMBLES]
     if random.random() < 0.15:
         at_ns = draw.time(random, horizon_ns // 2, horizon_ns)
         actions.append(Action(at_ns, "drain"))

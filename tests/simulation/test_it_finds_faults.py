@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.serving.events import Event
     from kernel.serving.inbox import Inbox
-    from kernel.serving.model import SchedulerFactory
     from tests.simulation.run import Failure
 
 #: A fault must be found within as many seeds.
@@ -38,7 +37,7 @@ MOST_SEEDS = 400
 pytestmark = pytest.mark.slow_loop("a scenario of a thousand steps is one piece of work")
 
 
-def found(schedule: SchedulerFactory = choose_scheduler, only: str = "") -> Failure:
+def found(schedule: Callable[..., Any] = choose_scheduler, only: str = "") -> Failure:
     """Return the shortened failure of the first seed that fails."""
     with Simulation(schedule, only) as simulation:
         for seed in range(MOST_SEEDS):
@@ -67,9 +66,9 @@ def test_a_scheduler_that_ignores_an_event_is_found(only: str, lost: type[Event]
         pytest.skip("it sets no deadlines")
 
     def forgetful(
-        spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock
+        spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, **more: Any
     ) -> Coroutine[int | None, Event, None]:
-        return choose_scheduler(spec, ForgetfulInbox(inbox, lost), instances, clock)  # type: ignore[arg-type]
+        return choose_scheduler(spec, ForgetfulInbox(inbox, lost), instances, clock, **more)  # type: ignore[arg-type]
 
     failure = found(forgetful, only)
     assert len(failure.scenario.actions) <= 12, failure.text()

@@ -103,10 +103,14 @@ class SimulatedVersion:
     def _responded(self, request: Request, response: Response) -> None:
         """The model responds to a request; the client gets that now or later."""
         self._model_responded(request, response)
+        client = self.world.client_of(request)
+        client.error = client.error or response.error
         if response.final:
-            client = self.world.client_of(request)
             client.ended = True
+            client.final = client.final or client.is_inner
             self.waiting -= 1
+            if client.is_inner:
+                self.world.tell("%s ends%s", client, f": {response.error.message}" if response.error else "")
             self.checks.responded(client, response.error)
 
     def returns(self, handle: SimulatedHandle) -> None:
@@ -306,8 +310,12 @@ class _BreakableInbox:
     def __init__(self, version: SimulatedVersion, inbox: Inbox) -> None:
         self._version = version
         self._inbox = inbox
-        self.post = inbox.post
+        self.post = inbox.post  # which is the version's
         self._last: Event | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._inbox.open
 
     def _note_settled(self, event: Event) -> None:
         """The scheduler has handled `event`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.settings import LogSettings, TraceSettings
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
-from tests.simulation.clients import Client
+from tests.simulation.clients import Client, InnerRequest
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.story import Story
 from tests.simulation.versions import PlannedFailure, SimulatedVersion
@@ -48,12 +49,11 @@ class World:
     """One run of one scenario."""
 
     def __init__(
-        self, scenario: Scenario, kinds: dict[str, Kind], schedule: SchedulerFactory = choose_scheduler
+        self, scenario: Scenario, kinds: dict[str, Kind], schedule: Callable[..., Any] = choose_scheduler
     ) -> None:
-        """`schedule` replaces the schedulers: a test breaks one and sees that it is found."""
+        """`schedule` replaces `choose_scheduler`: a test breaks a scheduler and sees that it is found."""
         self.scenario = scenario
         self.kind = kinds.__getitem__
-        self.schedule = schedule
         self.story = Story()
         self.clock = SimulatedClock(scenario.lateness_ns)
         self.poller = LoopPoller(BusyPolling(0, 1))
@@ -65,8 +65,11 @@ class World:
         self.kernel = Kernel(
             self.catalog, regions, placer, self.clock, KernelSettings(trace=TraceSettings(), log=LogSettings())
         )
+        self.schedule: SchedulerFactory = partial(schedule, caller=self.kernel)
         self.retirement = Retirement(self.catalog, 0 if scenario.impatient_unload else 300)
         self.clients: list[Client] = []
+        #: Requests of steps.
+        self.inner: list[InnerRequest] = []
         self._client_of: dict[Request, Client] = {}
         #: By the number of the model in the scenario; None while it is unloaded.
         self.serving: list[SimulatedVersion | None] = [None] * len(scenario.models)
@@ -80,16 +83,18 @@ class World:
         self._event_count = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.steps = 0
+        self._closing = False
 
     # ---- for all parts -----------------------------------------------------------------------
 
     def tell(self, text: str, *values: object) -> None:
         """Add a line to the story."""
-        self.story.tell(self.clock.time_ns, text, *values)
+        if not self._closing:
+            self.story.tell(self.clock.time_ns, text, *values)
 
     def check(self, holds: bool, text: str, *values: object) -> None:
         """End the run unless `holds`."""
-        if not holds:
+        if not holds and not self._closing:
             violation = Violation(text % values)
             self.violation = self.violation or violation  # a scheduler that raises is only restarted
             raise violation
@@ -110,7 +115,20 @@ class World:
 
     def client_of(self, request: Request) -> Client:
         """Return who sent a request."""
-        return self._client_of[request]
+        client = self._client_of.get(request)
+        if client is None:
+            client = self._client_of[request] = self._inner(request)
+        return client
+
+    def _inner(self, request: Request) -> Client:
+        """Return the client of a request that an ensemble has submitted."""
+        plans = self.scenario.models
+        index = next(number for number, plan in enumerate(plans) if plan.spec.name == request.model_name)
+        outer = self.clients[int(request.id)]
+        self.tell("%s is a step for %s", outer, request.model_name)
+        inner = InnerRequest(self, request, outer.plan, index)
+        self.inner.append(inner)
+        return inner
 
     def scheduler_failed(self, version: SimulatedVersion, error: Exception) -> None:
         """A scheduler has raised `error`."""
@@ -282,7 +300,7 @@ class World:
         """Nothing happens any more: each request has its response, and nothing is left."""
         if self.violation is not None:
             raise self.violation
-        for client in self.clients:
+        for client in [*self.clients, *self.inner]:
             self.check(not client.waits, "%s never gets its final response", client)
         self.check(not self._tasks, "a drain or an unload never ends")
         for version in self.versions:
@@ -296,7 +314,8 @@ class World:
         self.check(not self.budget.used_byte_size, "%s bytes are still charged", self.budget.used_byte_size)
 
     def close(self) -> None:
-        """Free the memory of the models."""
+        """Free the memory of the models. What a run that was ended leaves behind is of no interest."""
+        self._closing = True
         for version in self.versions:
             version.model.close(errors.ServerStopping(""))
 

@@ -233,3 +233,30 @@ def test_a_worker_that_ended_by_a_bus_error_is_reported_to_the_regions_of_client
         region.drop()
 
     run(scenario)
+
+
+class Cancelling(RecordingSink):
+    """A sink that cancels another request as soon as its own has failed, as an ensemble does with its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other: Request | None = None
+
+    def send(self, response: Response) -> None:
+        super().send(response)
+        if response.error is not None and self.other is not None:
+            self.other.cancel()
+
+
+def test_a_request_that_is_cancelled_while_others_of_its_lost_worker_fail_is_not_queued_again() -> None:
+    async def scenario(bench: Bench) -> None:
+        begun, cancelled, other, *_ = await with_two_batches(bench)
+        sink = Cancelling()
+        begun.sink, sink.other = sink, cancelled
+        bench.worker.die("exit code 1")
+        assert [type(error) for error in sink.errors] == [WorkerLost]
+        assert isinstance(cancelled.sink, RecordingSink)
+        assert [type(error) for error in cancelled.sink.errors] == [RequestCancelled]
+        assert bench.model.live.queued_requests() == [other]
+
+    run(scenario)

@@ -114,7 +114,7 @@ class DynamicChecks(Checks):
         if self.batching.preserve_ordering:
             for request in batch.requests:
                 client = self.world.client_of(request)
-                if client.dispatches == 1:
+                if client.dispatches == 1 and not client.is_inner:
                     self._places.append(client)
 
     def delivered(self, client: Client) -> None:

@@ -206,7 +206,7 @@ class SequenceChecks(Checks):
             case errors.SequenceTimeout():
                 return any(each.plan.timeout_us for each in same) and not client.dispatches
             case errors.RequestCancelled():
-                return any(each.left for each in same)
+                return any(each.has_left for each in same)
             case errors.InternalError(message=text) if text.startswith("the sequence ended before"):
                 return self._batching.iterative
         return super().expected(client, error)
@@ -219,7 +219,7 @@ class SequenceChecks(Checks):
         for client in self.queued():
             sequence = client.request.sequence
             assert sequence is not None
-            self.world.check(not client.left, "%s waits although its client has gone", client)
+            self.world.check(not client.has_left, "%s waits although its client has gone", client)
             if sequence.queue and sequence.queue[0] is client.request and sequence not in self._running:
                 if sequence.instance is None:
                     free = [each for each in serving if self._live.on(each) < self._batching.slot_count]
