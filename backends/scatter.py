@@ -45,7 +45,7 @@ def scatter(
         for name, array in arrays.items():
             spec = specs[name]
             # The length of the request's part: rows, or elements of a flat output.
-            length = size if spec.shaped_like is None else element_count(_source_shape(request, spec))
+            length = size if spec.shaped_like is None else element_count(_shape_like_source(request, spec))
             start = starts[name]
             starts[name] = start + length
             if request.ref.outputs and not request.wants(name):
@@ -74,13 +74,24 @@ def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: T
     # A whole array is passed on as the same object: so the worker knows that it is already at its destination.
     rows = array if length == given else array[start:end]
     if spec.shaped_like is not None:
-        return rows.reshape(_source_shape(request, spec))
+        return rows.reshape(_shape_like_source(request, spec))
     return output_array(rows, spec)
 
 
-def _source_shape(request: WorkerRequest, spec: TensorShapes) -> list[int]:
+def _shape_like_source(request: WorkerRequest, spec: TensorShapes) -> list[int]:
+    """Return the shape of the request's part of a flat output: as configured, with variable dimensions of its source.
+
+    The rule is that of Triton's `BackendOutputResponder`: dimension N of the output is dimension N of the input.
+    """
     assert spec.shaped_like is not None
     source = request.input(spec.shaped_like)
     if source is None:
         raise InternalError(f"input '{spec.shaped_like}' is missing; it has the shape of output '{spec.name}'")
-    return source.shape
+    given = source.shape
+    dims = (-1, *spec.dims) if spec.batched else spec.dims
+    if any(dim == -1 for dim in dims[len(given) :]):
+        raise InternalError(
+            f"output '{spec.name}' has more variable dimensions than input '{spec.shaped_like}' of shape {given}, "
+            "from which they are taken (batch_output)"
+        )
+    return [given[index] if dim == -1 else dim for index, dim in enumerate(dims)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -45,21 +46,15 @@ from protocols.grpc.server import GrpcServer
 from protocols.http.metrics.server import MetricsServer
 from protocols.http.server import HttpServer
 from protocols.listening import listening_address
-from schedulers.direct import direct
-from schedulers.dynamic.scheduler import dynamic
+from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
 
-    from kernel.config.spec import ModelSpec
-    from kernel.loop.clock import Clock
     from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
-    from kernel.serving.events import Event
-    from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import InstanceSet
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -90,14 +85,6 @@ def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
         return 1
     finally:
         terminal.end()
-
-
-def choose_scheduler(
-    spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock
-) -> Coroutine[int | None, Event, None]:
-    """Return the scheduler that a model's configuration asks for."""
-    schedule = dynamic if spec.dynamic_batching is not None else direct
-    return schedule(spec, inbox, instances, clock)
 
 
 class Server:
@@ -164,7 +151,7 @@ class Server:
         self._lifecycle = Lifecycle(
             catalog,
             clock,
-            choose_scheduler,
+            functools.partial(choose_scheduler, caller=self._kernel),
             self._supervisor_maker(polling, budget),
             LifecycleSettings(
                 repositories=repository.paths,

@@ -132,6 +132,16 @@ def worker_error(code: ErrorCode, message: str) -> ServingError:
     return error
 
 
+def prefixed(prefix: str, error: ServingError) -> ServingError:
+    """Return `error` with `prefix` before its message, as an error of a request that was queued."""
+    found = ServingError.__new__(type(error) if isinstance(error, NoMemory) else _BY_CODE[error.code])
+    Exception.__init__(found, prefix + error.message)
+    found.message = prefix + error.message
+    found.max_byte_size = error.max_byte_size
+    found.before_queueing = False
+    return found
+
+
 def file_error(message: str, cause: OSError) -> ServingError:
     """Return the error for a file or process that `cause` made unusable."""
     return NoDescriptorLeft() if lacks_descriptors(cause) else InternalError(message)
@@ -215,9 +225,38 @@ class QueueFull(Unavailable):
         super().__init__(request_prefix(request_id) + "Exceeds maximum queue size")
 
 
+class QuotaExceeded(Unavailable):
+    """The client has as many requests queued or in flight as it may have (`naiad.quota`)."""
+
+    before_queueing = True
+
+    def __init__(self, request_id: str, quota: int) -> None:
+        super().__init__(
+            request_prefix(request_id)
+            + f"this client already has {quota} requests queued or in flight, which is its quota; try again later"
+        )
+
+
 class QueueTimeout(Unavailable):
     def __init__(self) -> None:
         super().__init__("Request timeout expired")
+
+
+class SequenceTimeout(QueueTimeout):
+    """A request of a sequence that waited for a slot was not executed within its timeout."""
+
+    def __init__(self) -> None:
+        Unavailable.__init__(self, "timeout of the corresponding sequence has been expired")
+
+
+class SequenceLost(Unavailable):
+    """The sequence has ended because the worker that had it was lost."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__(
+            f"the sequence has ended: the worker of model instance '{instance}', which had it, was lost. A new "
+            "sequence can begin with a request that has the START flag"
+        )
 
 
 class WorkerLost(Unavailable):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+_MEMORY = Path("/proc/meminfo")
 
 
 def processor_count() -> int:
@@ -19,6 +21,19 @@ def memory_byte_size() -> int:
     """Return the bytes of memory: the machine's, or less if there is a limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(min([machine, *map(_memory_limit, _files("memory.max"))]))
+
+
+def available_memory_byte_size() -> int:
+    """Return the bytes of memory that processes can still get, within the limits of the control groups.
+
+    Memory that the system can take back (unused pages of files) is available.
+    """
+    found = [memory_byte_size(), *map(_unused_memory, _files("memory.max"))]
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = _MEMORY.read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        found.append(int(line.split()[1]) * 1024)
+    return max(0, int(min(found)))
 
 
 def _files(name: str) -> list[Path]:
@@ -38,6 +53,16 @@ def _quota(file: Path) -> float:
         quota, period = file.read_text().split()
         return int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
+        return float("inf")
+
+
+def _unused_memory(file: Path) -> float:
+    """Return the bytes that the control group of `file` may still use."""
+    try:
+        used = int((file.parent / "memory.current").read_text())
+        statistics = dict(line.split() for line in (file.parent / "memory.stat").read_text().splitlines())
+        return _memory_limit(file) - used + int(statistics.get("inactive_file", 0))
+    except (OSError, ValueError):
         return float("inf")
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
 from kernel.errors import WorkerLost
 from kernel.loop.clock import ITERATION_END
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import BatchRecord, InstanceSet
 from kernel.serving.live_requests import LiveRequests
+from kernel.serving.live_sequences import LiveSequences
 from kernel.serving.request import Request
 from kernel.serving.response import Response
+from kernel.serving.sequence_instances import SequenceInstances
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ def model_spec(
     max_batch_size: int = 0,
     dims: tuple[int, ...] = (1,),
     dynamic_batching: DynamicBatching | None = None,
+    sequence_batching: SequenceBatching | None = None,
     decoupled: bool = False,
 ) -> ModelSpec:
     """Return the spec of a model with one FP32 input `IN` and one output `OUT`."""
@@ -45,6 +50,7 @@ def model_spec(
         inputs={"IN": TensorSpec("IN", "FP32", dims, shape)},
         outputs={"OUT": TensorSpec("OUT", "FP32", dims, shape)},
         dynamic_batching=dynamic_batching,
+        sequence_batching=sequence_batching,
         decoupled=decoupled,
     )
 
@@ -115,6 +121,11 @@ class RecordingSink:
 
     def __init__(self) -> None:
         self.responses: list[Response] = []
+        #: What the request's headers are: name in lower case → value.
+        self.headers: dict[str, str] = {}
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name, "")
 
     def send(self, response: Response) -> None:
         self.responses.append(response)
@@ -132,6 +143,8 @@ class FakeInstance:
         self.record = BatchRecord(concurrency)
         self.batches: deque[Batch] = deque()
         self.cancelled: list[Request] = []
+        #: The slots that sequences have left.
+        self.ended_slots: list[int] = []
 
     def execute(self, batch: Batch) -> None:
         self.batches.append(batch)
@@ -141,6 +154,9 @@ class FakeInstance:
 
     def consumed(self, request: Request, count: int) -> None:
         """Do nothing: fake instances do not limit their responses."""
+
+    def end_sequence(self, slot: int) -> None:
+        self.ended_slots.append(slot)
 
 
 class Lab:
@@ -154,6 +170,10 @@ class Lab:
         self.statistics = ModelStatistics()
         self.live = LiveRequests()
         self.instances = InstanceSet(self.inbox, self.live, self.statistics, self.clock)
+        #: Only of a model with sequences.
+        self.sequences = LiveSequences(spec.name, spec.sequence_batching or SequenceBatching())
+        if spec.sequence_batching is not None:
+            self.instances = SequenceInstances(self.inbox, self.live, self.statistics, self.clock, self.sequences)
         self.workers = [FakeInstance(f"{spec.name}_{number}") for number in range(instances)]
         self.inbox.start(schedule(spec, self.inbox, self.instances, self.clock))
         for worker in self.workers:
@@ -170,6 +190,21 @@ class Lab:
         request.queue_start_ns = request.received_ns = self.clock.now_ns()
         request.owner = _LabOwner(self.live)
         self.live.add(request)
+        return request
+
+    def submit_to_sequence(
+        self, sequence: int | str, *, id: str = "", start: bool = False, end: bool = False, timeout_us: int = 0,
+        shape: list[int] | None = None,
+    ) -> Request:  # fmt: skip
+        """Post a request of a sequence and return it. Raises what `LiveSequences.admit` raises."""
+        request = self.request(id, timeout_us=timeout_us, shape=shape)
+        request.correlation_id, request.sequence_start, request.sequence_end = sequence, start, end
+        try:
+            self.sequences.admit(request)
+        except BaseException:
+            self.live.remove(request)
+            raise
+        self.inbox.post(Submitted(request))
         return request
 
     @property
@@ -200,6 +235,7 @@ class Lab:
         started = [batch for batch in instance.record.batches.values() if batch not in unstarted]
         instance.batches.clear()
         instance.record = BatchRecord(instance.record.concurrency)
+        self.instances.forget(instance)
         for batch in started:
             for request in batch.requests:
                 request.fail(WorkerLost(instance.name, "exit code 1"))

@@ -117,6 +117,19 @@ def is_reserved(name: str) -> bool:
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
 
 
+def last_value(headers: Iterable[tuple[str | bytes, str | bytes]], name: str) -> str:
+    """Return the value of the header `name`, given in lower case; of one that comes twice the last, "" without one.
+
+    Names and values are bytes, or text that was decoded as Latin-1. Bytes that are not UTF-8 become surrogates.
+    """
+    found = b""
+    for given, value in headers:
+        text = given if isinstance(given, str) else given.decode("latin-1")
+        if text.lower() == name:
+            found = value if isinstance(value, bytes) else value.encode("latin-1")
+    return found.strip(b" \t").decode(errors="surrogateescape")
+
+
 def make_forwarder(pattern: str) -> HeaderForwarder | None:
     """Return the forwarder for the value of the flag, None where nothing is forwarded. Raises `BadOption`."""
     return HeaderForwarder(pattern) if pattern else None

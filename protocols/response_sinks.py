@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 
@@ -55,9 +57,12 @@ class StreamSink:
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
-    def port(self) -> StreamPort:
-        """Return a sink for one request on this stream; its `request` is set before it is submitted."""
-        return StreamPort(self)
+    def port(self, header: Callable[[str], str]) -> StreamPort:
+        """Return a sink for one request on this stream; its `request` is set before it is submitted.
+
+        `header` is the method of `kernel.serving.response.Sink`.
+        """
+        return StreamPort(self, header)
 
     @property
     def waiting(self) -> int:
@@ -94,13 +99,14 @@ class StreamSink:
 class StreamPort:
     """The sink of one request on a stream."""
 
-    __slots__ = ("_stream", "request")
+    __slots__ = ("_stream", "header", "request")
 
     #: Such requests name no regions.
     peer = ""
 
-    def __init__(self, stream: StreamSink) -> None:
+    def __init__(self, stream: StreamSink, header: Callable[[str], str]) -> None:
         self._stream = stream
+        self.header = header
         self.request: Request | None = None
 
     def send(self, response: Response) -> None:

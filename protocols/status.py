@@ -5,9 +5,17 @@ As in Triton (`HttpCodeFromError` in http_server.cc, `CodeToStatus` in grpc/grpc
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from grpclib.const import Status
 
-from kernel.errors import ErrorCode
+from kernel.errors import ErrorCode, NoMemory, QuotaExceeded
+
+if TYPE_CHECKING:
+    from kernel.errors import ServingError
+
+#: The status of a request that the quota of its client refused (RFC 6585).
+TOO_MANY_REQUESTS = 429
 
 HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNKNOWN: 400,
@@ -30,3 +38,18 @@ GRPC_STATUS: dict[ErrorCode, Status] = {
     ErrorCode.ALREADY_EXISTS: Status.ALREADY_EXISTS,
     ErrorCode.CANCELLED: Status.CANCELLED,
 }
+
+
+def http_status(error: ServingError) -> int:
+    """Return the status of a response with `error`: that of its code, except for what Triton does not have."""
+    return TOO_MANY_REQUESTS if isinstance(error, QuotaExceeded) else HTTP_STATUS[error.code]
+
+
+def grpc_status(error: ServingError) -> Status:
+    """Return the status of a call that fails with `error`: that of its code, except for exhausted resources."""
+    return Status.RESOURCE_EXHAUSTED if isinstance(error, (NoMemory, QuotaExceeded)) else GRPC_STATUS[error.code]
+
+
+def may_retry(error: ServingError) -> bool:
+    """Whether the client should send the request again, a moment later."""
+    return isinstance(error, QuotaExceeded) or (isinstance(error, NoMemory) and error.retry_later)

@@ -83,6 +83,9 @@ class InProcessInstance:
     def consumed(self, request: Request, count: int) -> None:
         self.credit[request] = self.credit.get(request, 0) + count
 
+    def end_sequence(self, slot: int) -> None:
+        """Do nothing: there is no implicit state."""
+
 
 class RecordingRepository:
     """A model repository that records its calls, and fails with `error` if that is set."""

@@ -1,6 +1,7 @@
 """Queued requests: priority levels, timeouts and size limits (Triton's `PolicyQueue`). Pure.
 
-Times are monotonic nanoseconds from the caller. Levels are served strictly in order, level 1 first.
+Times are monotonic nanoseconds from the caller. Levels are served strictly in order, level 1 first. Within a level,
+requests are served in the order of arrival, or clients get shares (`schedulers/fair.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from schedulers.fair import FairOrder
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
+    from kernel.config.fair_queuing import FairQueuing
     from kernel.config.spec import DynamicBatching, QueuePolicy
     from kernel.serving.request import Request
 
@@ -30,21 +34,26 @@ class Waiting(msgspec.Struct, gc=False):
 class _Level:
     """One priority level: requests before their timeout, then expired ones that the policy DELAY keeps."""
 
-    def __init__(self, policy: QueuePolicy) -> None:
+    def __init__(self, policy: QueuePolicy, fair: FairQueuing | None) -> None:
         self.policy = policy
-        self.in_time: deque[Waiting] = deque()
-        self.delayed: deque[Waiting] = deque()
+        self.in_time: deque[Waiting] | FairOrder = deque() if fair is None else FairOrder(fair)
+        self.delayed: deque[Waiting] | FairOrder = deque() if fair is None else FairOrder(fair)
+        #: How many of the entries were cancelled. Only a `deque` keeps them, until they are first.
+        self.cancelled = 0
 
     def __len__(self) -> int:
-        return len(self.in_time) + len(self.delayed)
+        return len(self.in_time) + len(self.delayed) - self.cancelled
 
 
 class RequestQueue:
     """The queue of one model with a dynamic batcher."""
 
-    def __init__(self, settings: DynamicBatching) -> None:
+    def __init__(self, settings: DynamicBatching, fair: FairQueuing | None = None) -> None:
         self._settings = settings
+        self._fair = fair
         self._levels: dict[int, _Level] = {}
+        #: Requests that were cancelled and are still entries of a level. To remove them at once would take a search.
+        self._cancelled: set[Request] = set()
         #: The number of queued requests.
         self.count = 0
         #: When the next request may expire, or None. Not later than the earliest expiry.
@@ -52,12 +61,18 @@ class RequestQueue:
 
     def in_order(self) -> Iterable[Waiting]:
         """Return the requests in the order in which they are served; valid until the queue changes."""
-        if len(self._levels) == 1:  # the usual case; runs for each batch
+        cancelled = self._cancelled
+        if len(self._levels) == 1 and not cancelled:  # the usual case; runs for each batch
             [level] = self._levels.values()
             if not level.delayed:
                 return level.in_time
-        levels = (level for _, level in sorted(self._levels.items()))
-        return (entry for level in levels for entries in (level.in_time, level.delayed) for entry in entries)
+        entries = (
+            entry
+            for _, level in sorted(self._levels.items())
+            for entries in (level.in_time, level.delayed)
+            for entry in entries
+        )
+        return (entry for entry in entries if entry.request not in cancelled) if cancelled else entries
 
     def add(self, request: Request, key: Hashable) -> bool:
         """Queue a request; returns False if its level is full."""
@@ -82,23 +97,35 @@ class RequestQueue:
             self._note_expiry(expires_ns)
 
     def cancel(self, request: Request) -> bool:
-        """Remove a request; returns False if it is not in the queue."""
-        for level in self._levels.values():
-            for entries in (level.in_time, level.delayed):
-                for entry in entries:
-                    if entry.request is request:
-                        entries.remove(entry)
-                        self.count -= 1
-                        return True
-        return False
+        """Remove a request; returns False if it is not queued: it was dispatched, or has its final response."""
+        if request.dispatched or request.finished or request in self._cancelled:
+            return False
+        level = self._level_of(request)
+        if self._fair is not None:
+            orders = (level.in_time, level.delayed)
+            found = any(isinstance(entries, FairOrder) and entries.discard(request) for entries in orders)
+            self.count -= found
+            return found
+        self.count -= 1
+        level.cancelled += 1
+        self._cancelled.add(request)
+        if len(self._cancelled) > self.count + 64:
+            self._sweep()
+        return True
 
     def take(self, count: int) -> list[Request]:
         """Remove and return the first `count` requests."""
         taken: list[Request] = []
-        for _, level in sorted(self._levels.items()):
+        cancelled = self._cancelled
+        for _, level in sorted(self._levels.items()) if len(self._levels) > 1 else self._levels.items():
             for entries in (level.in_time, level.delayed):
-                while entries and len(taken) < count:
-                    taken.append(entries.popleft().request)
+                while len(taken) < count and entries:
+                    request = entries.popleft().request
+                    if cancelled and request in cancelled:
+                        cancelled.remove(request)
+                        level.cancelled -= 1
+                    else:
+                        taken.append(request)
         self.count -= len(taken)
         return taken
 
@@ -106,30 +133,44 @@ class RequestQueue:
         """Apply timeouts. Removes and returns the requests to reject; with policy DELAY they go behind the others."""
         if self.next_expiry_ns is None or now_ns < self.next_expiry_ns:
             return []
+        if self._cancelled:
+            self._sweep()
         rejected: list[Request] = []
         self.next_expiry_ns = None
         for _, level in sorted(self._levels.items()):
-            in_time: deque[Waiting] = deque()
+            expired: list[Waiting] = []
             for entry in level.in_time:
-                if entry.expires_ns is None or now_ns < entry.expires_ns:
-                    in_time.append(entry)
-                    if entry.expires_ns is not None:
-                        self._note_expiry(entry.expires_ns)
-                elif level.policy.delay_on_timeout:
-                    level.delayed.append(entry)
+                if entry.expires_ns is None:
+                    continue
+                if now_ns < entry.expires_ns:
+                    self._note_expiry(entry.expires_ns)
                 else:
-                    rejected.append(entry.request)
-            level.in_time = in_time
+                    expired.append(entry)
+            if not expired:
+                continue
+            _remove(level, expired)
+            if level.policy.delay_on_timeout:
+                for entry in expired:
+                    level.delayed.append(entry)
+            else:
+                rejected += [entry.request for entry in expired]
         self.count -= len(rejected)
         return rejected
 
     def check(self) -> None:
         """Recompute the invariants."""
-        requests = [id(entry.request) for entry in self.in_order()]
+        entries = list(self.in_order())
+        requests = [id(entry.request) for entry in entries]
         assert len(requests) == len(set(requests)) == self.count
+        assert sum(map(len, self._levels.values())) == self.count
+        assert sum(level.cancelled for level in self._levels.values()) == len(self._cancelled)
         expiries = [e.expires_ns for level in self._levels.values() for e in level.in_time if e.expires_ns is not None]
         assert self.next_expiry_ns is None or not expiries or self.next_expiry_ns <= min(expiries)
         assert self.next_expiry_ns is not None or not expiries
+        for level in self._levels.values():
+            for order in (level.in_time, level.delayed):
+                if isinstance(order, FairOrder):
+                    order.check()
 
     def _level_of(self, request: Request) -> _Level:
         settings = self._settings
@@ -138,12 +179,37 @@ class RequestQueue:
             number = settings.default_priority_level
         level = self._levels.get(number)
         if level is None:
-            level = self._levels[number] = _Level(settings.queue_policy(number))
+            level = self._levels[number] = _Level(settings.queue_policy(number), self._fair)
         return level
 
     def _note_expiry(self, expires_ns: int) -> None:
         if self.next_expiry_ns is None or expires_ns < self.next_expiry_ns:
             self.next_expiry_ns = expires_ns
+
+    def _sweep(self) -> None:
+        """Remove the entries of cancelled requests."""
+        for level in self._levels.values():
+            if level.cancelled:
+                for entries in (level.in_time, level.delayed):
+                    if isinstance(entries, deque):
+                        kept = [entry for entry in entries if entry.request not in self._cancelled]
+                        entries.clear()
+                        entries.extend(kept)
+                level.cancelled = 0
+        self._cancelled.clear()
+
+
+def _remove(level: _Level, expired: list[Waiting]) -> None:
+    """Remove entries from those that are in time."""
+    entries = level.in_time
+    if isinstance(entries, FairOrder):
+        for entry in expired:
+            entries.discard(entry.request)
+        return
+    gone = {id(entry) for entry in expired}
+    kept = [entry for entry in entries if id(entry) not in gone]
+    entries.clear()
+    entries.extend(kept)
 
 
 def _expiry(request: Request, policy: QueuePolicy) -> int | None:

@@ -1,7 +1,7 @@
 """Which requests may share a batch. Pure.
 
-Triton's rule: inputs with a variable dimension must have equal shapes; for a model with optional inputs, the requests
-must have the same inputs.
+Triton's rule: inputs with a variable dimension must have equal shapes, unless the configuration allows them to be
+ragged; shape tensors must be equal; for a model with optional inputs, the requests must have the same inputs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,29 @@ class BatchKeys:
     """Makes a key for each request. Requests with equal keys can share a batch."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._variable = frozenset(name for name, tensor in spec.inputs.items() if -1 in tensor.dims)
-        self._optional = any(tensor.optional for tensor in spec.inputs.values())
+        inputs = spec.inputs.items()
+        self._variable = frozenset(n for n, tensor in inputs if -1 in tensor.dims and not tensor.allow_ragged_batch)
+        self._shape_tensors = frozenset(name for name, tensor in inputs if tensor.is_shape_tensor)
+        self._optional = any(tensor.optional for _, tensor in inputs)
+        self._all_equal = not (self._variable or self._shape_tensors or self._optional)
 
     def key(self, request: Request) -> Hashable:
         """Return the key. The batch dimension is not part of it."""
-        if not self._variable and not self._optional:
+        if self._all_equal:
             return None
-        parts: list[tuple[str, tuple[int, ...]]] = []
+        parts: list[tuple[str, tuple[int, ...], bytes | None]] = []
         for tensor in request.inputs:
-            if tensor.name in self._variable:
-                parts.append((tensor.name, tuple(tensor.shape[1:])))
+            if tensor.name in self._shape_tensors:
+                if tensor.data is None:  # its values are not in the message: too many for a shape
+                    return object()
+                parts.append((tensor.name, tuple(tensor.shape), bytes(tensor.data)))
+            elif tensor.name in self._variable:
+                parts.append((tensor.name, tuple(tensor.shape[1:]), None))
             elif self._optional:
-                parts.append((tensor.name, ()))
-        parts.sort()
+                parts.append((tensor.name, (), None))
+        parts.sort(key=_name)
         return tuple(parts)
+
+
+def _name(part: tuple[str, tuple[int, ...], bytes | None]) -> str:
+    return part[0]

@@ -127,6 +127,10 @@ class RequestedOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
     classification: int = 0
     span: Span | None = None
     client_span: ClientSpan | None = None
+    #: For classes: the labels, and whether the tensor has a batch dimension, where these are not the model's own: the
+    #: output is one of an ensemble.
+    labels: list[str] | None = None
+    batched: bool | None = None
 
     @property
     def region_of_client(self) -> ClientSpan | None:

@@ -14,6 +14,7 @@ from backends.gather import batch_sizes, gather
 from backends.onnxruntime.small_batches import SmallBatches, can_be_small, has_fixed_shape
 from backends.reshape import tensor_specs
 from backends.scatter import requested_outputs, scatter
+from backends.sequence_config import sequence_inputs, state_outputs
 from kernel.errors import ServingError
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class LoadedModel:
     def __init__(self, config: Config, signature: OnnxSignature, session: BoundSession) -> None:
         self._session = session
         self._max_batch_size = int(config.get("max_batch_size", 0))
-        self._inputs = tensor_specs(config, "input")
-        self._outputs = tensor_specs(config, "output")
+        self._inputs = {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
+        # A state output may also be an output for clients, with `reshape` or another setting.
+        self._outputs = {**{spec.name: spec for spec in state_outputs(config)}, **tensor_specs(config, "output")}
         self._batch_inputs = batch_inputs_of(config)
         self._scalar_inputs = [
             name

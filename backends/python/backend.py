@@ -98,7 +98,7 @@ class PythonBackend(Backend):
                 self._respond(batch, returned)
             else:  # the model uses response senders
                 for open_request in batch:
-                    open_request.keep_open()
+                    open_request.leave_open()
         except BaseException as error:
             # The worker ends the open requests; later responses from threads of the model are refused.
             for open_request in batch:
@@ -186,16 +186,23 @@ class PythonBackend(Backend):
         """Send the returned responses. None instead of a response means that the model uses the request's sender."""
         if not isinstance(returned, list) or len(returned) != len(batch):
             raise self._failure(_wrong_return(returned, len(batch)))
-        for response in returned:
-            if response is not None and not isinstance(response, InferenceResponse):
+        for index, response in enumerate(returned):
+            if response is None:
+                continue
+            if not isinstance(response, InferenceResponse):
                 raise self._failure(
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+            if batch[index].reschedules:
+                raise self._failure(
+                    "Expected a None object in the execute function return list for reschduled request, found type "
                     f"'{type(response)}'."
                 )
         for index, request in enumerate(batch):
             response = returned[index]
             if response is None:
-                request.keep_open()
+                request.leave_open()
             elif not request.send_returned(response):
                 self.host.log(
                     "WARNING",

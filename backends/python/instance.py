@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.reshape import output_array, tensor_specs
+from backends.sequence_config import sequence_batching_of, state_outputs
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class PythonInstance:
     __slots__ = (
         "decoupled",
         "host",
+        "iterative",
         "max_batch_size",
         "model_name",
         "model_version",
@@ -43,7 +45,11 @@ class PythonInstance:
         self.version_dir = str(arguments.version_dir)
         self.max_batch_size = arguments.max_batch_size
         self.decoupled = arguments.decoupled
-        self.output_names = frozenset(str(output["name"]) for output in arguments.config.get("output", ()))
+        names = [str(output["name"]) for output in arguments.config.get("output", ())]
+        self.output_names = frozenset(names + [spec.name for spec in state_outputs(arguments.config)])
+        #: Whether the model may reschedule requests.
+        batching = sequence_batching_of(arguments.config) or {}
+        self.iterative = bool(batching.get("iterative_sequence", False))
         #: Tensors with `reshape`: name → shapes.
         self.reshaped_inputs = _reshaped(arguments, "input")
         self.reshaped_outputs = _reshaped(arguments, "output")

@@ -12,6 +12,7 @@ from backends.python.failures import TritonModelException, check_parameters, inc
 from backends.python.responses import ResponseSender
 from backends.python.server_calls import not_supported
 from backends.python.tensors import Tensor
+from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -99,10 +100,12 @@ class InferenceRequest:
         "_request",
         "_request_id",
         "_requested_output_names",
+        "_reschedules",
         "_responded",
         "_sender",
         "_timeout_us",
         "_trace",
+        "reschedules",
     )
 
     _parameters: Mapping[str, str | int | bool | float]
@@ -122,6 +125,8 @@ class InferenceRequest:
     _sender: ResponseSender | None
     #: The request was ended without its sender. A sender that is created later is closed.
     _responded: bool
+    #: The model wants to execute the request again.
+    reschedules: bool
 
     def __init__(  # the parameters are those of Triton
         self,
@@ -174,7 +179,7 @@ class InferenceRequest:
         self._parameters_json = json.dumps(self._parameters)
         self._request = None
         self._sender = None
-        self._responded = False
+        self._responded = self.reschedules = False
 
     @staticmethod
     def received(
@@ -199,7 +204,7 @@ class InferenceRequest:
             view._instance = instance
             view._on_dropped = on_dropped
             view._sender = None
-            view._responded = False
+            view._responded = view.reschedules = False
             views.append(view)
         return views
 
@@ -261,9 +266,27 @@ class InferenceRequest:
         return self._request is not None and self._request.is_cancelled()
 
     def set_release_flags(self, flags: int) -> None:
-        """Set what happens to the request after `execute`. Only TRITONSERVER_REQUEST_RELEASE_ALL is supported yet."""
-        if flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            raise not_supported("rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
+        """Set what happens to the request after `execute`.
+
+        With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE it is executed again, if the model has iterative sequences; then
+        `execute` returns None for it.
+        """
+        self.reschedules = bool(flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+
+    def reschedule(self) -> None:
+        """Give the request back to the server, which executes it again."""
+        if not self._instance.iterative:
+            self.fail(
+                InvalidArgument(
+                    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
+                    "configured to handle such a flag."
+                )
+            )
+            return
+        self.close()
+        assert self._request is not None
+        if not self._request.finished:
+            self._request.reschedule()
 
     def send_returned(self, response: InferenceResponse) -> bool:
         """Send the response that `execute` returned. Returns False if the final one has already been sent."""
@@ -288,6 +311,13 @@ class InferenceRequest:
             self._responded = True
         if sender is not None:
             sender.close()
+
+    def leave_open(self) -> None:
+        """`execute` returned no response: give the request back if the model wants to, else let it respond later."""
+        if self.reschedules:
+            self.reschedule()
+        else:
+            self.keep_open()
 
     def keep_open(self) -> None:
         """Let the model respond after `execute`. Creates the sender, which notices when the model drops the request."""

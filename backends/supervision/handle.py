@@ -17,7 +17,7 @@ from backends.supervision.watch.batch_stages import Stage, batch_stages, work_ma
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
 from backends.transport.texts import MAX_TEXT_BYTES
-from kernel.errors import ErrorCode, WorkerLost, file_error, worker_error
+from kernel.errors import ErrorCode, RequestCancelled, WorkerLost, file_error, worker_error
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
@@ -184,6 +184,10 @@ class WorkerHandle:
             credit = 0
         self._unsent_credit[number] = credit
 
+    def end_sequence(self, slot: int) -> None:
+        if not self._lost:
+            self._send(wire.EndSequence(slot))
+
     def work_marks(self) -> list[Hashable]:
         """Return what the worker has begun and not finished, see `backends.supervision.watch.batch_stages`."""
         return work_marks(
@@ -203,6 +207,8 @@ class WorkerHandle:
                 self._executed(message)
             case wire.Responded(request=number, final=final, response=response):
                 self._respond(number, response, final)
+            case wire.Rescheduled(request=number):
+                self._rescheduled(number)
             case wire.Started(batch=batch):
                 self._started(batch)
             case wire.Transfer(number=number, byte_size=byte_size):
@@ -269,6 +275,25 @@ class WorkerHandle:
             self._memory.deliver(request, response)
         else:
             request.respond(response)
+
+    def _rescheduled(self, number: int) -> None:
+        """The model gives a request back that it has executed, to execute it again."""
+        request = self._requests.get(number)
+        batch = next((b for b in self.record.batches.values() if number in b.request_numbers()), None)
+        if request is None or batch is None:
+            raise ValueError(f"request {number} was rescheduled, which is not being executed")
+        del self._requests[number]
+        self._unsent_credit.pop(number, None)
+        self._granted.pop(number, None)
+        self._poller.moved(-1)
+        batch.reschedule(request)
+        if request.in_use:
+            self._memory.finished(number)
+            request.in_use = False
+        if request.finished:  # the server abandoned it at its exit
+            request.release_leases()
+        else:
+            self._model.instances.rescheduled(request)
 
     def _response(self, request: Request, message: wire.ResponseMessage | None, final: bool) -> Response:
         version = self._model.version_text
@@ -340,6 +365,8 @@ class WorkerHandle:
         The requests fail with `error`, or with the cause and with how far the worker was with them.
         """
         self._end()
+        # Before any request fails: its sink may submit another one, which must not come here.
+        self._model.instances.forget(self)
         if ended_by_bus_error(cause):
             self._memory.report_fault(self._requests.values())
         returned: list[Request] = []
@@ -360,14 +387,18 @@ class WorkerHandle:
             if request.finished:  # the server abandoned it at its exit
                 request.release_leases()
             else:
-                request.fail(error or WorkerLost(self.name, cause, stages.get(number, Stage.IN_MODEL).value))
+                stage = stages.get(number, Stage.IN_MODEL)
+                if request.cancelled and stage is Stage.UNTOUCHED:
+                    request.fail(RequestCancelled())
+                else:
+                    request.fail(error or WorkerLost(self.name, cause, stage.value))
         self._model.instances.lost(self, returned)
         self._check_drained()
 
     def _may_return(self, request: Request, position: int) -> bool:
         """Whether the scheduler gets a request back that the worker had at `position` of its batches."""
-        if request not in self._model.live.instance_of:
-            return False  # it was abandoned, or belongs to a warm-up
+        if request.cancelled or request not in self._model.live.instance_of:
+            return False  # its client has gone; or it was abandoned, or belongs to a warm-up
         if not position:
             request.lost_before_start += 1
         return request.lost_before_start <= _MOST_RETURNS
@@ -390,7 +421,6 @@ class WorkerHandle:
 
 
 def _add_sequence_entries(messages: list[wire.RequestMessage], batch: Batch, slots: list[int]) -> None:
-    """Add slots and control tensors to the requests of a batch of sequences."""
-    controls = batch.controls or [[] for _ in slots]
-    for message, request, slot, tensors in zip(messages, batch.entries, slots, controls, strict=True):
-        message.sequence = wire.SequenceEntry(slot, tensors, request is None)
+    """Add the slots to the requests of a batch of sequences."""
+    for message, request, slot in zip(messages, batch.entries, slots, strict=True):
+        message.sequence = wire.SequenceEntry(slot, request is None)

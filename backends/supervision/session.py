@@ -197,6 +197,7 @@ class WorkerSession:
                     | wire.InputsHeld()
                     | wire.InputsFreed()
                     | wire.Started()
+                    | wire.Rescheduled()
                     | wire.Transfer()
                     | wire.Chunk()
                     | wire.SpanRead()

@@ -164,9 +164,10 @@ class InstanceSupervisor:
         if handle is None:
             return
         assert self._model is not None
-        self._model.instances.set_apart(handle)
+        self._model.instances.retire(handle)
         try:
             async with asyncio.timeout(limit_s):
+                await self._model.instances.left(handle)
                 await handle.drain()
         except TimeoutError:
             logger.error("model instance '%s' has not finished within %g s and is killed", handle.name, limit_s)

@@ -3,10 +3,10 @@
 A message is a msgpack array whose first element is the tag. `backends/transport/framing.py` adds the length before it.
 Kernel and worker have the same version, so there is no negotiation beyond `Hello`.
 
-    kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop
+    kernel → worker   Complete, Load, Joined, Execute, EndSequence, Cancel, Credit, FreeBlocks, Stop
                       Attach*, OwnArena*, Detach, Transfer, Chunk
                       ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
-                      Recall, EndSequence, CallResponded, ModelControlled          (see "What comes next")
+                      Recall, CallResponded, ModelControlled                       (see "What comes next")
     worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
@@ -30,10 +30,9 @@ and `Executed` may come in any order. A decoupled model may respond after `Execu
 Times are monotonic nanoseconds of the worker's clock. On one machine that is the kernel's clock; otherwise the session
 adds the difference that it computes from `Hello.now_ns`.
 
-What comes next. Some messages are defined for features that are not built yet: sequences (`SequenceEntry`,
-`EndSequence`), iterative sequences (`Rescheduled`), several batches at a time (`Started`, `Recall`), calls of other
-models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A peer that gets one of
-them unexpectedly ends the session.
+What comes next. Some messages are defined for features that are not built yet: several batches at a time (`Started`,
+`Recall`), calls of other models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage.
+A peer that gets one of them unexpectedly ends the session.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ import msgspec
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 6
+PROTOCOL = 7
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -76,12 +75,10 @@ class TraceContext(msgspec.Struct, array_like=True, gc=False):
 
 
 class SequenceEntry(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """The entry of a request in a batch of sequences."""
+    """The entry of a request in a batch of sequences. The worker adds control tensors and implicit state."""
 
     #: The worker stores implicit state by slot.
     slot: int
-    #: Control tensors, which the model gets in addition to the inputs.
-    controls: list[Tensor] = []
     #: Padding of the batch: there is no request, and no response follows.
     empty: bool = False
 
@@ -466,10 +463,10 @@ class Recalled(Message):
 
 
 class Rescheduled(Message):
-    """The model reschedules this request: execute it again with these inputs (iterative sequences)."""
+    """The model wants to execute this request of an unfinished batch again (iterative sequences). It gets no final
+    response as this request: the kernel sends it again, under another number."""
 
     request: int
-    inputs: list[Tensor]
 
 
 # ---- worker to kernel: other models ---------------------------------------------------------

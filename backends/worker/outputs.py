@@ -15,7 +15,7 @@ from shm.datatypes import element_count
 from shm.tensor import RequestedOutput, Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from backends.worker.inputs import InputReader
     from backends.worker.memory import AttachedRegions
@@ -86,18 +86,28 @@ class OutputWriter:
                     tensors.append(Tensor(name, output.datatype, list(array.shape), array.tobytes()))
                 else:
                     tensors.append(self._write_requested(request, output, requested, pass_on))
+                    if len(wanted) > 1:
+                        tensors += self._write_again(request, output, requested)
         except ServingError:
             self.free(tensors)
             raise
         self.memory.publish(tensors)
         return tensors
 
+    def _write_again(self, request: WorkerRequest, output: OutputValue, first: RequestedOutput) -> Iterator[Tensor]:
+        """Write an output to its other destinations: a step of an ensemble has one for the client and one to go on."""
+        for requested in request.ref.outputs:
+            if requested is not first and requested.name == output.name:
+                yield self._write_requested(request, output, requested, pass_on=False)
+
     def _write_requested(
         self, request: WorkerRequest, output: OutputValue, requested: RequestedOutput, pass_on: bool
     ) -> Tensor:
         name, datatype, array = output.name, output.datatype, output.array
         if requested.classification:
-            array = classify(array, datatype, requested.classification, self.labels.get(name, ()), batched=self.batched)
+            labels = self.labels.get(name, ()) if requested.labels is None else requested.labels
+            batched = self.batched if requested.batched is None else requested.batched
+            array = classify(array, datatype, requested.classification, labels, batched=batched)
             datatype = "BYTES"
         reserved = request.reserved.pop(name, None) if request.reserved else None
         if reserved is not None:

@@ -38,11 +38,14 @@ class Responder(Protocol):
 
     def finish(self, request: WorkerRequest) -> None: ...
 
+    def reschedule(self, request: WorkerRequest) -> None: ...
+
     def is_cancelled(self, request: WorkerRequest) -> bool: ...
 
 
 class WorkerRequest(msgspec.Struct, eq=False):
-    """A request of a batch. It gets exactly one final response, by `respond`, `fail` or `finish`."""
+    """A request of a batch. It gets exactly one final response, by `respond`, `fail` or `finish`, unless it is given
+    back by `reschedule`."""
 
     #: The message from the kernel: id, flags, correlation id, priority, timeout and parameters.
     ref: wire.RequestMessage
@@ -103,6 +106,10 @@ class WorkerRequest(msgspec.Struct, eq=False):
     def finish(self) -> None:
         """End the responses without another one (decoupled models)."""
         self.responder.finish(self)
+
+    def reschedule(self) -> None:
+        """Give the request back: it is executed again later (iterative sequences). Call it in `execute` only."""
+        self.responder.reschedule(self)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Cheap enough to call in a loop."""

@@ -145,6 +145,23 @@ class BatchResponder:
     def finish(self, request: WorkerRequest) -> None:
         self._respond(request, None, True)
 
+    def reschedule(self, request: WorkerRequest) -> None:
+        number = request.ref.number
+        with self._lock:
+            if request.finished:
+                raise InternalError("a request was rescheduled after its final response")
+            if number not in self._batch:
+                raise InternalError("a request can be rescheduled only while it is executed")
+            request.finished = True
+            if request.reserved:
+                self._outputs.free_reserved(request)
+            del self._batch[number], self.live[number]
+            self._cancelled.discard(number)
+            self._credit.pop(number, None)
+            if self._held.watched:
+                self._held.ended([number], backend_returned=False)
+            self._send(wire.Rescheduled(number))
+
     def is_cancelled(self, request: WorkerRequest) -> bool:
         self._reader().poll()
         return request.ref.number in self._cancelled

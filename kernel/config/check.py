@@ -11,7 +11,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from kernel.config.check_ensemble import check_ensemble
-from kernel.config.check_sequence import check_sequence_batching
+from kernel.config.check_sequence import check_sequence_batching, check_states
 from kernel.config.check_tensors import check_batch_inputs, check_batch_outputs, check_tensors
 from kernel.config.generated.model_config_pb2 import ModelInstanceGroup, ModelQueuePolicy
 from kernel.config.model_parameters import model_parameters
@@ -54,6 +54,7 @@ def check_complete(config: ModelConfig, gpu_count: int) -> None:
     """Check instance groups, inputs and outputs. Raises `BadConfig`, or `InternalError` for KIND_AUTO."""
     check_instance_groups(config, gpu_count)
     check_inputs_and_outputs(config)
+    check_states(config)
 
 
 def check_inputs_and_outputs(config: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""The rules for sequence batching: its control tensors and its two strategies."""
+"""The rules for sequence batching: its control tensors, its two strategies, and its implicit state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kernel.config.generated.model_config_pb2 import (
     TYPE_INT32,
     TYPE_INT64,
+    TYPE_INVALID,
     TYPE_STRING,
     TYPE_UINT32,
     TYPE_UINT64,
@@ -119,3 +120,54 @@ def _check_direct(config: ModelConfig) -> None:
     # The text excludes 0, but 0 is the value of an unset field, so Triton accepts it.
     if not 0.0 <= config.sequence_batching.direct.minimum_slot_utilization <= 1.0:
         raise BadConfig(f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}")
+
+
+# ---- implicit state -------------------------------------------------------------------------
+
+
+def check_states(config: ModelConfig) -> None:
+    """Check the implicit state of a configuration, if it has any. Raises `BadConfig`.
+
+    Triton finds these errors when it loads a version (`GenerateInitialStateData` in sequence_batch_scheduler.cc).
+    """
+    for state in config.sequence_batching.state:
+        for field in ("input_name", "output_name"):
+            if not getattr(state, field):
+                raise BadConfig(f"sequence batching state must specify '{field}' for {config.name}")
+        if state.data_type == TYPE_INVALID:
+            raise BadConfig(f"sequence batching state '{state.input_name}' must specify 'data_type' for {config.name}")
+        if any(dim < 1 and dim != -1 for dim in state.dims):
+            raise BadConfig(
+                f"sequence batching state '{state.input_name}' dimension must be integer >= 1, or -1 to indicate a "
+                f"variable-size dimension for {config.name}"
+            )
+        if len(state.initial_state) > 1:
+            raise BadConfig(
+                f"initial_state field for state input '{state.input_name}' must contain exactly one or zero element. "
+                f"Found '{len(state.initial_state)}' elements."
+            )
+        for initial in state.initial_state:
+            _check_initial_state(state, initial)
+
+
+def _check_initial_state(state: ModelSequenceBatching.State, initial: ModelSequenceBatching.InitialState) -> None:
+    name = state.input_name
+    if initial.data_type != state.data_type:
+        raise BadConfig(
+            f"The data type used for 'initial_state' field of state '{name}' does not match the state data type."
+        )
+    if not initial.name:
+        raise BadConfig(f"Field 'name' must be set when using initial_state for state input '{name}'.")
+    if len(initial.dims) != len(state.dims):
+        raise BadConfig(
+            f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
+        )
+    for given, wanted in zip(initial.dims, state.dims, strict=True):
+        if given < 0:
+            raise BadConfig(f"'initial_state' field for state input name '{name}' contains variable dimensions.")
+        if wanted not in (-1, given):
+            raise BadConfig(
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
+                f"{given} != {wanted}"
+            )

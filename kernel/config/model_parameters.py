@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.autoscale import AUTOSCALE, AutoscaleSettings, autoscale_settings
+from kernel.config.fair_queuing import FAIR_BY, FAIR_WEIGHTS, QUOTA, FairQueuing, fair_queuing
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -24,7 +26,11 @@ _PREFIX = "naiad."
 #: Seconds that an execution may take; 0 for no limit. Takes precedence over --execution-timeout.
 EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
 
-_NAMES = (EXECUTION_TIMEOUT,)
+#: The name of an installed scheduler, and of an installed batching rule (`kernel/extensions.py`).
+SCHEDULER = _PREFIX + "scheduler"
+BATCHING = _PREFIX + "batching"
+
+_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -35,6 +41,14 @@ class ModelParameters(msgspec.Struct, frozen=True):
 
     #: None if the model does not say it; 0 for no limit.
     execution_timeout_ns: int | None = None
+    #: Empty if the configuration decides which of our schedulers the model has.
+    scheduler: str = ""
+    #: Empty if the model has no rule of its own for batches.
+    batching: str = ""
+    #: None if the number of instances does not change with the load.
+    autoscale: AutoscaleSettings | None = None
+    #: None if the model serves all requests in their order.
+    fair: FairQueuing | None = None
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -47,7 +61,22 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
     timeout_ns: int | None = None
     if EXECUTION_TIMEOUT in config.parameters:
         timeout_ns = _seconds(config, EXECUTION_TIMEOUT)
-    return ModelParameters(timeout_ns)
+    scheduler, batching = _name(config, SCHEDULER), _name(config, BATCHING)
+    if scheduler and config.HasField("ensemble_scheduling"):
+        raise BadConfig(f"parameter '{SCHEDULER}' is for models with instances; '{config.name}' is an ensemble")
+    if batching and not config.HasField("dynamic_batching"):
+        raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
+    return ModelParameters(timeout_ns, scheduler, batching, autoscale_settings(config), fair_queuing(config))
+
+
+def _name(config: ModelConfig, name: str) -> str:
+    """Return the name that a parameter holds; empty if the model does not have the parameter."""
+    if name not in config.parameters:
+        return ""
+    text = config.parameters[name].string_value
+    if not text:
+        raise BadConfig(f"parameter '{name}' of model '{config.name}' must be a name; found an empty string_value")
+    return text
 
 
 def _seconds(config: ModelConfig, name: str) -> int:

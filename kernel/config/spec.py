@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.ensemble_spec import (
+    EnsembleSpec,  # msgspec reads annotations: specs go to helpers
+    ensemble_spec,
+)
+from kernel.config.fair_queuing import FairQueuing  # noqa: TC001 - msgspec reads annotations: specs go to helpers
 from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
 from kernel.config.model_parameters import model_parameters
+from kernel.config.sequence_spec import SequenceBatching, sequence_batching
 from shm.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -42,6 +48,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     is_shape_tensor: bool = False
     #: Outputs only: the file with the class labels, relative to the model's folder; may be empty.
     label_filename: str = ""
+    #: Outputs of ensembles only: the class labels. The workers of other models read their labels themselves.
+    labels: tuple[str, ...] = ()
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
@@ -71,6 +79,17 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     def queue_policy(self, priority_level: int) -> QueuePolicy:
         return self.queue_policies.get(priority_level, self.default_queue_policy)
 
+    @property
+    def limits_waiting(self) -> bool:
+        """Whether it matters how long a request is queued: the model has priorities, queue limits or timeouts.
+
+        Then a request that was dispatched ahead of time would escape them.
+        """
+        policies = (self.default_queue_policy, *self.queue_policies.values())
+        return self.priority_levels > 0 or any(
+            policy.max_queue_size or policy.default_timeout_ns or policy.allow_timeout_override for policy in policies
+        )
+
 
 class ModelSpec(msgspec.Struct, frozen=True):
     """A model as front doors, kernel and schedulers see it. Tensors are in the order of the configuration."""
@@ -86,8 +105,10 @@ class ModelSpec(msgspec.Struct, frozen=True):
     decoupled: bool = False
     #: None if the model executes each request alone.
     dynamic_batching: DynamicBatching | None = None
-    sequence_batching: bool = False
-    ensemble: bool = False
+    #: None if the model has no sequences.
+    sequence_batching: SequenceBatching | None = None
+    #: The steps of an ensemble; None if the model executes itself.
+    ensemble: EnsembleSpec | None = None
     response_cache: bool = False
     #: Additional labels of the model's metrics.
     metric_tags: dict[str, str] = {}
@@ -95,6 +116,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
     namespace: str = ""
     #: How long an execution may take: 0 for no limit, None for the server's limit.
     execution_timeout_ns: int | None = None
+    #: The name of an installed scheduler; empty if the configuration decides which of ours the model has.
+    scheduler: str = ""
+    #: The name of an installed batching rule; empty if the model has none.
+    batching_rule: str = ""
+    #: None if the model serves all requests of a priority level in their order.
+    fair: FairQueuing | None = None
+    #: Name → `string_value` of `parameters`, for schedulers and batching rules of packages.
+    parameters: dict[str, str] = {}
 
     @property
     def required_inputs(self) -> tuple[str, ...]:
@@ -105,6 +134,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
     """Return the spec of a checked configuration. If several tensors have the same name, the last one counts."""
     batched = config.max_batch_size >= 1
+    ours = model_parameters(config)
     return ModelSpec(
         name=config.name,
         platform=config.platform,
@@ -114,12 +144,16 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         outputs={tensor.name: _output(tensor, batched) for tensor in config.output},
         decoupled=config.model_transaction_policy.decoupled,
         dynamic_batching=(_dynamic_batching(config.dynamic_batching) if config.HasField("dynamic_batching") else None),
-        sequence_batching=config.HasField("sequence_batching"),
-        ensemble=config.HasField("ensemble_scheduling"),
+        sequence_batching=sequence_batching(config),
+        ensemble=ensemble_spec(config),
         response_cache=config.response_cache.enable,
         metric_tags=dict(config.metric_tags),
         namespace=namespace,
-        execution_timeout_ns=model_parameters(config).execution_timeout_ns,
+        execution_timeout_ns=ours.execution_timeout_ns,
+        scheduler=ours.scheduler,
+        batching_rule=ours.batching,
+        fair=ours.fair,
+        parameters={name: value.string_value for name, value in sorted(config.parameters.items())},
     )
 
 
@@ -155,16 +189,18 @@ def _datatype(data_type: DataType) -> str:
 
 
 def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
+    levels = batching.priority_levels
     return DynamicBatching(
         preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
         preserve_ordering=batching.preserve_ordering,
-        priority_levels=batching.priority_levels,
-        default_priority_level=batching.default_priority_level,
+        priority_levels=levels,
+        # Without levels, the default level and the policies of levels have no effect (Triton).
+        default_priority_level=batching.default_priority_level if levels else 0,
         default_queue_policy=_queue_policy(batching.default_queue_policy),
         queue_policies={
             level: _queue_policy(batching.priority_queue_policy[level])
-            for level in sorted(batching.priority_queue_policy)
+            for level in sorted(batching.priority_queue_policy if levels else ())
         },
     )
 

@@ -160,6 +160,9 @@ class EmbeddedCall:
     def peer(self) -> str:
         return ""
 
+    def header(self, name: str) -> str:
+        return ""  # the program can give parameters
+
     def send(self, response: Response) -> None:
         if self._abandoned:
             response.release()

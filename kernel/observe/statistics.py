@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import QueueFull, QueueTimeout, RequestCancelled
+from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancelled
+from kernel.observe.composed_times import add_to_ensembles
 from kernel.observe.custom_metrics import CustomMetrics
 from kernel.observe.histogram import Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
@@ -111,6 +112,10 @@ class ModelStatistics:
         self.workers_restarted = 0
         #: How often a worker was ended because an execution took longer than its timeout.
         self.execution_timeouts = 0
+        #: How many instances `naiad.autoscale` has chosen, None without it, and how many it has added and removed.
+        self.autoscale_instances: int | None = None
+        self.autoscaled_up = 0
+        self.autoscaled_down = 0
         self.load_ns = 0
         #: From reception to the final response, of requests that succeeded.
         self.durations = Histogram(DEFAULT_BUCKETS[REQUEST_DURATION], _NS_PER_S)
@@ -142,9 +147,11 @@ class ModelStatistics:
         self.execution_count += 1
         self.last_inference_ns = wall_ns
         success = self.success
-        rows = 0
+        rows = batch.rescheduled_rows
         for request in batch.requests:
             rows += request.batch_size
+            if request.parent is not None:
+                add_to_ensembles(request.parent, input_ns, infer_ns, output_ns)
             if request.failed:
                 continue
             self.inference_count += request.batch_size
@@ -171,6 +178,32 @@ class ModelStatistics:
         size.infer_ns += infer_ns
         size.output_ns += output_ns
 
+    def record_composed(self, request: Request, started_ns: int, now_ns: int, wall_ns: int) -> None:
+        """Count a request that the steps of an ensemble have executed, and that did not fail."""
+        duration_ns = now_ns - request.received_ns
+        self.execution_count += 1
+        self.inference_count += request.batch_size
+        self.last_inference_ns = wall_ns
+        self.success.count += 1
+        self.success.ns += duration_ns
+        self.queue_ns += started_ns - request.queue_start_ns
+        size = self.batches.get(request.batch_size)
+        if size is None:
+            size = self.batches[request.batch_size] = BatchStatistics()
+        size.count += 1
+        composed = request.composed
+        if composed is not None:
+            composed.count_in(self, size)
+        if not self.decoupled:
+            self.durations.observe(duration_ns)
+            if self.first_responses is not None:
+                self.first_responses.observe(duration_ns // _NS_PER_MS)
+        if self.summaries is not None and composed is not None:
+            # Times of the last step are not known yet: it has just sent its response.
+            inferred_ns = composed.input_ns + composed.infer_ns
+            times = ExecutionTimes(0, composed.input_ns, inferred_ns, inferred_ns + composed.output_ns)
+            _summarize(self.summaries, duration_ns, started_ns - request.queue_start_ns, times, now_ns)
+
     def record_response(self, request: Request, response: Response, now_ns: int) -> None:
         """Observe a response of a decoupled model, which may respond at any time."""
         if self.first_responses is not None and request.response_count == 1 and response.outputs is not None:
@@ -179,8 +212,11 @@ class ModelStatistics:
             self.durations.observe(now_ns - request.received_ns)
 
     def record_failure(self, request: Request, error: ServingError, now_ns: int) -> None:
-        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure."""
-        if isinstance(error, QueueFull):
+        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure.
+
+        Nor is one that its client's quota refused.
+        """
+        if isinstance(error, (QueueFull, QuotaExceeded)):
             self.refused += 1
             return
         self.fail.count += 1

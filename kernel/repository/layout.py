@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_FOLDER = "configs"
 
+#: Triton's name of a shared library with batching rules.
+BATCHING_LIBRARY = "batchstrategy.so"
+
 #: Folders in a model's folder that are not versions and cause no warning.
 _OTHER_FOLDERS = frozenset({CONFIGS_FOLDER, "initial_state", "warmup"})
 
@@ -68,6 +71,13 @@ class ModelFolder(msgspec.Struct, frozen=True):
         if config_name and configs is not None and _has_file(configs, filename):
             return posixpath.join(self.path, CONFIGS_FOLDER, filename)
         return posixpath.join(self.path, CONFIG_FILENAME) if _has_file(self.entry, CONFIG_FILENAME) else None
+
+    def batching_library(self) -> str:
+        """Return the path, in the folder, of a library with batching rules where Triton looks for it; "" for none."""
+        for folder in (*self.versions.values(), self.entry):
+            if _has_file(folder, BATCHING_LIBRARY):
+                return BATCHING_LIBRARY if folder is self.entry else posixpath.join(folder.name, BATCHING_LIBRARY)
+        return ""
 
     def first_version_files(self) -> dict[str, bool] | None:
         """Return name → "is a folder" for the entries of one version folder; None if the model has no version.

@@ -10,13 +10,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft, ServerStopping, ServingError, Unavailable
-from kernel.repository.layout import RepositoryContents, check_model_name, known_names, overriding_folder
+from kernel.config.model_parameters import model_parameters
+from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
+from kernel.repository.autoscaling import Autoscaling, ServingVersion
+from kernel.repository.composition import Composition, LoadRequest
+from kernel.repository.layout import check_model_name, overriding_folder
+from kernel.repository.listing import RepositoryListing
+from kernel.repository.load_failures import all_loaded, not_found_reason, note_failure, poll_failed
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
-from kernel.repository.local import list_names, list_repository
+from kernel.repository.local import list_repository
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
 from kernel.repository.retirement import Retirement
-from kernel.repository.source import ModelSource, scan
+from kernel.repository.source import ModelSource
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from kernel.repository.placement import InstanceKeeper
     from kernel.repository.settings import LifecycleSettings
     from kernel.serving.catalog import Catalog, IndexItem
-    from kernel.serving.model import SchedulerFactory
+    from kernel.serving.model import Model, SchedulerFactory
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +51,12 @@ class Lifecycle:
     ) -> None:
         self._catalog = catalog
         self._settings = settings
+        self._clock = clock
         self._loader = VersionLoader(clock, schedule, new_keeper, settings)
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
+        self._listing = RepositoryListing(catalog, settings)
+        self._composition = Composition(catalog, self, self._listing)
+        self._ensembles = self._composition.ensembles
         #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
         #: Identifier → the folder that the model was loaded from; None if a client gave its files. A configuration that
@@ -66,7 +75,7 @@ class Lifecycle:
         In explicit mode these are `names` (["*"] for all models), else all models. The catalog has the
         reasons of failures.
         """
-        found = await self._scan()
+        found = await self._listing.scan()
         for path in found.misnamed:
             logger.warning("ignore model directory '%s': its name contains control characters", path)
         wanted = list(names) if self._settings.explicit else ["*"]
@@ -77,8 +86,9 @@ class Lifecycle:
             failed = [name for name in wanted if not found.named(name)]
             folders = [folder for name in wanted for folder in found.named(name)]
         for name in failed:
-            logger.error("failed to load '%s': %s", name, _not_found_reason(name, found))
-        failed += await self._load_all(folders)
+            logger.error("failed to load '%s': %s", name, not_found_reason(name, found))
+        self._ensembles.requested |= {folder.name for folder in folders}
+        failed += await self._load_all(folders, with_parts=wanted != ["*"])
         if self._settings.poll_s:
             self._start_task(self._poll_forever())
         return sorted(set(failed))
@@ -86,12 +96,13 @@ class Lifecycle:
     async def poll(self) -> None:
         """Load new and changed models of the repositories, and unload removed ones (poll mode)."""
         try:
-            found = await self._scan()
+            found = await self._listing.scan()
         except ServingError as error:
             logger.error("failed to poll model repository: %s", error.message)
             return
         for identifier in self._loaded.keys() - found.models.keys():
-            await self._unload(identifier)
+            await self._composition.forget(identifier)
+            await self.unload_model(identifier)
         await self._load_all(found.models.values())
 
     async def _poll_forever(self) -> None:
@@ -99,20 +110,26 @@ class Lifecycle:
             await asyncio.sleep(self._settings.poll_s)
             await self.poll()
 
-    async def _load_all(self, folders: Iterable[ModelFolder]) -> list[str]:
-        """Load models at the same time, and return the names of those that failed."""
+    async def _load_all(self, folders: Iterable[ModelFolder], *, with_parts: bool = False) -> list[str]:
+        """Load models at the same time, then ensembles, and return the names of those that failed.
+
+        Without `with_parts` the models of all steps are among `folders`.
+        """
         failed: list[str] = []
 
         async def load(folder: ModelFolder) -> None:
             try:
-                await self._load(folder)
+                await self.load_model(folder, LoadRequest(with_parts=with_parts))
             except ServingError as error:
                 failed.append(folder.name)
                 logger.error("failed to load '%s': %s", folder.identifier, error.message.strip())
 
+        models, ensembles = await self._composition.split(folders, self._settings.config_name)
         async with asyncio.TaskGroup() as tasks:
-            for folder in folders:
+            for folder in models:
                 tasks.create_task(load(folder))
+        for folder in ensembles:
+            await load(folder)
         return failed
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -132,7 +149,7 @@ class Lifecycle:
 
     async def index(self, ready: bool = False) -> list[IndexItem]:
         """Return the index of the repositories as they are now. Raises `InternalError`."""
-        await self._update_names()
+        await self._listing.update_names()
         return self._catalog.index(ready)
 
     async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
@@ -145,57 +162,36 @@ class Lifecycle:
         try:
             given = parse_load_parameters(parameters or {})
         except UnusableParameters as error:
-            raise _poll_failed(name, error) from error
+            raise poll_failed(name, error) from error
         if given.files:
             await self._uncancelled(self._load_files(name, given.files, given.config))
             return
-        await self._update_names()
-        found = await asyncio.to_thread(
-            scan, self._settings.repositories, namespacing=self._settings.namespacing, only=name
-        )
+        await self._listing.update_names()
+        found = await self._listing.scan_for(name)
         if not found.models:
-            raise _poll_failed(name, _not_found_reason(name, found))
-        await self._uncancelled(self._load_each(found.models.values(), given.config))
+            raise poll_failed(name, not_found_reason(name, found))
+        self._ensembles.requested.add(name)
+        loads = [self.load_model(folder, LoadRequest(given.config)) for folder in found.models.values()]
+        await self._uncancelled(all_loaded(loads))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Unload every model called `name`. No model has dependents, because ensembles are not supported yet."""
+        """Unload every model called `name`, and the ensembles with a step of it.
+
+        With `unload_dependents` also the models that were loaded only as steps of an ensemble called `name`.
+        """
         self._check_explicit()
-        for identifier in sorted(self._identifiers.get(name, ())):
-            await self._unload(identifier)
+        self._ensembles.requested.discard(name)
+        for identifier in self.identifiers_of(name):
+            ensemble = await self._composition.forget(identifier)
+            await self.unload_model(identifier)
+            if ensemble is not None and unload_dependents:
+                await self._composition.unload_unneeded(ensemble)
 
     def _check_explicit(self) -> None:
         if not self._settings.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
-    # ---- listing the repositories ------------------------------------------------------------
-
-    async def _update_names(self) -> None:
-        """Read the names of the models in the repositories into the catalog. Raises `InternalError`."""
-
-        def names() -> dict[str, list[str]]:
-            return {str(path): list_names(str(path)) for path in self._settings.repositories}
-
-        self._catalog.set_known(*known_names(await asyncio.to_thread(names), namespacing=self._settings.namespacing))
-
-    async def _scan(self) -> RepositoryContents:
-        """List the repositories with all files, and put the names into the catalog. Raises `InternalError`."""
-        namespacing = self._settings.namespacing
-        found = await asyncio.to_thread(scan, self._settings.repositories, namespacing=namespacing)
-        names = {identifier: folder.name for identifier, folder in found.models.items()}
-        self._catalog.set_known(names, found.duplicates)
-        return found
-
     # ---- loading -----------------------------------------------------------------------------
-
-    async def _load_each(self, folders: Iterable[ModelFolder], config: str | None) -> None:
-        """Load the models of one name; only with namespacing there are several. Raises `ServingError`."""
-        results = await asyncio.gather(*(self._load(folder, config) for folder in folders), return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        texts = [error.message for error in errors if isinstance(error, ModelLoadFailed)]
-        if len(errors) > 1 and len(texts) == len(errors):
-            raise ModelLoadFailed("".join(texts))
-        if errors:
-            raise errors[0]
 
     async def _load_files(self, name: str, files: dict[str, bytes | memoryview], config: str | None) -> None:
         """Load a model from the files of a load request. Raises `ServingError`."""
@@ -203,54 +199,90 @@ class Lifecycle:
             override = await asyncio.to_thread(OverrideFolder, files)
             try:
                 entries = await asyncio.to_thread(list_repository, override.path)
-                await self._load(overriding_folder(name, override.path, entries), config, override)
+                self._ensembles.requested.add(name)
+                await self.load_model(overriding_folder(name, override.path, entries), LoadRequest(config, override))
             finally:
                 await asyncio.to_thread(override.release)
         except UnusableParameters as error:
-            raise _poll_failed(name, error) from error
+            raise poll_failed(name, error) from error
 
-    async def _load(
-        self, folder: ModelFolder, config_override: str | None = None, files: OverrideFolder | None = None
-    ) -> None:
-        """Load every version that the version policy selects. Raises `ModelLoadFailed` or `InternalError`."""
-        identifier = folder.identifier
+    # ---- kernel.repository.composition.ModelLoader -------------------------------------------
+
+    def identifiers_of(self, name: str) -> list[str]:
+        """See `ModelLoader`."""
+        return sorted(self._identifiers.get(name, ()))
+
+    async def load_model(self, folder: ModelFolder, request: LoadRequest) -> None:
+        """Load every version that the version policy selects, then the ensembles that use the model. Raises as they."""
+        identifier, ensembles = folder.identifier, self._ensembles
+        before = _models_of(self._loaded.get(identifier, {}))
         self._identifiers.setdefault(folder.name, set()).add(identifier)
         async with self._lock(identifier):
-            if config_override is None and self._sources.get(identifier) == folder:
-                return  # the folder has not changed since the last load
-            settings = self._settings
-            source = ModelSource(
-                folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
-                config_name=settings.config_name,
-            )  # fmt: skip
             try:
-                config = await asyncio.to_thread(source.read, config_override)
+                await self._load(folder, request)
             except ServingError as error:
-                self._mark_broken(folder, error, config_override)
-                raise _poll_failed(folder.name, error) from error
-            try:
-                versions = source.versions(config)
-            except ServingError as error:
-                self._mark_broken(folder, error, config_override)
-                raise ModelLoadFailed(f"load failed for model '{identifier}': {error.message}\n") from error
-            for line in source.warnings(config):
-                logger.warning("model '%s': %s", identifier, line)
-            self._catalog.set_broken(identifier, None)
-            await self._load_versions(source, config, versions, files)
-            self._sources[identifier] = folder if files is None else None
+                ensembles.note_result(folder.name, error)
+                raise
+            finally:
+                outdated = ensembles.loading.pop(identifier, False)
+        ensembles.note_result(folder.name, None)
+        if outdated and (ensemble := ensembles.find(identifier)) is not None:
+            again = LoadRequest(ensemble.config_override, ensemble.files, with_parts=False, again=True)
+            await self.load_model(ensemble.folder, again)
+        if _models_of(self._loaded.get(identifier, {})) != before:
+            await self._composition.changed(folder.name)
 
-    def _mark_broken(self, folder: ModelFolder, error: ServingError, config_override: str | None) -> None:
+    async def _load(self, folder: ModelFolder, request: LoadRequest) -> None:
+        identifier, override = folder.identifier, request.config_override
+        unchanged = override is None and self._sources.get(identifier) == folder and not request.again
+        if unchanged and (not request.with_parts or self._ensembles.find(identifier) is None):
+            return  # the folder has not changed since the last load
+        settings = self._settings
+        source = ModelSource(
+            folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
+            config_name=settings.config_name,
+        )  # fmt: skip
+        try:
+            config = await asyncio.to_thread(source.read, override)
+        except ServingError as error:
+            self._mark_broken(folder, error, override)
+            raise poll_failed(folder.name, error) from error
+        try:
+            if config.HasField("ensemble_scheduling"):
+                self._ensembles.loading[identifier] = False
+                config = await self._composition.connect(folder, config, request)
+                parts_changed, self._ensembles.loading[identifier] = self._ensembles.loading[identifier], False
+                if unchanged and not parts_changed:
+                    return  # neither it nor a model of its steps has changed
+            versions = source.versions(config)
+        except ModelLoadFailed as error:
+            self._mark_broken(folder, error.__cause__ or error, override)
+            raise
+        except ServingError as error:
+            self._mark_broken(folder, error, override)
+            raise ModelLoadFailed(f"load failed for model '{identifier}': {error.message}\n") from error
+        for line in source.warnings(config):
+            logger.warning("model '%s': %s", identifier, line)
+        self._catalog.set_broken(identifier, None)
+        await self._load_versions(source, config, versions, request)
+        self._sources[identifier] = folder if request.files is None else None
+        if config.HasField("ensemble_scheduling"):
+            await self._composition.track(folder, config, request)
+
+    def _mark_broken(self, folder: ModelFolder, error: BaseException, config_override: str | None) -> None:
         """Put the error into the index, unless the model serves or the configuration came from a client."""
-        if config_override is None and folder.identifier not in self._loaded:
+        if config_override is None and folder.identifier not in self._loaded and isinstance(error, ServingError):
             self._catalog.set_broken(folder.identifier, f"{error.code.title}: {error.message}")
 
     async def _load_versions(
-        self, source: ModelSource, config: ModelConfig, versions: list[int], files: OverrideFolder | None
+        self, source: ModelSource, config: ModelConfig, versions: list[int], request: LoadRequest
     ) -> None:
         identifier = source.folder.identifier
         serving = self._loaded.get(identifier, {})
         origin = source.origin(config)
         staying = {v: serving[v] for v in versions if v in serving and not serving[v].origin.needs_reload(origin, v)}
+        if request.again or config.HasField("ensemble_scheduling"):
+            staying = {}  # the ensemble has not changed, but perhaps what it is made of
         for version in versions:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.LOADING)
@@ -272,12 +304,14 @@ class Lifecycle:
                 self._start_task(self._retire(identifier, entry, mark_unloaded=False))
             for update in updates:
                 self._start_task(update.abandon())
-            self._raise_failure(identifier, errors, list(loaded), serving, staying)
+            raise note_failure(self._catalog, identifier, errors, list(loaded), serving, staying)
         for entry in loaded.values():
-            entry.hold_files(files)
+            entry.hold_files(request.files)
         for update in updates:
             self._commit(update)
         self._publish(identifier, loaded | staying, serving)
+        for entry in loaded.values():
+            self._autoscale(identifier, entry, source)
 
     def _commit(self, update: InstanceUpdate) -> None:
         """Change the instances of a serving version. Removed instances finish their batches."""
@@ -289,32 +323,15 @@ class Lifecycle:
             update.version.model.name, update.version.model.version, len(update.new), len(removed),
         )  # fmt: skip
 
-    def _raise_failure(
-        self,
-        identifier: str,
-        errors: dict[int, BaseException],
-        others: list[int],
-        serving: dict[int, LoadedVersion],
-        staying: dict[int, LoadedVersion],
-    ) -> None:
-        """Put the errors of failed versions into the catalog, and raise `ModelLoadFailed`. Old versions still serve."""
-        text = ""
-        for version, error in sorted(errors.items()):
-            if not isinstance(error, ServingError):
-                raise error  # a bug, or the load was cancelled
-            reason = f"{error.code.title}: {error.message}"
-            state = ModelState.READY if version in staying else ModelState.UNAVAILABLE
-            text += f"version {version} is at {state.value} state: {reason};"
-            if version in staying:
-                self._catalog.set_state(identifier, version, state, reason, staying[version].model)
-            elif version not in serving:
-                self._catalog.set_state(identifier, version, state, reason)
-        for version in others:
-            if version not in serving:
-                self._catalog.set_state(identifier, version, ModelState.UNAVAILABLE, UNLOADED)
-        if any(isinstance(error, NoDescriptorLeft) for error in errors.values()):
-            raise NoDescriptorLeft
-        raise ModelLoadFailed(f"load failed for model '{identifier}': {text}\n")
+    def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:
+        """Change the number of instances with the load as long as the version serves, if the model asks for it."""
+        settings = model_parameters(version.model.config).autoscale
+        if settings is not None:
+            lock, number = self._lock(identifier), version.model.version
+            serving = ServingVersion(
+                version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
+            )
+            self._start_task(Autoscaling(serving, settings, self._loader, self._commit, self._clock).run())
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""
@@ -330,13 +347,19 @@ class Lifecycle:
 
     # ---- unloading ---------------------------------------------------------------------------
 
-    async def _unload(self, identifier: str) -> None:
-        """Stop serving a model's versions now; requests in flight finish in the background."""
+    async def unload_model(self, identifier: str) -> None:
+        """Stop serving a model's versions now; requests in flight finish in the background.
+
+        Ensembles with a step of it are unloaded as well.
+        """
+        names = {loaded.model.name for loaded in self._loaded.get(identifier, {}).values()}
         async with self._lock(identifier):
             for version, loaded in self._loaded.pop(identifier, {}).items():
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", loaded.model)
                 self._start_task(self._retire(identifier, loaded, mark_unloaded=True))
             self._sources.pop(identifier, None)
+        for name in names:
+            await self._composition.unloaded(name)
 
     async def _retire(self, identifier: str, loaded: LoadedVersion, *, mark_unloaded: bool) -> None:
         """Wait for requests in flight, then end the workers. `mark_unloaded` shows the version as unloaded."""
@@ -370,16 +393,5 @@ class Lifecycle:
             task.exception()  # mark it as retrieved: a cancelled caller no longer waits for it
 
 
-def _poll_failed(name: str, reason: ServingError | str) -> ServingError:
-    """Log why a configuration is missing or wrong, and return Triton's general error for the client."""
-    text = reason if isinstance(reason, str) else reason.message
-    logger.error("Poll failed for model directory '%s': %s", name, text)
-    if isinstance(reason, NoDescriptorLeft):
-        return NoDescriptorLeft()
-    return InternalError(f"failed to load '{name}', failed to poll from model repository")
-
-
-def _not_found_reason(name: str, found: RepositoryContents) -> str:
-    if name in found.duplicates:
-        return f"not unique across all model repositories: {', '.join(found.duplicates[name])}"
-    return "model not found in any model repository."
+def _models_of(versions: dict[int, LoadedVersion]) -> list[Model]:
+    return [loaded.model for loaded in versions.values()]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.config.autoscale import autoscale_settings
+from kernel.config.model_parameters import BATCHING
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -17,24 +19,36 @@ if TYPE_CHECKING:
 MAX_INSTANCES = 1024
 
 
+#: Triton's parameter for a shared library with batching rules.
+_BATCH_STRATEGY_PATH = "TRITON_BATCH_STRATEGY_PATH"
+
+
+def refuse_batching_library(config: ModelConfig, library: str) -> None:
+    """Raise `Unsupported` for a shared library with batching rules, unless the model names a rule of a package.
+
+    `library` is the path of one beside the model, if there is any. With sequence batching Triton does not use it.
+    """
+    if BATCHING in config.parameters or config.HasField("sequence_batching"):
+        return
+    if _BATCH_STRATEGY_PATH in config.parameters:
+        library = f"parameter {_BATCH_STRATEGY_PATH}, '{config.parameters[_BATCH_STRATEGY_PATH].string_value}'"
+    if library:
+        raise Unsupported(
+            f"model '{config.name}' has a batching library ({library}). This server loads no code beside a model into "
+            "its own process: install the rule as a Python package with an entry point of the group 'naiad.batching', "
+            f"and name it in the model's parameter '{BATCHING}' (docs/batching.md)"
+        )
+
+
 def refuse_unsupported(config: ModelConfig) -> None:
     """Raise `Unsupported` for too many instances, and for features without which responses would be wrong."""
     instances = sum(group.count * max(1, len(group.gpus)) for group in config.instance_group)
+    scaling = autoscale_settings(config)
+    instances = max(instances, scaling.max if scaling is not None else 0)
     if instances > MAX_INSTANCES:
         raise Unsupported(
             f"model '{config.name}' asks for {instances} instances; each instance is a process, and at most "
             f"{MAX_INSTANCES} are allowed"
-        )
-    if config.HasField("ensemble_scheduling") or config.platform == "ensemble":
-        raise Unsupported(f"model '{config.name}' is an ensemble, which this version of the server cannot run yet")
-    if config.HasField("sequence_batching"):
-        raise Unsupported(
-            f"model '{config.name}' needs sequence batching, which this version of the server does not have yet"
-        )
-    if config.batch_input or config.batch_output or any(i.allow_ragged_batch for i in config.input):
-        raise Unsupported(
-            f"model '{config.name}' needs ragged batching (allow_ragged_batch, batch_input or batch_output), which "
-            "this version of the server does not have yet"
         )
 
 
@@ -43,8 +57,8 @@ def ignored_settings(config: ModelConfig) -> list[str]:
     found: list[str] = []
     if config.response_cache.enable:
         found.append("response_cache (every request is executed)")
-    if config.dynamic_batching.preserve_ordering:
-        found.append("dynamic_batching.preserve_ordering with more than one instance")
+    if config.batch_input and config.backend == "python":  # nor does it have one in Triton
+        found.append("batch_input (a Python model gets the tensors of each request, with their shapes)")
     if any(group.HasField("rate_limiter") for group in config.instance_group):
         found.append("rate_limiter (instances run whenever they are idle)")
     if config.model_repository_agents.agents:

@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.autoscale import autoscale_settings
+from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
+from kernel.extensions import import_extensions
 from kernel.observe.log_context import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
-from kernel.repository.limits import ignored_settings, refuse_unsupported
+from kernel.repository.limits import ignored_settings, refuse_batching_library, refuse_unsupported
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
 from kernel.serving.model import Model
+from kernel.serving.sequence_model import loaded_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.loop.clock import Clock
     from kernel.repository.override import OverrideFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
@@ -59,6 +62,11 @@ class LoadedVersion(msgspec.Struct):
         self.files = files
         if files is not None:
             files.retain()
+
+    @property
+    def serving_count(self) -> int:
+        """How many instances are not passive."""
+        return sum(not each.plan.passive for each in self.instances)
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End the workers; `at_once` does not finalize the model. It can be called again if it was cancelled."""
@@ -136,15 +144,19 @@ class VersionLoader:
     async def _load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
         started_ns = self._clock.now_ns()
         refuse_unsupported(config)
+        if config.HasField("ensemble_scheduling"):
+            return await self._load_ensemble(source, config, version, started_ns)
+        refuse_batching_library(config, source.folder.batching_library())
+        await import_extensions(config)
         keepers = [self._new_keeper()]
         model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
-            plans = await asyncio.to_thread(self._plan, prepared.config, source, version)
+            plans = await asyncio.to_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
             keepers += [self._new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await _load_instances(instances, prepared.json)
-            model = Model(prepared.spec, prepared.config, version, self._schedule, self._clock)
+            model = loaded_model(prepared.spec, prepared.config, version, self._schedule, self._clock)
             for line in model.statistics.configure(self._settings.metrics, prepared.config):
                 logger.warning("model '%s': %s", source.name, line)
             model.start()
@@ -157,11 +169,37 @@ class VersionLoader:
         for each in instances:
             if not each.plan.passive:
                 each.keeper.serve()
-        for phrase in ignored_settings(prepared.config):
+        self._loaded(model, source, started_ns)
+        return LoadedVersion(model, source.origin(config), instances)
+
+    async def _load_ensemble(
+        self, source: ModelSource, config: ModelConfig, version: int, started_ns: int
+    ) -> LoadedVersion:
+        """Load an ensemble, which was checked against the models of its steps and has no instances of its own."""
+        prepared = await asyncio.to_thread(source.prepare, config)
+        spec = await asyncio.to_thread(source.ensemble_spec, prepared, version)
+        model = Model(spec, prepared.config, version, self._schedule, self._clock)
+        for line in model.statistics.configure(self._settings.metrics, prepared.config):
+            logger.warning("model '%s': %s", source.name, line)
+        model.start()
+        self._loaded(model, source, started_ns)
+        return LoadedVersion(model, source.origin(config), [])
+
+    def _loaded(self, model: Model, source: ModelSource, started_ns: int) -> None:
+        for phrase in ignored_settings(model.config):
             logger.warning("model '%s': %s has no effect in this version", source.name, phrase)
         model.statistics.load_ns = self._clock.now_ns() - started_ns
-        logger.info("successfully loaded '%s' version %d", source.name, version)
-        return LoadedVersion(model, source.origin(config), instances)
+        logger.info("successfully loaded '%s' version %d", source.name, model.version)
+
+    async def scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
+        """Start the instances that `version` needs to have `count`, besides passive ones. As `update`."""
+        model = version.model
+        config = ModelConfig()
+        config.CopyFrom(model.config)
+        async with self._load_limit:
+            with about_model(source.name, model.version):
+                prepared = await asyncio.to_thread(source.prepare, config)
+                return await self._start_update(version, source, prepared, version.origin, count)
 
     async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
         """Start the instances of `config` that `version` does not have. On `ServingError` they have ended."""
@@ -170,20 +208,28 @@ class VersionLoader:
             with about_model(source.name, model.version):
                 refuse_unsupported(config)
                 prepared = await asyncio.to_thread(source.prepare, with_changes(model.config, config))
-                instances = await asyncio.to_thread(self._match, version, prepared.config, source)
-                new = [each for each in instances if each not in version.instances]
-                update = InstanceUpdate(version, source.origin(config), prepared, instances, new)
-                try:
-                    await _load_instances(new, prepared.json)
-                    await self._join(model, new, source)
-                except BaseException:
-                    await update.abandon()
-                    raise
-                return update
+                count = version.serving_count if autoscale_settings(prepared.config) is not None else None
+                return await self._start_update(version, source, prepared, source.origin(config), count)
 
-    def _match(self, version: LoadedVersion, config: ModelConfig, source: ModelSource) -> list[LoadedInstance]:
+    async def _start_update(
+        self, version: LoadedVersion, source: ModelSource, prepared: PreparedConfig, origin: Origin, count: int | None
+    ) -> InstanceUpdate:
+        instances = await asyncio.to_thread(self._match, version, prepared.config, source, count)
+        new = [each for each in instances if each not in version.instances]
+        update = InstanceUpdate(version, origin, prepared, instances, new)
+        try:
+            await _load_instances(new, prepared.json)
+            await self._join(version.model, new, source)
+        except BaseException:
+            await update.abandon()
+            raise
+        return update
+
+    def _match(
+        self, version: LoadedVersion, config: ModelConfig, source: ModelSource, count: int | None
+    ) -> list[LoadedInstance]:
         """Return the instances for `config`: matching ones of `version`, and new ones to load. Blocks."""
-        plans = self._plan(config, source, version.model.version)
+        plans = self._plan(config, source, version.model.version, count)
         found = match_instances([each.plan for each in version.instances], plans)
         return [
             LoadedInstance(plan, self._new_keeper()) if index is None else version.instances[index]
@@ -208,14 +254,26 @@ class VersionLoader:
         refuse_unsupported(prepared.config)
         return prepared
 
-    def _plan(self, config: ModelConfig, source: ModelSource, version: int) -> list[InstancePlan]:
-        """Return the plans of all instances, with the settings of the command line. Blocks."""
+    def _plan(self, config: ModelConfig, source: ModelSource, version: int, count: int | None) -> list[InstancePlan]:
+        """Return the plans of all instances, with the settings of the command line. Blocks.
+
+        `count` is the number of instances that are not passive, if the configuration does not decide it.
+        """
         settings = backend_config(self._settings.backend_configs, config.backend)
         policies = self._settings.host_policies
         return [
             msgspec.structs.replace(plan, backend_config=settings, cpus=policy_cpus(policies.get(plan.host_policy, {})))
-            for plan in plan_instances(config, str(source.path), version)
+            for plan in plan_instances(config, str(source.path), version, count)
         ]
+
+
+def _first_count(config: ModelConfig) -> int | None:
+    """Return how many instances a model with `naiad.autoscale` begins with; None without it."""
+    scaling = autoscale_settings(config)
+    if scaling is None:
+        return None
+    configured = sum(group.count for group in config.instance_group if not group.passive)
+    return min(max(configured, scaling.min), scaling.max)
 
 
 async def _load_instances(instances: list[LoadedInstance], config: str) -> None:

@@ -67,15 +67,19 @@ class InstanceKeeper(Protocol):
         """Finalize the model and end the worker. `at_once` ends the worker without finalizing the model."""
 
 
-def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[InstancePlan]:
+def plan_instances(
+    config: ModelConfig, model_dir: str, version: int, scaled_count: int | None = None
+) -> list[InstancePlan]:
     """Return one plan per instance of a normalised configuration, named `<group>_<number>` as in Triton.
 
-    A group on several GPUs has `count` instances on each of them.
+    A group on several GPUs has `count` instances on each of them. `scaled_count`, if given, takes the place of the
+    count of the group that is not passive (`naiad.autoscale`).
     """
     plans: list[InstancePlan] = []
     for group in config.instance_group:
         kind = _KINDS[group.kind]
-        for number in range(group.count):
+        count = group.count if scaled_count is None or group.passive else scaled_count
+        for number in range(count):
             plans += [
                 InstancePlan(
                     name=f"{group.name}_{number}",

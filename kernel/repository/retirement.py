@@ -35,13 +35,12 @@ class Retirement:
         in_time = True
         try:
             async with asyncio.timeout(self._limit_s):
-                await model.drain()
+                await model.retire()
         except TimeoutError:
             in_time = False
             logger.error(
-                "model '%s' version %d was unloaded, and %d requests have not finished within %g s: its workers are "
-                "killed",
-                model.name, model.version, model.in_flight, self._limit_s,
+                "model '%s' version %d was unloaded, and %s have not finished within %g s: its workers are killed",
+                model.name, model.version, model.unfinished, self._limit_s,
             )  # fmt: skip
         model.close(NotFinishedInTime(f"model '{model.name}'", self._limit_s))
         await version.stop(at_once=not in_time)

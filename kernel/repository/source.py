@@ -129,6 +129,18 @@ class ModelSource:
         self.check_label_files(config)
         return PreparedConfig(config, to_json(config), model_spec(config, self.folder.namespace))
 
+    def ensemble_spec(self, prepared: PreparedConfig, version: int) -> ModelSpec:
+        """Return the spec of an ensemble with its version and its class labels. Blocks. Raises `InternalError`."""
+        spec = prepared.spec
+        assert spec.ensemble is not None, f"'{self.name}' is no ensemble"
+        outputs = dict(spec.outputs)
+        for name, output in spec.outputs.items():
+            if output.label_filename:
+                labels = read_file(self.folder.path, output.label_filename).decode(errors="replace").splitlines()
+                outputs[name] = msgspec.structs.replace(output, labels=tuple(label.strip() for label in labels))
+        ensemble = msgspec.structs.replace(spec.ensemble, version_text=str(version))
+        return msgspec.structs.replace(spec, outputs=outputs, ensemble=ensemble)
+
     def read_warmup_files(self, config: ModelConfig) -> dict[str, bytes]:
         """Return name → content of the files that the model's warm-up needs. Blocks.
 

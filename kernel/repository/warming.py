@@ -101,6 +101,9 @@ class _WarmupSink:
         self._instance = instance
         self.request: Request | None = None
 
+    def header(self, name: str) -> str:
+        return ""
+
     def send(self, response: Response) -> None:
         response.release()
         if self.request is not None:

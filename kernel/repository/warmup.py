@@ -101,6 +101,9 @@ def warmup_samples(
 class _UnusedSink:
     peer = ""
 
+    def header(self, name: str) -> str:
+        return ""
+
     def send(self, response: object) -> None:
         raise AssertionError("a request that is only validated got a response")
 

@@ -10,14 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.serving.request import Request
-    from shm.tensor import Tensor
 
 
 class Batch(msgspec.Struct, eq=False):
     """Requests for one instance, which sends exactly one final response to each of them.
 
-    An entry without a request is padding: the model gets its control tensors, and no response follows. Sequence
-    batching uses padding for idle slots.
+    An entry without a request is padding, and no response follows. Sequence batching uses padding for slots without a
+    request: the worker makes a row for them.
     """
 
     entries: list[Request | None]
@@ -25,8 +24,8 @@ class Batch(msgspec.Struct, eq=False):
     padded: bool = False
     #: The slot of each entry, by which the worker keeps implicit state; None in a batch without sequences.
     slots: list[int] | None = None
-    #: Control tensors of each entry, which the model gets in addition to the inputs; only in a batch of sequences.
-    controls: list[list[Tensor]] | None = None
+    #: The rows of requests that the model has given back, to execute them again. They are not entries any more.
+    rescheduled_rows: int = 0
     #: Unique among the batches of the instance. Set by `InstanceSet.dispatch`.
     number: int = 0
     #: The number of the first entry in messages to the worker; the other entries have the next numbers. Set by the
@@ -44,6 +43,11 @@ class Batch(msgspec.Struct, eq=False):
         """Remove a request that will not be executed; its entry becomes padding."""
         self.entries[self.entries.index(request)] = None
         self.padded = True
+
+    def reschedule(self, request: Request) -> None:
+        """Remove a request that was executed and is to be executed again."""
+        self.remove(request)
+        self.rescheduled_rows += request.batch_size
 
     def request_numbers(self) -> Sequence[int]:
         """Return the numbers of the requests in messages to the worker, without padding."""

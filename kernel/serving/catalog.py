@@ -107,7 +107,11 @@ class Catalog:
     ) -> None:
         """Set the state of one version. `model` is given for READY and UNLOADING."""
         self.generation += 1
-        self._models.setdefault(identifier, {})[version] = VersionEntry(state, reason, model)
+        versions = self._models.setdefault(identifier, {})
+        former = versions.get(version)
+        if model is not None and former is not None and former.model is not None:
+            model.follows(former.model)
+        versions[version] = VersionEntry(state, reason, model)
         self._choose_newest(identifier)
 
     def _choose_newest(self, identifier: str) -> None:
@@ -118,6 +122,9 @@ class Catalog:
             versions = sorted(self._models[claimants[0]].items())
             ready = [e.model for _, e in versions if e.state is ModelState.READY and e.model is not None]
         if ready:
+            former = self._newest.get(name)
+            if former is not None and former is not ready[-1]:
+                ready[-1].follows(former)
             self._newest[name] = ready[-1]
         else:
             self._newest.pop(name, None)
@@ -148,13 +155,17 @@ class Catalog:
         identifier = self._identifier(name)
         versions = self._models.get(identifier, {})
         if number is None:
+            # Versions that were unloaded finish their sequences.
+            finishing = [e.model for _, e in sorted(versions.items()) if e.model and e.model.finishes_sequences]
+            if finishing:
+                return finishing[-1]
             if versions or identifier in self._broken:
                 raise NoAvailableVersion(name)
             raise ModelNotFound(name)
         entry = versions.get(number)
         if entry is None:
             raise ModelNotFound(name, str(number)) if versions else ModelNotFound(name)
-        if entry.state is not ModelState.READY or entry.model is None:
+        if entry.model is None or not (entry.state is ModelState.READY or entry.model.finishes_sequences):
             raise ModelNotReady(name, number)
         return entry.model
 

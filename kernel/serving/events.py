@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.serving.instances import Instance
     from kernel.serving.request import Request
+    from kernel.serving.response import Response
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -22,6 +23,26 @@ class Cancelled(msgspec.Struct, frozen=True):
     """The client of a queued request has gone. The scheduler may have ended the request already."""
 
     request: Request
+
+
+class Rescheduled(msgspec.Struct, frozen=True):
+    """The model has given a request back, to execute it again (iterative sequences). The scheduler owns it again."""
+
+    request: Request
+
+
+class Consumed(msgspec.Struct, frozen=True):
+    """The client took `count` responses of a request that no instance has: an ensemble's."""
+
+    request: Request
+    count: int
+
+
+class ChildResponded(msgspec.Struct, frozen=True):
+    """A request that the scheduler has submitted itself got `response`, which the scheduler owns."""
+
+    child: Request
+    response: Response
 
 
 class InstanceIdle(msgspec.Struct, frozen=True):
@@ -50,4 +71,14 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
     error: ServingError
 
 
-Event = Submitted | Cancelled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft
+Event = (
+    Submitted
+    | Cancelled
+    | Rescheduled
+    | Consumed
+    | ChildResponded
+    | InstanceIdle
+    | InstanceLost
+    | DeadlineReached
+    | NoInstanceLeft
+)

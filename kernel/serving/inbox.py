@@ -11,7 +11,7 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING
 
-from kernel.serving.events import DeadlineReached
+from kernel.serving.events import ChildResponded, DeadlineReached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -65,14 +65,23 @@ class Inbox:
         self._until_ns = until_ns
         self._alarm.set(until_ns)
 
+    @property
+    def open(self) -> bool:
+        """Whether a scheduler gets the events. Otherwise they are dropped: nothing with leases may be posted."""
+        return self._coroutine is not None
+
     def close(self) -> None:
         """End the scheduler. Later events are dropped."""
         self._until_ns = None
         self._alarm.close()
+        dropped = list(self._events)
         self._events.clear()
         if self._coroutine is not None:
             coroutine, self._coroutine = self._coroutine, None
             coroutine.close()
+        for event in dropped:
+            if isinstance(event, ChildResponded):
+                event.response.release()
 
     @types.coroutine
     def next(self, until_ns: int | None = None) -> Generator[int | None, Event, Event]:

@@ -44,6 +44,9 @@ class Instance(Protocol):
     def consumed(self, request: Request, count: int) -> None:
         """Let the model send `count` more responses of a decoupled request."""
 
+    def end_sequence(self, slot: int) -> None:
+        """Free the implicit state of the sequence in `slot`, which is over."""
+
 
 #: The most work that an instance gets ahead of time, in nanoseconds of expected execution. Enough that a fast model
 #: does not wait for the kernel; too little to matter when another instance becomes idle first.
@@ -167,6 +170,11 @@ class InstanceSet:
         """How many instances are in service."""
         return len(self._serving)
 
+    def spare_counts(self) -> tuple[int, int]:
+        """Return how many instances in service could execute one more batch, and how many have no batch at all."""
+        records = self._serving.values()
+        return sum(len(r.batches) < r.concurrency for r in records), sum(not r.batches for r in records)
+
     @property
     def conditions(self) -> Collection[Condition]:
         """What is wrong with instances, one entry for each of these."""
@@ -193,6 +201,12 @@ class InstanceSet:
         instance.record.add(batch)
         self._live.dispatched(batch, instance)
         instance.execute(batch)
+
+    # ---- for schedulers without instances ----------------------------------------------------
+
+    def executed_by_steps(self, request: Request, started_ns: int) -> None:
+        """Account for a request that needed no instance: it got its final response, and no error."""
+        self._statistics.record_composed(request, started_ns, self._clock.now_ns(), self._clock.wall_ns())
 
     # ---- for warm-up -------------------------------------------------------------------------
 
@@ -226,6 +240,13 @@ class InstanceSet:
         self._apart[instance] = instance.record
         self._note_only()
 
+    def retire(self, instance: Instance) -> None:
+        """Give an instance no new work, for good."""
+        self.set_apart(instance)
+
+    async def left(self, instance: Instance) -> None:
+        """Wait until a retired instance may end, but for the batches that it has."""
+
     def forget(self, instance: Instance) -> None:
         """Remove an instance that was stopped."""
         self._serving.pop(instance, None)
@@ -242,6 +263,10 @@ class InstanceSet:
 
     def _note_only(self) -> None:
         self._only = next(iter(self._serving)) if len(self._serving) == 1 else None
+
+    def rescheduled(self, request: Request) -> None:
+        """The model has given a request back. Raises ValueError: a model without sequences must not do so."""
+        raise ValueError("a request was rescheduled, but the model has no sequences")
 
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
         """Account for a finished batch, which is no longer in the instance's record, and post `InstanceIdle`."""
@@ -263,6 +288,10 @@ class InstanceSet:
         self._statistics.workers_lost += 1
         self._live.returned(returned)
         self._inbox.post(InstanceLost(instance, returned))
+        for request in returned:
+            # It was cancelled while others failed, and the lost instance was told.
+            if request.cancelled and not request.finished and request.owner is not None:
+                request.owner.cancelled(request)
 
     def _post_idle(self, instance: Instance) -> None:
         if self._live.queued:

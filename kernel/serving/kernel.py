@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel import __version__
-from kernel.errors import ClientSharedMemoryDisabled, DecoupledOverUnary, MemoryFull, ServerStopping, Unavailable
+from kernel.errors import (
+    ClientSharedMemoryDisabled,
+    DecoupledOverUnary,
+    MemoryFull,
+    ServerStopping,
+    ServingError,
+    Unavailable,
+)
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
@@ -126,7 +133,18 @@ class Kernel:
         """Whether a model version can execute now. Raises `ServingError` for versions that are unknown or not READY."""
         if version:
             parse_version(version)
-        return self.catalog.resolve(name, version).ready
+        model = self.catalog.resolve(name, version)
+        return model.ready and self._steps_ready(model)
+
+    def _steps_ready(self, model: Model) -> bool:
+        """Whether the models of an ensemble's steps can execute; True for other models."""
+        for step in () if model.spec.ensemble is None else model.spec.ensemble.steps:
+            try:
+                if not self.model_ready(step.model_name, step.model_version):
+                    return False
+            except ServingError:
+                return False
+        return True
 
     def _check_running(self) -> None:
         if self.stopping:
@@ -137,6 +155,11 @@ class Kernel:
     def resolve(self, name: str, version: str = "") -> Model:
         """Return the model version for a request. Raises `ServingError`."""
         return self.catalog.resolve(name, version)
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change of the models: what `resolve` has returned before may no longer be right."""
+        return self.catalog.generation
 
     def resolve_unary(self, name: str, version: str, entry_point: str) -> Model:
         """Return the model version for a unary call.
@@ -156,6 +179,7 @@ class Kernel:
         on_checked: Callable[[Request, Model], None] | None = None,
         *,
         admitted: bool = False,
+        pinned: Model | None = None,
     ) -> Model:
         """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
 
@@ -167,16 +191,20 @@ class Kernel:
                 tensors are placed. Its exceptions are raised here.
             admitted: whether the request was admitted by `begin_preparing`, so that it is accepted while the server
                 drains.
+            pinned: the version that executes the request, which its parent has pinned (`Model.pin`). The request is
+                accepted in any case: its parent was, and has paid for its tensors.
 
         Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
         gets no response, and no lease is kept.
         """
-        model = prepared.model if prepared is not None else self._resolve_for(request)
-        if self.stopping and not admitted:
+        model = prepared.model if prepared is not None else pinned or self._resolve_for(request)
+        if model.former:
+            model = model.owner_of(request)
+        if self.stopping and not admitted and pinned is None and not model.continues(request):
             request.release_leases()
             raise ServerStopping(request.id)
         budget = self._budget
-        if budget.used_byte_size > budget.limit_byte_size:  # by responses that clients do not read
+        if budget.used_byte_size > budget.limit_byte_size and pinned is None:  # by responses that clients do not read
             request.release_leases()
             raise MemoryFull
         request.received_ns = self._clock.now_ns()
@@ -270,7 +298,10 @@ class Kernel:
         return self._preparing + sum(model.in_flight for model in self.catalog.executing_models())
 
     async def drain(self) -> None:
-        """Refuse new requests and wait until every accepted one has its final response."""
+        """Refuse new requests and wait until every accepted one has its final response.
+
+        Requests of sequences that have begun are still accepted, but nobody waits for them.
+        """
         self.stopping = True
         while self._preparing:
             self._all_prepared.clear()

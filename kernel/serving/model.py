@@ -6,19 +6,18 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InternalError
+from kernel.errors import InternalError, ServingError
 from kernel.observe.statistics import ModelStatistics
-from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
+from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
 from kernel.serving.live_requests import LiveRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
-    from kernel.errors import ServingError
     from kernel.loop.clock import Clock
     from kernel.serving.events import Event
     from kernel.serving.request import Request
@@ -55,8 +54,13 @@ class Model:
         self.input_arena: Arena | None = None
         self._schedule = schedule
         self._clock = clock
-        #: Why no scheduler runs: it failed, and the next one failed at its start.
-        self._failure: str | None = None
+        #: Versions that were replaced by this one and have sequences that live.
+        self.former: Sequence[Model] = ()
+        #: The error of new requests, because no scheduler runs: it failed and the next one failed at its start, or the
+        #: version was closed.
+        self._failure: ServingError | None = None
+        #: How many living requests of ensembles and callers will submit requests to this version, or have done so.
+        self._pins = 0
         #: Set when no request is left; None while no `drain` waits.
         self._drained: asyncio.Event | None = None
 
@@ -70,9 +74,35 @@ class Model:
         return len(self.live)
 
     @property
+    def unfinished(self) -> str:
+        """What `retire` waits for, for the log."""
+        return f"{self.in_flight} requests"
+
+    @property
+    def live_sequences(self) -> int:
+        """The number of sequences that have begun and not ended."""
+        return 0
+
+    @property
+    def finishes_sequences(self) -> bool:
+        """Whether the version was retired and still has sequences."""
+        return False
+
+    def follows(self, former: Model) -> None:
+        """This version gets the requests that `former` has got until now."""
+
+    def owner_of(self, request: Request) -> Model:
+        """Return the version for `request`: this one, or one of `former` if that has the request's sequence."""
+        return self
+
+    def continues(self, request: Request) -> bool:
+        """Whether `request` belongs to a sequence that lives."""
+        return False
+
+    @property
     def ready(self) -> bool:
-        """Whether an instance is in service and the scheduler runs."""
-        return self.instances.count > 0 and self._failure is None
+        """Whether an instance is in service and the scheduler runs. An ensemble needs no instance."""
+        return (self.instances.count > 0 or self.spec.ensemble is not None) and self._failure is None
 
     @property
     def trouble(self) -> str:
@@ -80,14 +110,20 @@ class Model:
         return "; ".join(condition.text for condition in self.instances.conditions)
 
     def start(self) -> None:
-        """Start the scheduler. Raises what the scheduler raises before it waits for its first event."""
-        self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
+        """Start the scheduler. Raises `ServingError` if the scheduler fails before it waits for its first event."""
+        try:
+            self.inbox.start(self._schedule(self.spec, self.inbox, self.instances, self._clock))
+        except ServingError:
+            raise
+        except Exception as error:
+            logger.exception("the scheduler of model '%s' cannot start", self.name)
+            raise InternalError(f"the scheduler of model '{self.name}' cannot start: {error}") from error
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request, and own it from now on. Raises `InternalError` if no scheduler runs."""
+        """Queue a checked request, and own it from now on. Raises `ServingError` if no scheduler runs."""
         if self._failure is not None:
             request.release_leases()
-            raise InternalError(self._failure)
+            raise self._failure
         request.owner = self
         request.queue_start_ns = self._clock.now_ns()
         live = self.live
@@ -108,15 +144,16 @@ class Model:
             live = self.live
             if live.instance_of.pop(request) is None:  # repeats `live.remove`
                 live.queued -= 1
-            if self._drained is not None and not live.instance_of:
-                self._drained.set()
-                self._drained = None
+            if self._drained is not None:
+                self._check_drained()
 
     def consumed(self, request: Request, count: int) -> None:
-        """Let the instance of the request send more responses."""
+        """Let the instance of the request send more responses, or the scheduler if no instance has the request."""
         instance = self.live.instance_of[request]
         if instance is not None:
             instance.consumed(request, count)
+        else:
+            self.inbox.post(Consumed(request, count))
 
     def cancelled(self, request: Request) -> None:
         """Let the request's instance know, or the scheduler if the request is queued."""
@@ -132,15 +169,36 @@ class Model:
         """Fail all queued requests with `error`: no instance is left and a restart has failed."""
         self.inbox.post(NoInstanceLeft(error))
 
+    def pin(self) -> None:
+        """Keep the version until `unpin`, also when it is unloaded or replaced: a living request will use it."""
+        self._pins += 1
+
+    def unpin(self) -> None:
+        """End a use that `pin` began."""
+        self._pins -= 1
+        assert self._pins >= 0, f"version {self.version} of '{self.name}' was unpinned more often than pinned"
+        if self._drained is not None:
+            self._check_drained()
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._pins and not self.live:
+            self._drained.set()
+            self._drained = None
+
     async def drain(self) -> None:
-        """Wait until every accepted request has its final response."""
-        if self.live:
+        """Wait until every accepted request has its final response, and nobody pins the version."""
+        if self.live or self._pins:
             if self._drained is None:
                 self._drained = asyncio.Event()
             await self._drained.wait()
 
+    async def retire(self) -> None:
+        """Wait until the version, which gets no new requests, has nothing more to do."""
+        await self.drain()
+
     def abandon(self, error: ServingError) -> None:
-        """End the scheduler and fail all requests that have no final response with `error`."""
+        """End the scheduler and fail all requests that have no final response with `error`, and all later ones."""
+        self._failure = error
         self.inbox.close()
         for request in list(self.live.instance_of):
             request.fail(error)
@@ -160,7 +218,7 @@ class Model:
             self.start()
         except Exception:
             logger.exception("the scheduler of model '%s' failed and cannot be started again", self.name)
-            self._failure = failure
+            self._failure = InternalError(failure)
 
     def check(self) -> None:
         """Recompute the invariants of requests and batches; for tests."""

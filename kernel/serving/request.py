@@ -15,6 +15,8 @@ from kernel.serving.response import Response
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
+    from kernel.observe.composed_times import ComposedTimes
+    from kernel.serving.live_sequences import Sequence
     from kernel.serving.response import Sink
     from shm.tensor import RequestedOutput, Tensor
 
@@ -42,6 +44,9 @@ class _NoSink:
     """The sink of a request that is not submitted itself: it is prepared, or was decoded for another process."""
 
     peer = ""
+
+    def header(self, name: str) -> str:
+        return ""
 
     def send(self, response: Response) -> None:
         raise AssertionError("a request that was never submitted got a response")
@@ -76,6 +81,12 @@ class Request(msgspec.Struct, eq=False):
     #: The name of a unary call in errors, such as `ModelInfer RPC` (Triton's words).
     entry_point: str = "inference"
 
+    #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
+    #: parent lives, also while the server drains, and its tensors were paid for by the parent.
+    parent: Request | None = None
+    #: Only of a request to an ensemble: the compute times of its steps.
+    composed: ComposedTimes | None = None
+
     owner: RequestOwner | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
     batch_size: int = 1
@@ -89,6 +100,8 @@ class Request(msgspec.Struct, eq=False):
     response_count: int = 0
     #: Whether a response with an error was sent.
     failed: bool = False
+    #: The sequence that the request belongs to; None for a model without sequences.
+    sequence: Sequence | None = None
     #: How often a worker was lost that would have executed the request next.
     lost_before_start: int = 0
     #: Whether inputs or outputs may have spans, and so leases.

@@ -53,4 +53,11 @@ class Sink(Protocol):
         is not known: it has gone.
         """
 
+    def header(self, name: str) -> str:
+        """Return the value of a header that came with the request, by its name in lower case; empty if it has none.
+
+        Bytes that are not UTF-8 are surrogates. Of a header that comes twice the last counts. Read only where a model
+        asks for it (`naiad.fair_by`).
+        """
+
     def send(self, response: Response) -> None: ...

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from protocols.access.peer_identity import Peer
     from protocols.grpc.compression import ResponseCompression
     from protocols.grpc.grpclib_internals import Wrapper
-    from protocols.grpc.h2.headers import Fields
+    from protocols.grpc.h2.headers import Fields, RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.special_messages import ReceivedMessage
@@ -108,6 +108,10 @@ class HandlerCall:
     def peer(self) -> Peer:
         """The client."""
         return self._server_connection.peer
+
+    @property
+    def request_head(self) -> RequestHead:
+        return self._stream.request_head
 
     # ---- protocols.grpc.h2.streams.StreamCallbacks -------------------------------------------------------
 

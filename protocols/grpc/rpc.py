@@ -15,13 +15,13 @@ from google.protobuf.message import DecodeError, Message
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from kernel.errors import NoMemory, ServingError
+from kernel.errors import ServingError
 from protocols.access.peer_identity import Peer
 from protocols.frontend import is_local
 from protocols.grpc.grpclib_internals import StreamClosedError, stream_of
 from protocols.grpc.status_text import status_text
 from protocols.internal_errors import unexpected_error
-from protocols.status import GRPC_STATUS
+from protocols.status import grpc_status
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -92,10 +92,8 @@ def grpc_error(error: Exception, title: str) -> GRPCError:
     """Return the status that a client gets for `error`; `title` names the RPC in the log."""
     if isinstance(error, GRPCError):
         return error
-    if isinstance(error, NoMemory):
-        return GRPCError(Status.RESOURCE_EXHAUSTED, status_text(error.text))
     if isinstance(error, ServingError):
-        return GRPCError(GRPC_STATUS[error.code], status_text(error.text))
+        return GRPCError(grpc_status(error), status_text(error.text))
     if isinstance(error, DecodeError):
         return GRPCError(Status.INTERNAL, "Unable to parse request")
     return grpc_error(unexpected_error(title, error), title)

@@ -1,7 +1,8 @@
 """Which queued requests run together, and when. No clock, no I/O, no asyncio.
 
 Times are monotonic nanoseconds from the caller. Sizes count rows (the first dimension of the inputs), not requests.
-The rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc).
+The rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc). Triton forms a batch when the rule allows
+it, and lets it grow until an instance takes it; here a batch is formed when an instance can take it, which is the same.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.spec import DynamicBatching
 from schedulers.queue import RequestQueue
 from schedulers.shapes import BatchKeys
 
 if TYPE_CHECKING:
-    from kernel.config.spec import DynamicBatching, ModelSpec
+    from collections.abc import Hashable
+
+    from kernel.config.spec import ModelSpec
     from kernel.serving.request import Request
+    from schedulers.batching_rules import BatchingRule
 
 
 class _Candidate(msgspec.Struct):
@@ -33,27 +38,41 @@ class _Candidate(msgspec.Struct):
 class DynamicBatcher:
     """Groups queued requests into batches of at most `max_batch_size` rows."""
 
-    def __init__(self, spec: ModelSpec, settings: DynamicBatching) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: DynamicBatching | None,
+        rule: BatchingRule | None = None,
+        hold_until_count: int = 0,
+    ) -> None:
+        """Without `settings` each request is a batch of its own.
+
+        `rule` may keep requests out of a batch. No batch is made before `hold_until_count` requests are queued, once.
+        """
+        self._alone = settings is None
+        settings = settings or DynamicBatching()
         self._max_rows = max(1, spec.max_batch_size)
         self._preferred = frozenset(settings.preferred_batch_sizes)
         self._max_preferred = max(self._preferred, default=self._max_rows)
         #: How long the oldest request may wait for a larger batch, in nanoseconds; 0 for no wait.
         self.delay_ns = settings.max_queue_delay_ns
         self._keys = BatchKeys(spec)
-        self.queue = RequestQueue(settings)
+        self._rule = rule
+        self._hold_until_count = hold_until_count
+        self.queue = RequestQueue(settings, spec.fair)
 
     def add(self, request: Request) -> bool:
         """Queue a request; returns False if the queue is full."""
-        return self.queue.add(request, self._keys.key(request))
+        return self.queue.add(request, self._key(request))
 
     def put_back(self, requests: list[Request]) -> None:
         """Queue requests again that were taken and not started, before all others of their priority."""
         for request in reversed(requests):
-            self.queue.put_back(request, self._keys.key(request))
+            self.queue.put_back(request, self._key(request))
 
     def take(self, now_ns: int) -> list[Request]:
         """Remove and return the batch to execute now; empty if it is better to wait."""
-        if not self.queue.count:
+        if not self.queue.count or self._holds():
             return []
         batch = self._candidate()
         overdue = self.delay_ns > 0 and now_ns - batch.oldest_ns >= self.delay_ns
@@ -65,12 +84,39 @@ class DynamicBatcher:
 
     def wait_until_ns(self) -> int | None:
         """Return when `take` may return a batch without another event, or None."""
-        if not self.delay_ns:
+        if not self.delay_ns or self._holds():
             return None
         batch = self._candidate()
         return batch.oldest_ns + self.delay_ns if batch.count else None
 
+    def close(self) -> None:
+        """End the rule."""
+        if self._rule is not None:
+            self._rule.finalize()
+
+    def _key(self, request: Request) -> Hashable:
+        return object() if self._alone else self._keys.key(request)
+
+    def _holds(self) -> bool:
+        """Whether too few requests are queued for the first batch."""
+        if self._hold_until_count:
+            if self.queue.count < self._hold_until_count:
+                return True
+            self._hold_until_count = 0
+        return False
+
     def _candidate(self) -> _Candidate:
+        rule = self._rule
+        if rule is None:
+            return self._largest(None, None)
+        batch = rule.initialize_batch()
+        try:
+            return self._largest(rule, batch)
+        finally:
+            rule.finalize_batch(batch)
+
+    def _largest(self, rule: BatchingRule | None, batch: object) -> _Candidate:
+        """Return the batch that the front of the queue makes; `rule`, if any, is asked about each request."""
         found = _Candidate()
         key = None
         for entry in self.queue.in_order():
@@ -84,10 +130,16 @@ class DynamicBatcher:
                 if found.rows + rows > self._max_rows or entry.key != key:
                     found.full = True
                     break
+            if rule is not None and not rule.include_request(entry.request, batch):
+                found.full = True
+                if found.count:
+                    break
             found.rows += rows
             found.count += 1
             if entry.request.queue_start_ns < found.oldest_ns:
                 found.oldest_ns = entry.request.queue_start_ns
             if found.rows in self._preferred:
                 found.preferred_count = found.count
+            if found.full:
+                break
         return found

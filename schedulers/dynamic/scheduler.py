@@ -8,59 +8,98 @@ from kernel import errors
 from kernel.loop.clock import ITERATION_END
 from kernel.serving.batch import Batch
 from kernel.serving.events import Cancelled, DeadlineReached, InstanceLost, NoInstanceLeft, Submitted
+from schedulers.batching_rules import batching_rule
 from schedulers.dynamic.batcher import DynamicBatcher
+from schedulers.quota import ClientQuotas
+from schedulers.response_order import ResponseOrder
+from schedulers.start_hold import hold_until_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import InstanceSet
+    from kernel.serving.instances import Instance, InstanceSet
+    from kernel.serving.request import Request
 
 
 async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
-    """Schedule a model with `dynamic_batching`.
+    """Schedule a model with `dynamic_batching`, or one without whose clients get shares (`naiad.fair_by`).
 
     Batches are dispatched at the end of an event-loop iteration, when all requests that it received are queued. This
     delays no batch: the messages of an iteration are sent together at its end anyway.
     """
-    assert spec.dynamic_batching is not None
-    batcher = DynamicBatcher(spec, spec.dynamic_batching)
+    settings = spec.dynamic_batching
+    batcher = DynamicBatcher(spec, settings, batching_rule(spec), hold_until_count())
+    dispatcher = _Dispatcher(spec, batcher, instances, clock)
+    quotas = ClientQuotas(spec.fair) if spec.fair is not None and spec.fair.has_quotas else None
     until_ns: int | None = None
-    while True:
-        event = await inbox.next(until_ns)
-        until_ns = ITERATION_END
-        match event:
-            case Submitted(request=request):
-                if not batcher.add(request):
-                    _start(batcher, instances, clock)  # requests in the full queue may be ready to start
-                    if not batcher.add(request):
-                        request.fail(errors.QueueFull(request.id))
-            case DeadlineReached():
-                _start(batcher, instances, clock)
-                until_ns = _wake_ns(batcher, instances)
-            case Cancelled(request=request) if batcher.queue.cancel(request):
-                request.fail(errors.RequestCancelled())
-            case InstanceLost(returned=requests):
-                batcher.put_back(requests)
-            case NoInstanceLeft(error=error):
-                for request in batcher.queue.take(batcher.queue.count):
-                    request.fail(error)
+    try:
+        while True:
+            event = await inbox.next(until_ns)
+            until_ns = ITERATION_END
+            match event:
+                case Submitted(request=request):
+                    if quotas is not None and request.parent is None and (quota := quotas.admit(request)):
+                        request.fail(errors.QuotaExceeded(request.id, quota))
+                    elif not batcher.add(request):
+                        dispatcher.start()  # requests in the full queue may be ready to start
+                        if not batcher.add(request):
+                            request.fail(errors.QueueFull(request.id))
+                case DeadlineReached():
+                    dispatcher.start()
+                    until_ns = dispatcher.wake_ns()
+                case Cancelled(request=request) if batcher.queue.cancel(request):
+                    request.fail(errors.RequestCancelled())
+                case InstanceLost(returned=requests):
+                    batcher.put_back(requests)
+                case NoInstanceLeft(error=error):
+                    for request in batcher.queue.take(batcher.queue.count):
+                        request.fail(error)
+    finally:
+        batcher.close()
 
 
-def _start(batcher: DynamicBatcher, instances: InstanceSet, clock: Clock) -> None:
-    """Fail requests whose timeout has expired, then dispatch the batches that are ready."""
-    now_ns = clock.now_ns()
-    if batcher.queue.next_expiry_ns is not None:
-        for request in batcher.queue.expire(now_ns):
-            request.fail(errors.QueueTimeout())
-    while (instance := instances.soon_idle_instance()) is not None and (requests := batcher.take(now_ns)):
-        instances.dispatch(instance, Batch([*requests]))
+class _Dispatcher:
+    """Gives the batches that are ready to instances."""
 
+    def __init__(self, spec: ModelSpec, batcher: DynamicBatcher, instances: InstanceSet, clock: Clock) -> None:
+        settings = spec.dynamic_batching
+        self._batcher = batcher
+        self._queue = batcher.queue
+        self._clock = clock
+        self._dispatch = instances.dispatch
+        # What was dispatched ahead of time waits outside of the queue, where neither its limits and timeouts nor
+        # requests with a higher priority, or of other clients, reach it.
+        waits_for_idle = spec.fair is not None or (settings is not None and settings.limits_waiting)
+        self._free_instance: Callable[[], Instance | None] = (
+            instances.idle_instance if waits_for_idle else instances.soon_idle_instance
+        )
+        ordered = settings is not None and settings.preserve_ordering
+        self._order: ResponseOrder | None = ResponseOrder() if ordered else None
 
-def _wake_ns(batcher: DynamicBatcher, instances: InstanceSet) -> int | None:
-    """Return when to act without another event, or None. Without a free instance only expiries count."""
-    expiry_ns = batcher.queue.next_expiry_ns
-    start_ns = batcher.wait_until_ns() if batcher.delay_ns and instances.soon_idle_instance() is not None else None
-    if expiry_ns is None or start_ns is None:
-        return start_ns if expiry_ns is None else expiry_ns
-    return min(expiry_ns, start_ns)
+    def start(self) -> None:
+        """Fail requests whose timeout has expired, then dispatch the batches that are ready."""
+        now_ns = self._clock.now_ns()
+        if self._queue.next_expiry_ns is not None:
+            for request in self._queue.expire(now_ns):
+                request.fail(errors.QueueTimeout())
+        batcher, order = self._batcher, self._order
+        while (instance := self._free_instance()) is not None:
+            requests = batcher.take(now_ns)
+            if not requests:
+                return
+            if order is not None:
+                order.reserve(requests)
+            entries: list[Request | None] = [*requests]
+            self._dispatch(instance, Batch(entries))
+
+    def wake_ns(self) -> int | None:
+        """Return when to act without another event, or None. Without a free instance only expiries count."""
+        batcher = self._batcher
+        expiry_ns = self._queue.next_expiry_ns
+        start_ns = batcher.wait_until_ns() if batcher.delay_ns and self._free_instance() is not None else None
+        if expiry_ns is None or start_ns is None:
+            return start_ns if expiry_ns is None else expiry_ns
+        return min(expiry_ns, start_ns)

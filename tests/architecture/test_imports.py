@@ -21,7 +21,7 @@ MAY_IMPORT_THE_ROOT = ("kernel/command/cli.py", "kernel/embedding/")
 ALLOWED = {
     "shm": {"shm"},
     "kernel": {"kernel", "shm"},
-    "schedulers": {"schedulers", "kernel"},
+    "schedulers": {"schedulers", "kernel", "shm"},
     "backends": {"backends", "kernel", "shm"},
     "protocols": {"protocols", "kernel", "shm"},
 }
@@ -55,6 +55,7 @@ ROOMS = {
     "kernel/descriptors": set[str](),
     "kernel/errors": {"kernel/texts"},
     "kernel/machine": set[str](),
+    "kernel/extensions": _KERNEL_BASE | {"kernel/config"},
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
     "kernel/settings": _KERNEL_BASE,
@@ -65,7 +66,15 @@ ROOMS = {
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
     "kernel/repository": _KERNEL_BASE
-    | {"kernel/config", "kernel/loop", "kernel/observe", "kernel/serving", "kernel/testing"},
+    | {
+        "kernel/config",
+        "kernel/extensions",
+        "kernel/loop",
+        "kernel/machine",
+        "kernel/observe",
+        "kernel/serving",
+        "kernel/testing",
+    },
     "kernel/command": _KERNEL_BASE
     | {
         "kernel/app",

@@ -32,6 +32,7 @@ class Lab:
         #: The names of the outputs that were written to their destination.
         self.in_place: list[str] = []
         self.logged: list[tuple[str, str]] = []
+        self.rescheduled: list[WorkerRequest] = []
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.registry = MetricRegistry(lambda: None, lambda: None)
         self._numbers = itertools.count()
@@ -104,6 +105,10 @@ class Lab:
 
     def finish(self, request: WorkerRequest) -> None:
         request.finished = True
+
+    def reschedule(self, request: WorkerRequest) -> None:
+        request.finished = True
+        self.rescheduled.append(request)
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return False

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.registry import BUILT_IN, ENTRY_POINT_GROUP, known_backends
+from backends.registry import BUILT_IN, known_backends
 from kernel.embedding import EmbeddedServer
 from tests.docs.documents import ROOT, code_blocks, code_spans, document, table
+from tests.docs.packages import install
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,25 +21,11 @@ if TYPE_CHECKING:
 PAGE = document("docs/backends.md")
 
 
-def install(project: dict[str, dict[str, object]], module: str, folder: Path) -> None:
-    """Write into `folder` what pip would write for a package of one module."""
-    metadata = project["project"]
-    points = metadata["entry-points"]
-    assert isinstance(points, dict)
-    name, version = metadata["name"], metadata["version"]
-    [(backend, target)] = points[ENTRY_POINT_GROUP].items()
-    (folder / f"{target.partition(':')[0]}.py").write_text(module)
-    info = folder / f"{str(name).replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{backend} = {target}\n")
-
-
 def test_a_package_adds_a_backend_by_its_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [module], [project], [config] = (code_blocks(PAGE, language) for language in ("python", "toml", "pbtxt"))
+    [config] = code_blocks(PAGE, "pbtxt")
     packages = folder / "packages"
     packages.mkdir()
-    install(tomllib.loads(project.text), module.text, packages)
+    install(PAGE, packages)
     monkeypatch.syspath_prepend(packages)  # for the kernel's table of backends
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(packages))))  # for workers
     assert known_backends()["scale"] == "scale_backend:ScaleBackend"

@@ -30,9 +30,11 @@ PYTHON_EXAMPLES = {
     "README.md": 1,
     "CONTRIBUTING.md": 1,
     "docs/backends.md": 1,
+    "docs/batching.md": 1,
     "docs/embedding.md": 1,
     "docs/metrics.md": 1,
     "docs/python-models.md": 1,
+    "docs/schedulers.md": 2,
 }
 
 

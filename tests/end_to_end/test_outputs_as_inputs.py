@@ -105,6 +105,9 @@ class FutureSink:
     def __init__(self) -> None:
         self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
+    def header(self, name: str) -> str:
+        return ""
+
     def send(self, response: Response) -> None:
         self.response.set_result(response)
 

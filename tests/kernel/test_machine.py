@@ -69,3 +69,20 @@ def test_the_smallest_memory_limit_of_all_groups_above_counts(groups: Path) -> N
     assert machine.memory_byte_size() == MEMORY
     (groups / "a/memory.max").write_text(f"{MEMORY // 4}\n")
     assert machine.memory_byte_size() == MEMORY // 4
+
+
+def test_available_memory_is_what_the_machine_and_all_groups_above_have_left(
+    groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = groups.parent / "meminfo"
+    monkeypatch.setattr(machine, "_MEMORY", known)
+    assert machine.available_memory_byte_size() == MEMORY, "without any figures"
+    known.write_text("MemTotal:       8388608 kB\nMemAvailable:    4194304 kB\n")
+    assert machine.available_memory_byte_size() == 4 << 30
+    (groups / "a/memory.max").write_text(f"{3 << 30}\n")
+    assert machine.available_memory_byte_size() == 3 << 30, "no more than the limit"
+    (groups / "a/memory.current").write_text(f"{2 << 30}\n")
+    (groups / "a/memory.stat").write_text(f"anon 5\ninactive_file {1 << 29}\n")
+    assert machine.available_memory_byte_size() == (1 << 30) + (1 << 29)
+    (groups / "a/memory.current").write_text(f"{9 << 30}\n")
+    assert machine.available_memory_byte_size() == 0

@@ -71,7 +71,7 @@ def test_an_error_is_a_response_too() -> None:
 def test_a_stream_gives_responses_in_order_and_releases_those_left_at_its_end() -> None:
     async def main() -> None:
         stream = StreamSink()
-        port = stream.port()
+        port = stream.port(lambda name: "")
         request = port.request = Request("m", [], port)
         taken, left, late = Released(), Released(), Released()
         waiting = asyncio.create_task(stream.next())

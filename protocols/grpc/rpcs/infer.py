@@ -14,6 +14,7 @@ from grpclib.const import Status
 
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
+from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.handlers import CALL_TERMINATED
@@ -254,6 +255,9 @@ class InferCall(msgspec.Struct, eq=False):
     @property
     def peer(self) -> str:
         return self._connection.peer.identity
+
+    def header(self, name: str) -> str:
+        return last_value(self._stream.request_head.fields, name)
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.outputs is None or not response.final:  # unusual

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from protocols.access.peer_identity import Peer
     from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.messages.prepared import PreparedMessages
@@ -68,6 +67,8 @@ class StreamCall:
         self._stream = stream
         #: grpclib's stream parses each message and copies each response: they do not pass through it.
         self._call = cast("HandlerCall", stream_of(stream))
+        #: The client of this stream, and the headers of the call.
+        self.peer, self.headers = self._call.peer, self._call.request_head.fields
         self._prepared = prepared
         #: Buffers with messages that were not submitted yet, oldest first.
         self._buffers: deque[ReceiveBuffer] = deque()
@@ -95,11 +96,6 @@ class StreamCall:
         self._task: RequestTask | None = None
         self._stopped = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def peer(self) -> Peer:
-        """The client of this stream."""
-        return self._call.peer
 
     async def run(self) -> None:
         """Serve until the client has sent its last request and each has its final response.

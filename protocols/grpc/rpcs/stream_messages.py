@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
+from protocols.forwarding import last_value
 from protocols.grpc.generated.grpc_service_pb2 import ModelStreamInferResponse
 from protocols.grpc.messages.codec import encode_stream_end, encode_stream_error, stream_response_parts
 
@@ -91,6 +92,9 @@ class StreamRequestSink(msgspec.Struct, eq=False):
     @property
     def peer(self) -> str:
         return self.call.peer.identity
+
+    def header(self, name: str) -> str:
+        return last_value(self.call.headers, name)
 
     def send(self, response: Response) -> None:
         assert self.request is not None

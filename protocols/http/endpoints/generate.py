@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ from aiohttp import web
 
 from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
+from protocols.forwarding import last_value
 from protocols.helpers.awaited import AwaitedRequest, AwaitedTask
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, tensor_with_own_lease
 from protocols.http.bodies.collector import BodyCollector
@@ -22,10 +24,10 @@ from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response import HttpResponse
 from protocols.http.inference.response_task import takes_long
 from protocols.http.inference.tasks import encode_arguments
-from protocols.http.responses import JSON, SERVER_HEADER, error_body
+from protocols.http.responses import JSON, SERVER_HEADER, error_body, retry_headers
 from protocols.http.sending import send, write
 from protocols.response_sinks import StreamSink
-from protocols.status import HTTP_STATUS
+from protocols.status import http_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -50,6 +52,8 @@ class _Encoded(msgspec.Struct):
     #: JSON. The memory is that of `source`, if there is one.
     body: Buffer
     source: Tensor | None = None
+    #: Headers of a response that is an error.
+    headers: dict[str, str] = {}
 
     def release(self) -> None:
         if self.source is not None:
@@ -68,7 +72,7 @@ async def generate(call: HttpCall) -> web.StreamResponse:
         status = found[0].status if found else 200
         if len(found) != 1:
             return await send(call, HttpResponse(status, JSON, [error_body(_NOT_ONE_RESPONSE)]))
-        return await send(call, HttpResponse(status, JSON, [found[0].body]))
+        return await send(call, HttpResponse(status, JSON, [found[0].body], found[0].headers))
     finally:
         for each in found:
             each.release()
@@ -81,20 +85,20 @@ async def generate_stream(call: HttpCall) -> web.StreamResponse:
         async for encoded in stream:
             try:
                 if response is None:
-                    response = await _begin_events(call, encoded.status)
+                    response = await _begin_events(call, encoded.status, encoded.headers)
                 if encoded.source is None:
                     await response.write(b"".join((b"data: ", encoded.body, b"\n\n")))
                 else:
                     await write(response, [b"data: ", encoded.body, b"\n\n"])
             finally:
                 encoded.release()
-    return response or await _begin_events(call, 200)
+    return response or await _begin_events(call, 200, {})
 
 
-async def _begin_events(call: HttpCall, status: int) -> web.StreamResponse:
+async def _begin_events(call: HttpCall, status: int, more: dict[str, str]) -> web.StreamResponse:
     response = web.StreamResponse(
         status=status,
-        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.response_headers},
+        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **more, **call.response_headers},
     )
     await response.prepare(call.http)
     return response
@@ -109,7 +113,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
     model = call.kernel.resolve(call.names["model"], call.names["version"])
     stream = StreamSink()
-    port = stream.port()
+    port = stream.port(functools.partial(last_value, call.http.raw_headers))
     request = Request(call.names["model"], [], port, model_version=call.names["version"], streaming=True)
     port.request = request
     try:
@@ -125,7 +129,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
                     raise response.error
                 encoded = await _encode(call, response)
             except ServingError as error:
-                encoded = _Encoded(HTTP_STATUS[error.code], error_body(error.text))
+                encoded = _Encoded(http_status(error), error_body(error.text), None, retry_headers(error))
             finally:
                 response.release()
             yield encoded

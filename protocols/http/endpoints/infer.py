@@ -65,6 +65,7 @@ async def infer(call: HttpCall) -> web.StreamResponse:
             header_length=0 if body is None else header_length(announced, len(body)),
             encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
             forwarded=call.rules.forwarded(http.raw_headers),
+            headers=http.raw_headers,
         )
         waiter = _FutureWaiter(Peer(http.transport))
         infer_call = AiohttpInferCall(call.inference, head, waiter)

@@ -100,5 +100,6 @@ class KnownRequestHeads:
             fields.header_length,
             fields.encoding,
             self._rules.forwarded(head.headers),
+            head.headers,
             headers,
         )

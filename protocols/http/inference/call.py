@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import InternalError, InvalidArgument, NoMemory, ServingError
+from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
+from protocols.forwarding import last_value
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.http.inference.compression import IDENTITY, compress
@@ -22,10 +23,10 @@ from protocols.http.inference.raw_input import decode_raw
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.inference.response_task import BINARY, HEADER_LENGTH, ResponseTask, takes_long
 from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_output_format
-from protocols.http.responses import JSON
+from protocols.http.responses import JSON, retry_headers
 from protocols.internal_errors import unexpected_error
 from protocols.response_sinks import OnlyResponse
-from protocols.status import HTTP_STATUS
+from protocols.status import http_status
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 #: What Triton calls this call in errors.
 ENTRY_POINT = "HTTP end point"
-
-#: Headers of a response to a request that found no memory.
-RETRY_LATER = {"Retry-After": "1"}
 
 
 class HttpInference:
@@ -220,6 +218,9 @@ class HttpInferCall(msgspec.Struct, eq=False):
     def peer(self) -> str:
         return "" if self.waiter is None else self.waiter.peer.identity
 
+    def header(self, name: str) -> str:
+        return last_value(self.head.headers, name)
+
     def send(self, response: Response) -> None:
         if self._only is not None or response.empty or not response.final:  # unusual
             if self._only is None:
@@ -290,7 +291,6 @@ def decode_body(
 
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
-    response = http_error(HTTP_STATUS[error.code], error.text, plain=plain)
-    if isinstance(error, NoMemory) and error.retry_later:
-        response.headers = RETRY_LATER
+    response = http_error(http_status(error), error.text, plain=plain)
+    response.headers = retry_headers(error)
     return response

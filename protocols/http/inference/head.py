@@ -26,6 +26,8 @@ class InferRequestHead(msgspec.Struct, frozen=True):
     encoding: str
     #: Headers that become parameters of the request; None where there are none.
     forwarded: ForwardedHeaders | None = None
+    #: All headers as they were sent, names and values.
+    headers: tuple[tuple[bytes, bytes], ...] = ()
     #: Lines that the head of every response carries, with their ends (CORS).
     response_headers: bytes = b""
     #: Requests whose heads have the same key, and whose JSON is the same but for the id, share a prepared request

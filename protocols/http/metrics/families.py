@@ -37,7 +37,8 @@ class Value(msgspec.Struct, frozen=True):
 
     name: str
     help: str
-    value: Callable[[Model], float]
+    #: Returns None for a model to which the family does not apply.
+    value: Callable[[Model], float | None]
     kind: str = "counter"
 
 
@@ -68,7 +69,7 @@ COUNTS = (
     Value(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda model: model.live.queued,
+        lambda model: model.live.queued if model.spec.ensemble is None else 0,
         kind="gauge",
     ),
     Value(
@@ -123,6 +124,12 @@ OURS = (
         kind="gauge",
     ),
     Value(
+        "naiad_live_sequences",
+        "Number of sequences that have begun and not ended; only for models with sequence batching",
+        lambda model: model.live_sequences,
+        kind="gauge",
+    ),
+    Value(
         "naiad_inference_requests_refused_total",
         "Number of requests that were refused because the queue was full",
         lambda model: model.statistics.refused,
@@ -168,6 +175,32 @@ OURS = (
     ),
 )
 
+#: Only for models whose number of instances changes with the load.
+AUTOSCALE = (
+    Value(
+        "naiad_autoscale_instances",
+        "Number of instances that naiad.autoscale has chosen for the model",
+        lambda model: model.statistics.autoscale_instances,
+        kind="gauge",
+    ),
+    Value(
+        "naiad_autoscale_added_total",
+        "Number of instances that naiad.autoscale has added",
+        lambda model: _if_scaled(model, model.statistics.autoscaled_up),
+    ),
+    Value(
+        "naiad_autoscale_removed_total",
+        "Number of instances that naiad.autoscale has removed",
+        lambda model: _if_scaled(model, model.statistics.autoscaled_down),
+    ),
+)
+
+
+def _if_scaled(model: Model, count: int) -> int | None:
+    """Return `count`, or None for a model without `naiad.autoscale`."""
+    return None if model.statistics.autoscale_instances is None else count
+
+
 #: Triton has these help texts with "Cumulative", too.
 SUMMARIES = (
     Summary(
@@ -202,7 +235,7 @@ def render_models(models: Iterable[Model], config: MetricsConfig, now_ns: int) -
     """Return the lines of all families. A family without any model has its header lines."""
     all_series = [LabelledModel(model, label_text(_labels(model))) for model in models]
     lines: list[str] = []
-    for family in (*COUNTS, *(DURATIONS if config.counter_latencies else ()), *OURS):
+    for family in (*COUNTS, *(DURATIONS if config.counter_latencies else ()), *OURS, *AUTOSCALE):
         _render_values(lines, family, all_series)
     _render_failures(lines, all_series)
     _head(lines, REQUEST_DURATION, "Duration from request to final response in seconds", "histogram")
@@ -234,7 +267,9 @@ def _head(lines: list[str], name: str, help_text: str, kind: str) -> None:
 def _render_values(lines: list[str], family: Value, all_series: list[LabelledModel]) -> None:
     _head(lines, family.name, family.help, family.kind)
     name, value = family.name, family.value
-    lines += [f"{name}{{{series.labels}}} {value(series.model)}" for series in all_series]
+    lines += [
+        f"{name}{{{series.labels}}} {found}" for series in all_series if (found := value(series.model)) is not None
+    ]
 
 
 def _render_failures(lines: list[str], all_series: list[LabelledModel]) -> None:

@@ -66,6 +66,7 @@ class Lab:
         self.dir = root / "lab"
         self.logged: list[tuple[str, str]] = []
         self.cancelled = False
+        self.rescheduled: list[WorkerRequest] = []
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.backend = PythonBackend(self)
         self.registry = MetricRegistry(lambda: None, lambda: None)
@@ -169,6 +170,10 @@ class Lab:
 
     def finish(self, request: WorkerRequest) -> None:
         self._add(request, RecordedResponse(final=True, empty=True))
+
+    def reschedule(self, request: WorkerRequest) -> None:
+        request.finished = True
+        self.rescheduled.append(request)
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return self.cancelled

@@ -14,6 +14,7 @@ from backends.python.requests import (
     PreferredMemory,
 )
 from backends.python.tensors import Tensor
+from kernel.errors import InternalError
 
 if TYPE_CHECKING:
     from tests.backends.python.conftest import Lab
@@ -96,11 +97,46 @@ def test_flags_can_be_set(lab: Lab) -> None:
     assert lab.text() == "(None, 2)"
 
 
-def test_rescheduling_is_refused() -> None:
-    request = InferenceRequest(model_name="m", inputs=[], requested_output_names=[])
-    request.set_release_flags(1)
-    with pytest.raises(TritonModelException, match=r"rescheduling a request .* is not supported"):
-        request.set_release_flags(2)
+_RESCHEDULING = """
+def execute(self, requests):
+    for request in requests:
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    return RETURNED
+"""
+
+
+def test_a_request_that_is_rescheduled_is_given_back(lab: Lab) -> None:
+    source = _RESCHEDULING.replace("RETURNED", "[None]")
+    lab.load(source, sequence_batching={"iterative_sequence": True})
+    request = lab.request()
+    lab.execute(request)
+    assert lab.rescheduled == [request]
+
+
+def test_a_decoupled_model_reschedules_by_returning_nothing(lab: Lab) -> None:
+    source = _RESCHEDULING.replace("RETURNED", "None")
+    lab.load(source, decoupled=True, max_batch_size=2, sequence_batching={"iterative_sequence": True})
+    requests = [lab.request(), lab.request()]
+    lab.execute(*requests)
+    assert lab.rescheduled == requests
+
+
+def test_a_rescheduled_request_must_have_no_response(lab: Lab) -> None:
+    source = _RESCHEDULING.replace("RETURNED", "[text('x')]")
+    lab.load(source, sequence_batching={"iterative_sequence": True})
+    with pytest.raises(InternalError, match="Expected a None object in the execute function return list for reschdul"):
+        lab.execute(lab.request())
+    assert not lab.rescheduled
+
+
+def test_a_model_without_iterative_sequences_cannot_reschedule(lab: Lab) -> None:
+    lab.load(_RESCHEDULING.replace("RETURNED", "[None]"))
+    request = lab.request()
+    lab.execute(request)
+    assert lab.response(request).error.message == (
+        "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
+        "handle such a flag."
+    )
 
 
 # ---- requests that a model creates ----------------------------------------------------------

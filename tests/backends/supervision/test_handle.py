@@ -71,12 +71,11 @@ def test_a_batch_is_one_message_with_its_requests() -> None:
 def test_padding_is_sent_and_no_response_is_expected_for_it() -> None:
     async def scenario(bench: Bench) -> None:
         first, second = queued(bench), queued(bench)
-        ready = [Tensor("READY", "FP32", [1, 1], bytes(4))]
-        execute = await executing(bench, first, None, second, slots=[5, 6, 7], controls=[ready, [], ready])
+        execute = await executing(bench, first, None, second, slots=[5, 6, 7])
         assert [(message.number, len(message.inputs), message.sequence) for message in execute.requests] == [
-            (1, 1, wire.SequenceEntry(5, ready)),
-            (2, 0, wire.SequenceEntry(6, [], True)),
-            (3, 1, wire.SequenceEntry(7, ready)),
+            (1, 1, wire.SequenceEntry(5)),
+            (2, 0, wire.SequenceEntry(6, True)),
+            (3, 1, wire.SequenceEntry(7)),
         ]
         await bench.say(wire.Executed(1, [response(b"1"), response(b"3")]))
         assert (data(first), data(second)) == ([b"1"], [b"3"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
 from backends.transport import wire
 from backends.transport.outbox import IN_MODEL
-from kernel.errors import ServerStopping, WorkerLost
+from kernel.errors import RequestCancelled, ServerStopping, WorkerLost
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
@@ -23,6 +24,9 @@ from tests.backends.supervision.played_worker import (
     run,
     settle,
 )
+
+if TYPE_CHECKING:
+    from kernel.serving.response import Response
 
 
 async def with_two_batches(bench: Bench) -> list[Request]:
@@ -53,6 +57,45 @@ def test_requests_that_were_not_started_go_back_with_their_inputs() -> None:
         assert bench.model.live.queued_requests() == others
         assert [request.in_use for request in (started, *others)] == [False] * 3
         assert blocks_of(bench) == 2, "another worker will execute them"
+
+    run(scenario)
+
+
+def test_a_request_that_was_cancelled_before_it_was_started_does_not_go_back() -> None:
+    async def scenario(bench: Bench) -> None:
+        _, cancelled, other, *_ = await with_two_batches(bench)
+        cancelled.cancel()
+        bench.worker.die("exit code 1")
+        assert isinstance(cancelled.sink, RecordingSink)
+        assert [type(error) for error in cancelled.sink.errors] == [RequestCancelled]
+        assert bench.model.live.queued_requests() == [other]
+
+    run(scenario)
+
+
+class Resubmitting(RecordingSink):
+    """A sink that submits another request as soon as its own has failed."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self._bench = bench
+        self.next: Request | None = None
+
+    def send(self, response: Response) -> None:
+        super().send(response)
+        self.next = self._bench.submit()
+
+
+def test_a_request_that_is_submitted_while_those_of_the_lost_worker_fail_waits_for_another_worker() -> None:
+    async def scenario(bench: Bench) -> None:
+        sink = Resubmitting(bench)
+        failing = Request("m", [Tensor("IN", "FP32", [1], bytes(4))], sink)
+        bench.model.submit(failing)
+        await settle()
+        bench.worker.die("exit code 1")
+        assert [type(error) for error in sink.errors] == [WorkerLost]
+        assert sink.next is not None
+        assert bench.model.live.queued_requests() == [sink.next], "it was given to the lost worker"
 
     run(scenario)
 
@@ -188,5 +231,32 @@ def test_a_worker_that_ended_by_a_bus_error_is_reported_to_the_regions_of_client
         assert reports == [1] * reported
         tensor.release()  # the request waits for another worker, or has its error
         region.drop()
+
+    run(scenario)
+
+
+class Cancelling(RecordingSink):
+    """A sink that cancels another request as soon as its own has failed, as an ensemble does with its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other: Request | None = None
+
+    def send(self, response: Response) -> None:
+        super().send(response)
+        if response.error is not None and self.other is not None:
+            self.other.cancel()
+
+
+def test_a_request_that_is_cancelled_while_others_of_its_lost_worker_fail_is_not_queued_again() -> None:
+    async def scenario(bench: Bench) -> None:
+        begun, cancelled, other, *_ = await with_two_batches(bench)
+        sink = Cancelling()
+        begun.sink, sink.other = sink, cancelled
+        bench.worker.die("exit code 1")
+        assert [type(error) for error in sink.errors] == [WorkerLost]
+        assert isinstance(cancelled.sink, RecordingSink)
+        assert [type(error) for error in cancelled.sink.errors] == [RequestCancelled]
+        assert bench.model.live.queued_requests() == [other]
 
     run(scenario)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.config.check import check_config
+from kernel.config.check_sequence import check_states
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -142,3 +143,66 @@ def test_a_response_cache_for_sequences_is_refused(prepared: Prepare) -> None:
         "Response Cache does not currently support model m with sequence batching scheduler. "
         "Please disable the response cache."
     )
+
+
+# ---- implicit state -------------------------------------------------------------------------
+
+STATE = 'input_name: "S" output_name: "T" data_type: TYPE_FP32 '
+
+
+def state(fields: str, initial: str = "") -> str:
+    return f"state [{{ {fields} {initial} }}]"
+
+
+def initial(fields: str) -> str:
+    return f"initial_state {{ {fields} }} "
+
+
+GOOD = 'name: "zero" data_type: TYPE_FP32 dims: [2, 3] zero_data: true'
+
+
+def test_a_state_may_have_an_initial_value_for_variable_dimensions(prepared: Prepare) -> None:
+    check_states(prepared(sequence(state(STATE + "dims: [2, -1]", initial(GOOD)))))
+    check_states(prepared(sequence(state(STATE + "dims: [-1]"))))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (state(STATE.replace('"S"', '""')), "sequence batching state must specify 'input_name' for "),
+        (
+            state(STATE.replace("TYPE_FP32", "TYPE_INVALID")),
+            "sequence batching state 'S' must specify 'data_type' for ",
+        ),
+        (state(STATE + "dims: [0]"), "sequence batching state 'S' dimension must be integer >= 1, or -1 "),
+        (
+            state(STATE + "dims: [2, 3]", initial(GOOD) * 2),
+            "initial_state field for state input 'S' must contain exactly one or zero element. Found '2' elements.",
+        ),
+        (
+            state(STATE + "dims: [2, 3]", initial(GOOD.replace("FP32", "INT8"))),
+            "The data type used for 'initial_state' field of state 'S' does not match the state data type.",
+        ),
+        (
+            state(STATE + "dims: [2, 3]", initial(GOOD.replace('"zero"', '""'))),
+            "Field 'name' must be set when using initial_state for state input 'S'.",
+        ),
+        (
+            state(STATE + "dims: [2]", initial(GOOD)),
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            "'S'. 2 != 1",
+        ),
+        (
+            state(STATE + "dims: [2, -1]", initial(GOOD.replace("3]", "-1]"))),
+            "'initial_state' field for state input name 'S' contains variable dimensions.",
+        ),
+        (
+            state(STATE + "dims: [2, 4]", initial(GOOD)),
+            "'initial_state' dim for input name 'S' doesn't match 'state' dim description. 3 != 4",
+        ),
+    ],
+)
+def test_a_wrong_state_is_refused(prepared: Prepare, given: str, text: str) -> None:
+    with pytest.raises(BadConfig) as refused:
+        check_states(prepared(sequence(given)))
+    assert refused.value.message.startswith(text)

@@ -47,3 +47,24 @@ def test_a_wrong_value_refuses_the_model(text: str) -> None:
 def test_an_unknown_name_with_our_prefix_refuses_the_model() -> None:
     with pytest.raises(BadConfig, match="unknown parameter 'naiad.execution_timout'; known with this prefix: naiad.ex"):
         check_config(config(naiad__execution_timout="3"), "m")
+
+
+def test_a_scheduler_and_a_batching_rule_are_named() -> None:
+    made = config(naiad__scheduler="mine", naiad__batching="rule", other="x")
+    made.dynamic_batching.SetInParent()
+    check_config(made, "m")
+    spec = model_spec(made)
+    assert (spec.scheduler, spec.batching_rule) == ("mine", "rule")
+    assert spec.parameters == {"naiad.batching": "rule", "naiad.scheduler": "mine", "other": "x"}
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (config(naiad__scheduler=""), "must be a name; found an empty string_value"),
+        (config(naiad__batching="rule"), "needs dynamic_batching, which model 'm' does not have"),
+    ],
+)
+def test_a_name_must_be_there_and_a_rule_needs_a_batcher(made: ModelConfig, text: str) -> None:
+    with pytest.raises(BadConfig, match=text):
+        check_config(made, "m")

@@ -153,11 +153,7 @@ def test_a_policy_without_an_available_version_fails_the_load(lab: RepositoryLab
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("max_batch_size: 1 sequence_batching { }", "needs sequence batching"),
-        (
-            "batch_input [{ kind: BATCH_ELEMENT_COUNT target_name: 'x' data_type: TYPE_FP32 source_input: 'IN' }]",
-            "ragged",
-        ),
+        ("parameters { key: 'TRITON_BATCH_STRATEGY_PATH' value { string_value: 'x.so' } }", "entry point of"),
     ],
 )
 def test_unsupported_settings_fail_the_load_with_a_reason(lab: RepositoryLab, config: str, reason: str) -> None:

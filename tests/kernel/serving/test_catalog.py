@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def model(name: str, version: int, *, ready: bool = True, trouble: str = "") -> Model:
-    return cast("Model", SimpleNamespace(name=name, version=version, ready=ready, trouble=trouble))
+    made = SimpleNamespace(name=name, version=version, ready=ready, trouble=trouble)
+    made.follows, made.finishes_sequences = lambda former: None, False
+    return cast("Model", made)
 
 
 @pytest.fixture

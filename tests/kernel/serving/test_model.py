@@ -70,7 +70,7 @@ def test_a_scheduler_that_cannot_be_started_again_leaves_a_model_that_is_not_rea
 
 
 def test_a_scheduler_that_cannot_be_started_is_told_to_who_loads_the_model() -> None:
-    with pytest.raises(RuntimeError, match="cannot start"):
+    with pytest.raises(InternalError, match="the scheduler of model 'model' cannot start: cannot start"):
         model_with(Failing(starts=0))
 
 

@@ -133,6 +133,9 @@ def test_a_task_without_memory_of_the_server_gets_none() -> None:
 class Sink:
     peer = ""
 
+    def header(self, name: str) -> str:
+        return ""
+
     def send(self, response: Response) -> None:
         response.release()
 

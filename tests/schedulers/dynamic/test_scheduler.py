@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
 
 from kernel import errors
+from kernel.config.fair_queuing import FairQueuing
 from kernel.config.spec import DynamicBatching, QueuePolicy
-from kernel.serving.events import Cancelled, Submitted
+from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
 from kernel.testing import Lab, RecordingSink, model_spec
+from schedulers.batching_rules import BatchingRule
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.start_hold import VARIABLE
 
 if TYPE_CHECKING:
     from kernel.serving.request import Request
@@ -16,9 +22,15 @@ if TYPE_CHECKING:
 US = 1000
 
 
-def lab(settings: DynamicBatching, instances: int = 1, max_batch_size: int = 4, dims: tuple[int, ...] = (1,)) -> Lab:
+def lab(
+    settings: DynamicBatching | None,
+    instances: int = 1,
+    max_batch_size: int = 4,
+    dims: tuple[int, ...] = (1,),
+    **attributes: object,
+) -> Lab:
     spec = model_spec(max_batch_size=max_batch_size, dims=dims, dynamic_batching=settings)
-    return Lab(spec, dynamic, instances)
+    return Lab(msgspec.structs.replace(spec, **attributes), dynamic, instances)
 
 
 def submit(case: Lab, *ids: str, rows: int = 1) -> list[Request]:
@@ -191,3 +203,223 @@ def test_a_cancelled_request_is_not_executed() -> None:
     finish(case)
     assert case.running == []
     assert errors_of(waiting) == [errors.RequestCancelled]
+
+
+def test_many_cancelled_requests_are_answered_and_the_rest_is_served() -> None:
+    case = lab(DynamicBatching(), max_batch_size=1)
+    _, *waiting, last = submit(case, "a", *(str(number) for number in range(300)), "last")
+    for request in waiting:
+        case.inbox.post(Cancelled(request))
+        case.inbox.post(Cancelled(request))
+    assert {tuple(errors_of(request)) for request in waiting} == {(errors.RequestCancelled,)}
+    finish(case)
+    assert case.running == [["last"]]
+    assert errors_of(last) == []
+
+
+def make_fast(case: Lab) -> None:
+    """Let the model show that it is fast enough to get a batch ahead of time."""
+    for _ in range(8):
+        submit(case, "warm")
+        case.finish(infer_ns=10_000)
+
+
+def test_a_fast_model_gets_one_batch_ahead_of_time_and_the_next_one_grows() -> None:
+    case = lab(DynamicBatching())
+    make_fast(case)
+    submit(case, "a")
+    submit(case, "b")
+    submit(case, "c")
+    submit(case, "d")
+    assert (case.running, case.ahead) == ([["a"]], [["b"]])
+    case.finish(infer_ns=10_000)
+    case.clock.end_iteration()
+    assert (case.running, case.ahead) == ([["b"]], [["c", "d"]])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DynamicBatching(priority_levels=2, default_priority_level=2),
+        DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=9)),
+        DynamicBatching(default_queue_policy=QueuePolicy(default_timeout_ns=10**9)),
+    ],
+)
+def test_nothing_leaves_the_queue_early_where_its_rules_would_not_reach_it(settings: DynamicBatching) -> None:
+    case = lab(settings)
+    make_fast(case)
+    submit(case, "a")
+    submit(case, "b")
+    assert (case.running, case.ahead) == ([["a"]], [])
+
+
+# ---- the order of responses ---------------------------------------------------------------------------------------
+
+
+def submit_to_one_sink(case: Lab, *ids: str) -> RecordingSink:
+    sink = RecordingSink()
+    for id in ids:
+        request = case.request(id)
+        request.sink = sink
+        case.inbox.post(Submitted(request))
+    case.clock.end_iteration()
+    return sink
+
+
+def test_responses_of_several_instances_keep_the_order_of_the_requests() -> None:
+    case = lab(DynamicBatching(preserve_ordering=True), instances=2, max_batch_size=1)
+    sink = submit_to_one_sink(case, "a", "b", "c")
+    case.finish(1)
+    case.clock.end_iteration()
+    case.finish(1)
+    assert sink.responses == []
+    case.finish(0)
+    assert [response.id for response in sink.responses] == ["a", "b", "c"]
+
+
+def test_a_request_that_is_never_executed_does_not_wait_for_others() -> None:
+    policy = QueuePolicy(default_timeout_ns=50 * US)
+    case = lab(DynamicBatching(preserve_ordering=True, default_queue_policy=policy), max_batch_size=1)
+    _, late = submit(case, "a", "b")
+    case.clock.advance(50 * US)
+    assert errors_of(late) == [errors.QueueTimeout]
+
+
+def test_a_lost_instance_does_not_stop_the_responses_of_others() -> None:
+    case = lab(DynamicBatching(preserve_ordering=True), instances=2, max_batch_size=1)
+    sink = submit_to_one_sink(case, "a", "b")
+    case.finish(1)
+    assert sink.responses == []
+    case.lose(0)
+    assert [(response.id, type(response.error)) for response in sink.responses] == [
+        ("a", errors.WorkerLost),
+        ("b", type(None)),
+    ]
+
+
+# ---- clients ------------------------------------------------------------------------------------------------------
+
+
+def submit_for(case: Lab, *clients: str) -> list[Request]:
+    """Submit requests whose ids are the names of their clients."""
+    requests = [case.request(client) for client in clients]
+    for request in requests:
+        request.parameters = {"tenant": request.id}
+        case.inbox.post(Submitted(request))
+    case.clock.end_iteration()
+    return requests
+
+
+def test_a_client_that_sends_much_does_not_keep_others_waiting() -> None:
+    case = lab(DynamicBatching(), max_batch_size=2, fair=FairQueuing(parameter="tenant"))
+    submit_for(case, *("a" * 10))
+    submit_for(case, "b", "b")
+    finish(case)
+    assert case.running == [["b", "a"]]
+
+
+def test_without_batching_clients_get_their_shares_too() -> None:
+    case = lab(None, max_batch_size=4, fair=FairQueuing(parameter="tenant"))
+    submit_for(case, "a", "a", "a", "b")
+    ran = []
+    while case.running:
+        ran += case.running
+        finish(case)
+    assert ran == [["a"], ["b"], ["a"], ["a"]]
+
+
+def test_a_client_above_its_quota_is_refused_until_a_response_of_it_has_come() -> None:
+    case = lab(DynamicBatching(), max_batch_size=1, fair=FairQueuing(parameter="tenant", default_quota=2))
+    *accepted, refused = submit_for(case, "a", "a", "b", "a")
+    assert [errors_of(request) for request in accepted] == [[], [], []]
+    assert errors_of(refused) == [errors.QuotaExceeded]
+    finish(case)
+    assert errors_of(submit_for(case, "a")[0]) == []
+
+
+def test_requests_that_fail_in_the_queue_are_taken_from_the_quota() -> None:
+    case = lab(DynamicBatching(), instances=0, fair=FairQueuing(parameter="tenant", default_quota=1))
+    [first] = submit_for(case, "a")
+    case.inbox.post(Cancelled(first))
+    [second] = submit_for(case, "a")
+    case.inbox.post(NoInstanceLeft(errors.Unavailable("gone")))
+    assert [errors_of(first), errors_of(second)] == [[errors.RequestCancelled], [errors.Unavailable]]
+    assert errors_of(submit_for(case, "a")[0]) == []
+
+
+# ---- tests of batches ---------------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_can_wait_for_a_number_of_requests_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "3")
+    case = lab(DynamicBatching(max_queue_delay_ns=US))
+    submit(case, "a", "b")
+    case.clock.advance(10**9)
+    assert case.running == []
+    submit(case, "c")
+    assert case.running == [["a", "b", "c"]]
+    finish(case)
+    submit(case, "d")
+    case.clock.advance(US)
+    assert case.running == [["d"]]
+
+
+@pytest.mark.parametrize("value", ["", "x", "-3", "0"])
+def test_a_number_that_is_none_lets_the_scheduler_start_at_once(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    case = lab(DynamicBatching())
+    submit(case, "a")
+    assert case.running == [["a"]]
+
+
+# ---- rules of packages --------------------------------------------------------------------------------------------
+
+
+class Even(BatchingRule):
+    """Lets only requests with even numbers share a batch."""
+
+    made: list[Even] = []
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__(spec)
+        self.open = 0
+        self.finalized = False
+        self.made.append(self)
+
+    def initialize_batch(self) -> list[str]:
+        self.open += 1
+        return []
+
+    def include_request(self, request: Request, batch: list[str]) -> bool:
+        assert len(batch) <= 4
+        batch.append(request.id)
+        return int(request.id) % 2 == 0
+
+    def finalize_batch(self, batch: list[str]) -> None:
+        self.open -= 1
+
+    def finalize(self) -> None:
+        self.finalized = True
+
+
+def test_a_rule_keeps_requests_out_of_a_batch_and_a_request_that_fits_no_batch_runs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("schedulers.batching_rules.extension", lambda group, name: Even)
+    case = lab(DynamicBatching(), batching_rule="even")
+    submit(case, "2", "4", "1", "3", "6", "8", "10", "12", "14")
+    ran = []
+    while case.running:
+        ran += case.running
+        finish(case)
+    assert ran == [["2", "4"], ["1"], ["3"], ["6", "8", "10", "12"], ["14"]]
+    rule = Even.made[-1]
+    assert rule.open == 0
+    case.inbox.close()
+    assert rule.finalized
+
+
+def test_a_rule_that_is_none_of_the_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedulers.batching_rules.extension", lambda group, name: dict)
+    with pytest.raises(errors.ServingError, match="batching rule 'x' must be a subclass of .*; found "):
+        lab(DynamicBatching(), batching_rule="x")

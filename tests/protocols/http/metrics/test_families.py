@@ -288,3 +288,15 @@ def test_instances_that_stand_still_are_counted() -> None:
     assert value_of([made], "naiad_model_instance_stopped_count") == 1
     assert value_of([made], "naiad_model_instance_busy_count") == 2
     assert value_of([made], "naiad_worker_execution_timeouts_total") == 4
+
+
+def test_autoscaling_has_series_only_for_models_that_have_it() -> None:
+    fixed, scaled = model("fixed"), model("scaled")
+    scaled.statistics.autoscale_instances = 3
+    scaled.statistics.autoscaled_up, scaled.statistics.autoscaled_down = 5, 2
+    found = [line for line in lines([fixed, scaled]) if line.startswith("naiad_autoscale")]
+    assert found == [
+        'naiad_autoscale_instances{model="scaled",version="1"} 3',
+        'naiad_autoscale_added_total{model="scaled",version="1"} 5',
+        'naiad_autoscale_removed_total{model="scaled",version="1"} 2',
+    ]

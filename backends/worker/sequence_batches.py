@@ -1,0 +1,170 @@
+"""Makes the rows of a batch of sequences: adds control tensors and implicit state to requests, and adds padding.
+
+With the strategy `direct`, a row without a request has zeros as inputs and READY false, and its response is dropped
+(Triton's null requests). With `oldest` there are no such rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.sequence_config import (
+    correlation_id_control,
+    flag_controls,
+    sequence_batching_of,
+    state_tensors,
+    zeros,
+)
+from backends.transport import wire
+from backends.worker.implicit_state import ImplicitState, SlotState, StateResponder
+from backends.worker.request import WorkerRequest
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from backends.base import ModelArguments
+    from backends.sequence_config import CorrelationIdControl, FlagControl
+    from backends.worker.request import OutputValue
+    from kernel.errors import ServingError
+    from shm.arrays import Array
+
+#: A row that is no request of a sequence: a warm-up request.
+_WARM_UP = wire.SequenceEntry(-1)
+
+
+class SequenceBatches:
+    """The sequences of one instance."""
+
+    def __init__(self, arguments: ModelArguments) -> None:
+        """Reads files with initial states. Raises `ServingError`."""
+        config = arguments.config
+        self.state = ImplicitState(state_tensors(config, arguments.model_dir))
+        self._controls = _Controls(
+            flag_controls(config), correlation_id_control(config), batched=arguments.max_batch_size > 0
+        )
+        batching = sequence_batching_of(config) or {}
+        self._pads = "oldest" not in batching
+
+    @staticmethod
+    def of_model(arguments: ModelArguments) -> SequenceBatches | None:
+        """Return the sequences of a model, or None if it has no sequence batching. Raises `ServingError`."""
+        return None if sequence_batching_of(arguments.config) is None else SequenceBatches(arguments)
+
+    @staticmethod
+    def without_padding(entries: Sequence[wire.RequestMessage]) -> list[wire.RequestMessage]:
+        """Return the messages of a batch that are requests."""
+        return [entry for entry in entries if entry.sequence is None or not entry.sequence.empty]
+
+    def rows(self, entries: Sequence[wire.RequestMessage], requests: Sequence[WorkerRequest]) -> list[WorkerRequest]:
+        """Return the rows of a batch, complete with controls and state.
+
+        `requests` are the requests of `entries` that can be executed. A row whose request cannot is padding, too.
+        """
+        if not requests:
+            return []
+        given = {request.ref.number: request for request in requests}
+        template = list(requests[0].inputs)
+        for request in requests:
+            self._complete(request)
+        if not self._pads or len(given) == len(entries):
+            return list(requests)
+        return [given.get(entry.number) or self._padding(entry, template) for entry in entries]
+
+    def end(self, message: wire.EndSequence) -> None:
+        """The sequence in a slot is over."""
+        self.state.end(message.slot)
+
+    def _complete(self, request: WorkerRequest) -> None:
+        ref = request.ref
+        entry = ref.sequence or _WARM_UP
+        inputs = request.inputs
+        start, end = bool(ref.flags & wire.SEQUENCE_START), bool(ref.flags & wire.SEQUENCE_END)
+        if entry is _WARM_UP:
+            # As in Triton, a sample may have control tensors and states among its inputs.
+            names = {tensor.name for tensor in inputs}
+            state = SlotState(self.state.tensors)
+            controls = self._controls.tensors(True, False, True, 0)
+            inputs += [tensor for tensor in (*controls, *state.inputs.values()) if tensor.name not in names]
+        else:
+            inputs += self._controls.tensors(start, end, True, ref.correlation_id)
+            if not self.state.tensors:
+                return
+            state = self.state.of_request(entry.slot, start=start)
+            inputs += state.inputs.values()
+        request.responder = StateResponder(request.responder, request, self.state.tensors, state)
+
+    def _padding(self, entry: wire.RequestMessage, template: Sequence[Tensor]) -> WorkerRequest:
+        """Return a row without a request: zeros in the shapes of another row's inputs, and READY false."""
+        inputs = [
+            Tensor(tensor.name, tensor.datatype, list(tensor.shape), zeros(tensor.datatype, tensor.shape))
+            for tensor in template
+        ]
+        inputs += self._controls.tensors(False, False, False, 0)
+        slot = -1 if entry.sequence is None else entry.sequence.slot
+        if self.state.tensors:
+            inputs += self.state.of_padding(slot).inputs.values()
+        return WorkerRequest(wire.RequestMessage(entry.number, []), inputs, _NO_RESPONDER)
+
+
+class _Controls:
+    """Makes the control tensors of rows."""
+
+    def __init__(
+        self, flags: Sequence[FlagControl], correlation_id: CorrelationIdControl | None, *, batched: bool
+    ) -> None:
+        self._flags = flags
+        self._correlation_id = correlation_id
+        self._shape = [1, 1] if batched else [1]
+        #: The tensors for START, END and READY, by their values.
+        self._made: dict[tuple[bool, bool, bool], list[Tensor]] = {}
+
+    def tensors(self, start: bool, end: bool, ready: bool, correlation_id: int | str) -> list[Tensor]:
+        """Return the control tensors of a row. A row that is not ready has the correlation id 0 or an empty string."""
+        flags = self._made.get((start, end, ready))
+        if flags is None:
+            flags = self._made[start, end, ready] = self._make(start, end, ready)
+        control = self._correlation_id
+        if control is None:
+            return flags
+        data = control.value(correlation_id if ready or control.datatype != "BYTES" else "")
+        return [*flags, Tensor(control.name, control.datatype, self._shape, data)]
+
+    def _make(self, start: bool, end: bool, ready: bool) -> list[Tensor]:
+        values = {
+            "CONTROL_SEQUENCE_START": start,
+            "CONTROL_SEQUENCE_END": end,
+            "CONTROL_SEQUENCE_READY": ready,
+        }
+        return [Tensor(flag.name, flag.datatype, self._shape, flag.values[values[flag.kind]]) for flag in self._flags]
+
+
+class _NoResponder:
+    """Drops the responses of padding."""
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
+        return None
+
+    def respond(
+        self,
+        request: WorkerRequest,
+        outputs: Sequence[OutputValue],
+        parameters: Mapping[str, str | int | bool],
+        final: bool,
+    ) -> None:
+        request.finished = request.finished or final
+
+    def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
+        request.finished = request.finished or final
+
+    def finish(self, request: WorkerRequest) -> None:
+        request.finished = True
+
+    def reschedule(self, request: WorkerRequest) -> None:
+        request.finished = True
+
+    def is_cancelled(self, request: WorkerRequest) -> bool:
+        return False
+
+
+_NO_RESPONDER = _NoResponder()

@@ -1,0 +1,147 @@
+"""Changes the number of instances of a serving version with its load: samples, asks the decider, applies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import ServingError
+from kernel.machine import available_memory_byte_size, memory_byte_size
+from kernel.observe.log_context import about_model
+from kernel.repository.autoscaler import Autoscaler, LoadSample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.config.autoscale import AutoscaleSettings
+    from kernel.loop.clock import Clock
+    from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
+    from kernel.repository.source import ModelSource
+
+logger = logging.getLogger(__name__)
+
+#: This part of the memory stays free: no instance is started that would use it.
+_RESERVE = 20
+
+
+class ServingVersion(msgspec.Struct, frozen=True):
+    """A version whose number of instances can be changed while it serves."""
+
+    version: LoadedVersion
+    source: ModelSource
+    #: Keeps loads and unloads of the model away.
+    lock: asyncio.Lock
+    #: Whether requests still reach the version.
+    serves: Callable[[], bool]
+
+
+class Autoscaling:
+    """Scales one version until it is unloaded or replaced."""
+
+    def __init__(
+        self,
+        serving: ServingVersion,
+        settings: AutoscaleSettings,
+        loader: VersionLoader,
+        commit: Callable[[InstanceUpdate], None],
+        clock: Clock,
+        available: Callable[[], int] = available_memory_byte_size,
+    ) -> None:
+        """`commit` applies a prepared change. `available` returns the bytes of memory that processes can still get."""
+        self._serving = serving
+        self._version = version = serving.version
+        self._model = version.model
+        self._settings = settings
+        self._loader = loader
+        self._commit = commit
+        self._clock = clock
+        self._available = available
+        self._decider = Autoscaler(settings, version.serving_count)
+        #: What the instances that were started last have taken from the free memory, each.
+        self._instance_byte_size = 0
+        self._lacked_memory = False
+        self._model.statistics.autoscale_instances = version.serving_count
+
+    async def run(self) -> None:
+        """Look at the load again and again. Ends when the version serves no longer."""
+        while self._serving.serves():
+            await self.look()
+            await asyncio.sleep(self._decider.interval_ns / 1e9)
+
+    async def look(self) -> None:
+        """Take one sample, and change the number of instances if it is time."""
+        decider, count = self._decider, self._version.serving_count
+        if count != decider.count:  # a load request has changed it
+            self._note(count)
+        wanted = decider.look(self._sample())
+        if wanted == count or (wanted > count and not await self._has_memory(wanted - count)):
+            return
+        free = self._available() if wanted > count else 0
+        with about_model(self._model.name, self._model.version):
+            try:
+                if not await self._scale(wanted):
+                    return
+            except ServingError as error:
+                logger.error(
+                    "model '%s' version %d stays at %d instances, %d could not be started: %s",
+                    self._model.name, self._model.version, count, wanted - count, error.message.strip(),
+                )  # fmt: skip
+                decider.failed(self._clock.now_ns())
+                return
+        if wanted > count:
+            self._instance_byte_size = max(0, free - self._available()) // (wanted - count)
+        self._log(count, wanted)
+        self._note(wanted)
+
+    async def _scale(self, count: int) -> bool:
+        """Have `count` instances. Returns False if the version serves no longer. Raises `ServingError`."""
+        serving = self._serving
+        async with serving.lock:
+            if not serving.serves():
+                return False
+            self._commit(await self._loader.scale(serving.version, serving.source, count))
+            return True
+
+    def _sample(self) -> LoadSample:
+        model = self._model
+        instances = model.instances
+        free, idle = instances.spare_counts()
+        return LoadSample(self._clock.now_ns(), model.live.queued + instances.waiting, instances.count, free, idle)
+
+    async def _has_memory(self, more: int) -> bool:
+        """Whether `more` instances leave enough memory free."""
+        needed = memory_byte_size() // _RESERVE + more * self._instance_byte_size
+        available = await asyncio.to_thread(self._available)
+        if available >= needed:
+            self._lacked_memory = False
+            return True
+        if not self._lacked_memory:
+            self._lacked_memory = True
+            logger.warning(
+                "model '%s' version %d gets no more instances: %d MiB of memory are free, and %d MiB are needed",
+                self._model.name, self._model.version, available >> 20, needed >> 20,
+            )  # fmt: skip
+        self._decider.failed(self._clock.now_ns())
+        return False
+
+    def _log(self, before: int, now: int) -> None:
+        settings = self._settings
+        if now > before:
+            reason, time_ns = "requests have waited and no instance was idle for", settings.up_after_ns
+        else:
+            reason, time_ns = "there was always an idle instance for", settings.down_after_ns
+        logger.info(
+            "model '%s' version %d has %d instances instead of %d: %s %g s",
+            self._model.name, self._model.version, now, before, reason, time_ns / 1e9,
+        )  # fmt: skip
+
+    def _note(self, count: int) -> None:
+        """The version has `count` instances now."""
+        statistics, before = self._model.statistics, self._decider.count
+        statistics.autoscaled_up += max(0, count - before)
+        statistics.autoscaled_down += max(0, before - count)
+        statistics.autoscale_instances = count
+        self._decider.changed(count)

@@ -1,0 +1,44 @@
+"""Lists the repositories in threads, and tells the catalog which models there are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kernel.repository.layout import known_names
+from kernel.repository.local import list_names
+from kernel.repository.source import scan
+
+if TYPE_CHECKING:
+    from kernel.repository.layout import RepositoryContents
+    from kernel.repository.settings import LifecycleSettings
+    from kernel.serving.catalog import Catalog
+
+
+class RepositoryListing:
+    """The repositories of a server. All methods raise `InternalError` if a repository cannot be read."""
+
+    def __init__(self, catalog: Catalog, settings: LifecycleSettings) -> None:
+        self._catalog = catalog
+        self._settings = settings
+
+    async def update_names(self) -> None:
+        """Read the names of the models into the catalog."""
+
+        def names() -> dict[str, list[str]]:
+            return {str(path): list_names(str(path)) for path in self._settings.repositories}
+
+        self._catalog.set_known(*known_names(await asyncio.to_thread(names), namespacing=self._settings.namespacing))
+
+    async def scan(self) -> RepositoryContents:
+        """List all files, and put the names of the models into the catalog."""
+        namespacing = self._settings.namespacing
+        found = await asyncio.to_thread(scan, self._settings.repositories, namespacing=namespacing)
+        names = {identifier: folder.name for identifier, folder in found.models.items()}
+        self._catalog.set_known(names, found.duplicates)
+        return found
+
+    async def scan_for(self, name: str) -> RepositoryContents:
+        """List the files of the models called `name`."""
+        settings = self._settings
+        return await asyncio.to_thread(scan, settings.repositories, namespacing=settings.namespacing, only=name)

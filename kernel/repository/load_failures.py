@@ -1,0 +1,76 @@
+"""What clients, the log and the index get when a load has failed. Texts are Triton's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft, ServingError
+from kernel.serving.catalog import UNLOADED, ModelState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Coroutine, Iterable, Mapping
+
+    from kernel.repository.layout import RepositoryContents
+    from kernel.repository.loading import LoadedVersion
+    from kernel.serving.catalog import Catalog
+
+logger = logging.getLogger(__name__)
+
+
+async def all_loaded(loads: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for the loads of the models of one name; only with namespacing there are several. Raises `ServingError`."""
+    results = await asyncio.gather(*loads, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    texts = [error.message for error in errors if isinstance(error, ModelLoadFailed)]
+    if len(errors) > 1 and len(texts) == len(errors):
+        raise ModelLoadFailed("".join(texts))
+    if errors:
+        raise errors[0]
+
+
+def note_failure(
+    catalog: Catalog,
+    identifier: str,
+    errors: Mapping[int, BaseException],
+    others: Collection[int],
+    serving: Mapping[int, LoadedVersion],
+    staying: Mapping[int, LoadedVersion],
+) -> ServingError:
+    """Put the errors of failed versions into the catalog, and return the error of the load. Old versions still serve.
+
+    `others` are the versions that were loaded and do not serve, because of those that failed.
+    """
+    text = ""
+    for version, error in sorted(errors.items()):
+        if not isinstance(error, ServingError):
+            raise error  # a bug, or the load was cancelled
+        reason = f"{error.code.title}: {error.message}"
+        state = ModelState.READY if version in staying else ModelState.UNAVAILABLE
+        text += f"version {version} is at {state.value} state: {reason};"
+        if version in staying:
+            catalog.set_state(identifier, version, state, reason, staying[version].model)
+        elif version not in serving:
+            catalog.set_state(identifier, version, state, reason)
+    for version in others:
+        if version not in serving:
+            catalog.set_state(identifier, version, ModelState.UNAVAILABLE, UNLOADED)
+    if any(isinstance(error, NoDescriptorLeft) for error in errors.values()):
+        return NoDescriptorLeft()
+    return ModelLoadFailed(f"load failed for model '{identifier}': {text}\n")
+
+
+def poll_failed(name: str, reason: ServingError | str) -> ServingError:
+    """Log why a configuration is missing or wrong, and return Triton's general error for the client."""
+    text = reason if isinstance(reason, str) else reason.message
+    logger.error("Poll failed for model directory '%s': %s", name, text)
+    if isinstance(reason, NoDescriptorLeft):
+        return NoDescriptorLeft()
+    return InternalError(f"failed to load '{name}', failed to poll from model repository")
+
+
+def not_found_reason(name: str, found: RepositoryContents) -> str:
+    if name in found.duplicates:
+        return f"not unique across all model repositories: {', '.join(found.duplicates[name])}"
+    return "model not found in any model repository."

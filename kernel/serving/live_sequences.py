@@ -1,0 +1,187 @@
+"""The live sequences of a model version: which request belongs to which sequence, and where a sequence is. Pure.
+
+A sequence lives from its START until its END was executed, it was idle for too long, it was cancelled, or its instance
+was lost. Rules and texts are Triton's (sequence_batch_scheduler.cc).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import InvalidRequest, request_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kernel.config.sequence_spec import SequenceBatching
+    from kernel.serving.batch import Batch
+    from kernel.serving.instances import Instance
+    from kernel.serving.request import Request
+
+
+class Sequence(msgspec.Struct, eq=False):
+    """A sequence. `LiveSequences` sets `id`, `ends` and `over`, the scheduler the others."""
+
+    id: int | str
+    #: Its requests that are not dispatched, in order. It is short, and a deque takes ten times the memory of a list.
+    queue: list[Request]
+    #: The instance that has the sequence; None while it waits for a slot.
+    instance: Instance | None = None
+    slot: int = -1
+    #: The batch that has a request of the sequence and is not finished.
+    batch: Batch | None = None
+    #: A request was executed, so the instance may have state of the sequence.
+    begun: bool = False
+    #: Its END was received, or it is ending: no further request belongs to it.
+    ends: bool = False
+    over: bool = False
+
+
+class LiveSequences:
+    """Gives each request its sequence, and knows how many sequences live."""
+
+    def __init__(self, model_name: str, batching: SequenceBatching) -> None:
+        self._model_name = model_name
+        self._iterative = batching.iterative
+        self._control = batching.correlation_id_input
+        self._control_type = batching.correlation_id_datatype
+        #: The sequences to which further requests may belong.
+        self._by_id: dict[int | str, Sequence] = {}
+        self._all: dict[Sequence, None] = {}
+        self._last_own_id = 0
+        #: How many sequences each instance has; without those that have none.
+        self._counts: dict[Instance, int] = {}
+        #: Called when the last sequence of an instance ends, or the last one of all (None).
+        self.on_none_left: Callable[[Instance | None], None] = _ignore
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._all)
+
+    def has(self, correlation_id: int | str) -> bool:
+        """Whether a sequence with this id lives that has not received its END."""
+        return correlation_id in self._by_id
+
+    def on(self, instance: Instance) -> int:
+        """Return how many sequences `instance` has."""
+        return self._counts.get(instance, 0)
+
+    def admit(self, request: Request) -> bool:
+        """Give a checked request its sequence, which begins if the request has START.
+
+        Returns whether START restarts a sequence that lives. Raises `InvalidRequest`; then nothing has changed.
+        """
+        self._check(request)
+        correlation_id = request.correlation_id
+        if not correlation_id:
+            request.correlation_id = correlation_id = self._own_id()
+            request.sequence_start = True
+            # No other request can belong to it.
+            request.sequence = sequence = Sequence(correlation_id, [], ends=True)
+            self._all[sequence] = None
+            return False
+        found = self._by_id.get(correlation_id)
+        restarted = found is not None and request.sequence_start
+        if found is None:
+            if not request.sequence_start:
+                raise InvalidRequest(
+                    f"inference request for sequence {correlation_id} to model '{self._model_name}' must specify the "
+                    "START flag on the first request of the sequence"
+                )
+            found = self._by_id[correlation_id] = Sequence(correlation_id, [])
+            self._all[found] = None
+        request.sequence = found
+        if request.sequence_end:
+            found.ends = True
+            del self._by_id[correlation_id]
+        return restarted
+
+    def _check(self, request: Request) -> None:
+        correlation_id = request.correlation_id
+        if self._control:
+            datatype = "BYTES" if isinstance(correlation_id, str) else "UINT64"
+            if (datatype == "BYTES") is not (self._control_type == "BYTES"):
+                raise InvalidRequest(
+                    f"{request_prefix(request.id)}sequence batching control '{self._control}' data-type is "
+                    f"'{datatype}', but model '{self._model_name}' expects '{self._control_type}'"
+                )
+        if request.batch_size > 1:
+            raise InvalidRequest(
+                f"inference request to model '{self._model_name}' must specify batch-size 1 due to requirements of "
+                "sequence batcher"
+            )
+        if not correlation_id and not self._iterative:
+            raise InvalidRequest(
+                f"inference request to model '{self._model_name}' must specify a non-zero or non-empty correlation ID"
+            )
+
+    def _own_id(self) -> int | str:
+        """Return an id for a sequence that a client has not given one, of the type that the model gets."""
+        while True:
+            self._last_own_id += 1
+            own: int | str = str(self._last_own_id) if self._control_type == "BYTES" else self._last_own_id
+            if own not in self._by_id:
+                return own
+
+    # ---- for the scheduler -------------------------------------------------------------------
+
+    def placed(self, sequence: Sequence, instance: Instance, slot: int) -> None:
+        """The sequence got a slot of an instance."""
+        sequence.instance, sequence.slot = instance, slot
+        self._counts[instance] = self._counts.get(instance, 0) + 1
+
+    def displaced(self, sequence: Sequence) -> None:
+        """The sequence lost its slot, and may get another one."""
+        instance, sequence.instance, sequence.slot = sequence.instance, None, -1
+        if instance is not None:
+            self._left(instance)
+
+    def close(self, sequence: Sequence) -> None:
+        """No further request may belong to the sequence; requests that it has are still executed."""
+        sequence.ends = True
+        if self._by_id.get(sequence.id) is sequence:
+            del self._by_id[sequence.id]
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence is over. It keeps its instance and slot, for whoever still needs them."""
+        self.close(sequence)
+        sequence.over = True
+        del self._all[sequence]
+        if sequence.instance is not None:
+            self._left(sequence.instance)
+        if not self._all:
+            self.on_none_left(None)
+
+    def clear(self) -> None:
+        """End all sequences: the scheduler is gone."""
+        for sequence in list(self._all):
+            self.end(sequence)
+
+    def _left(self, instance: Instance) -> None:
+        count = self._counts[instance] - 1
+        if count:
+            self._counts[instance] = count
+        else:
+            del self._counts[instance]
+            self.on_none_left(instance)
+
+    def check(self) -> None:
+        """Recompute the invariants."""
+        counts: dict[Instance, int] = {}
+        for sequence in self._all:
+            assert not sequence.over, f"sequence {sequence.id} is live and over"
+            assert sequence.ends is (self._by_id.get(sequence.id) is not sequence), f"sequence {sequence.id}: ends"
+            if sequence.instance is not None:
+                counts[sequence.instance] = counts.get(sequence.instance, 0) + 1
+        assert counts == self._counts, "sequences of instances are counted wrongly"
+        slots = [(s.instance, s.slot) for s in self._all if s.instance is not None]
+        assert len(set(slots)) == len(slots), "two sequences have one slot"
+        assert set(self._by_id.values()) <= set(self._all), "a sequence that is over has an id"
+
+
+def _ignore(instance: Instance | None) -> None:
+    """Do nothing: nobody waits."""

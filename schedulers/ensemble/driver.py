@@ -1,0 +1,296 @@
+"""Drives the requests of one ensemble: pins models, submits the requests of steps, and sends responses.
+
+`EnsembleProgress` and `StepLimits` decide what starts when. Only the scheduler coroutine calls the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
+from kernel.observe.composed_times import ComposedTimes
+from kernel.serving.events import ChildResponded
+from kernel.serving.response import Response
+from schedulers.ensemble.plan import EnsemblePlan
+from schedulers.ensemble.run import Run
+from schedulers.ensemble.step_limits import LONGEST_WAIT_NS, StepLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.config.spec import ModelSpec
+    from kernel.loop.clock import Clock
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+    from schedulers.ensemble.progress import StepCall
+
+logger = logging.getLogger(__name__)
+
+
+class ModelCaller(Protocol):
+    """Submits requests of steps. Implemented by `kernel.serving.kernel.Kernel`."""
+
+    @property
+    def generation(self) -> int:
+        """Grows with every change of the models."""
+
+    def resolve(self, name: str, version: str = "") -> Model:
+        """Return the version for a request. Raises `ServingError`."""
+
+    def submit(self, request: Request, *, pinned: Model) -> Model:
+        """Check and queue a request for a version that is pinned. Raises `ServingError`, and then keeps no lease."""
+
+
+class _StepSink:
+    """Gives the responses of a step's request to the scheduler of the ensemble."""
+
+    __slots__ = ("_inbox", "_parent", "request")
+
+    peer = ""
+
+    def __init__(self, inbox: Inbox, parent: Request) -> None:
+        self._inbox = inbox
+        self._parent = parent
+        self.request: Request | None = None
+
+    def header(self, name: str) -> str:
+        """Return a header of the request to the ensemble."""
+        return self._parent.sink.header(name)
+
+    def send(self, response: Response) -> None:
+        assert self.request is not None, "the sink was not given its request"
+        if self._inbox.open:
+            self._inbox.post(ChildResponded(self.request, response))
+        else:  # the ensemble was closed: it has failed its own requests
+            response.release()
+
+
+class EnsembleDriver:
+    """The living requests of one version of an ensemble."""
+
+    def __init__(
+        self, spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, caller: ModelCaller
+    ) -> None:
+        assert spec.ensemble is not None
+        self._plan = EnsemblePlan(spec, spec.ensemble)
+        self._inbox = inbox
+        self._instances = instances
+        self._clock = clock
+        self._caller = caller
+        self._version = spec.ensemble.version_text
+        limit = spec.ensemble.max_inflight_requests
+        self._limits = StepLimits["StepCall"](limit, len(self._plan.steps)) if limit else None
+        #: Calls that wait because of the limit.
+        self._waiting: dict[StepCall, Run] = {}
+        self._runs: dict[Request, Run] = {}
+        self._run_of: dict[Request, Run] = {}
+        #: The versions of the steps, as long as the models do not change.
+        self._models: tuple[Model, ...] = ()
+        self._generation = -1
+
+    # ---- events ------------------------------------------------------------------------------
+
+    def begin(self, request: Request) -> None:
+        """Start the first steps of a new request."""
+        request.composed = ComposedTimes()
+        try:
+            models = self._current_models()
+            run = Run(self._plan, request, models, self._clock.now_ns())
+        except ServingError as error:
+            request.fail(self._named(error))
+            return
+        for model in models:
+            model.pin()
+        self._runs[request] = run
+        self._start(run, run.begin())
+        self._go_on(run)
+
+    def responded(self, child: Request, response: Response) -> None:
+        """Take a response of a step."""
+        run = self._run_of.get(child)
+        if run is None:
+            response.release()
+            return
+        call = run.calls[child]
+        if response.final:
+            del run.calls[child], self._run_of[child]
+        if response.error is not None:
+            self._fail(run, response.error)
+        elif response.outputs is not None:
+            self._take_outputs(run, call, response)
+        if response.final:
+            self._ended(run, call)
+        self._go_on(run)
+
+    def cancelled(self, request: Request) -> None:
+        """The client of `request` has gone: its steps are cancelled, and it fails when they have ended."""
+        run = self._runs.get(request)
+        if run is not None:
+            self._fail(run, RequestCancelled())
+            self._go_on(run)
+
+    def consumed(self, request: Request, count: int) -> None:
+        """The client took `count` responses of `request`."""
+        run = self._runs.get(request)
+        if run is not None:
+            run.progress.consumed(count)
+            self._give_credit(run)
+
+    def start_overdue(self) -> None:
+        """Start calls that have waited too long for others of their step."""
+        if self._limits is not None:
+            for step, call in self._limits.overdue(self._clock.now_ns()):
+                run = self._waiting[call]
+                logger.error(
+                    "ensemble '%s': a request of the step of model '%s' has waited %d s for others of this step "
+                    "(max_inflight_requests); it is executed now",
+                    self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
+                )  # fmt: skip
+                self._submit(run, call)
+                self._go_on(run)
+
+    @property
+    def until_ns(self) -> int | None:
+        """When to call `start_overdue`, or None."""
+        return None if self._limits is None else self._limits.until_ns
+
+    def close(self) -> None:
+        """End all requests without responses: who closes the scheduler fails them."""
+        for run in self._runs.values():
+            run.progress.drop()
+            calls, run.calls = list(run.calls), {}
+            for child in calls:
+                child.cancel()
+            for model in run.models:
+                model.unpin()
+        self._runs.clear()
+        self._run_of.clear()
+        self._waiting.clear()
+
+    def check(self) -> None:
+        """Recompute the invariants."""
+        assert self._run_of.keys() == {child for run in self._runs.values() for child in run.calls}
+        for run in self._runs.values():
+            run.progress.check()
+        if self._limits is not None:
+            self._limits.check()
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def _current_models(self) -> tuple[Model, ...]:
+        """Return the versions that the steps use now. Raises `ServingError`."""
+        generation = self._caller.generation
+        if generation != self._generation:
+            resolve = self._caller.resolve
+            self._models = tuple(resolve(step.model_name, step.model_version) for step in self._plan.steps)
+            self._generation = generation
+        return self._models
+
+    def _start(self, run: Run, calls: Iterable[StepCall]) -> None:
+        limits = self._limits
+        for call in calls:
+            if run.error is not None:  # an earlier one of these could not be submitted
+                run.progress.ended(call)
+            elif limits is None or limits.start(call.step, call, self._clock.now_ns()):
+                self._submit(run, call)
+            else:
+                self._waiting[call] = run
+
+    def _submit(self, run: Run, call: StepCall) -> None:
+        if self._waiting:
+            self._waiting.pop(call, None)
+        sink = _StepSink(self._inbox, run.request)
+        child = sink.request = run.request_of(call, sink)
+        run.calls[child] = call
+        self._run_of[child] = run
+        try:
+            self._caller.submit(child, pinned=run.models[call.step])
+        except ServingError as error:
+            del run.calls[child], self._run_of[child]
+            self._fail(run, error)
+            self._ended(run, call)
+
+    def _take_outputs(self, run: Run, call: StepCall, response: Response) -> None:
+        if run.error is not None:
+            response.release()
+        elif call.responses and not call.decoupled:
+            response.release()
+            self._fail(run, InternalError("expected a single response, got 2"))
+        else:
+            self._start(run, run.progress.responded(call, run.outputs_of(call, response)))
+
+    def _ended(self, run: Run, call: StepCall) -> None:
+        """A call that ran has ended."""
+        run.progress.ended(call)
+        following = None if self._limits is None else self._limits.ended(call.step)
+        if following is not None:
+            other = self._waiting[following]
+            self._submit(other, following)
+            if other is not run:
+                self._go_on(other)
+
+    def _give_credit(self, run: Run) -> None:
+        credits, run.progress.credits = run.progress.credits, []
+        if credits:
+            calls = set(credits)
+            for child, call in list(run.calls.items()):
+                if call in calls:
+                    child.consumed(credits.count(call))
+
+    # ---- responses ---------------------------------------------------------------------------
+
+    def _go_on(self, run: Run) -> None:
+        """Send the responses that are complete; end the request if no call is in flight."""
+        progress, request = run.progress, run.request
+        if run.error is None:
+            while (response := run.next_response(self._version)) is not None:
+                if not progress.in_flight and not progress.stuck:
+                    self._end(run)
+                    response.final = True
+                    request.respond(response)
+                    self._instances.executed_by_steps(request, run.started_ns)
+                    return
+                request.respond(response)
+        if progress.credits:
+            self._give_credit(run)
+        if progress.in_flight or request not in self._runs:
+            return
+        if run.error is None and progress.stuck:
+            run.error = InvalidArgument(
+                f"{request_prefix(request.id)}unexpected deadlock, at least one output is not set while no more "
+                "ensemble steps can be made"
+            )
+            progress.drop()
+        self._end(run)
+        if run.error is None:
+            request.respond(Response(self._plan.spec.name, self._version, request.id, final=True))
+            self._instances.executed_by_steps(request, run.started_ns)
+        elif isinstance(run.error, RequestCancelled) and request.cancelled:
+            request.fail(run.error)
+        else:
+            request.fail(self._named(run.error))
+
+    def _fail(self, run: Run, error: ServingError) -> None:
+        """Fail the request when its calls have ended. They are cancelled: nobody needs their responses."""
+        if run.error is not None:
+            return
+        run.error = error
+        run.progress.drop()
+        for call in [call for call, other in self._waiting.items() if other is run]:
+            assert self._limits is not None
+            self._limits.remove(call.step, call)
+            del self._waiting[call]
+            run.progress.ended(call)
+        for child in list(run.calls):
+            child.cancel()
+
+    def _end(self, run: Run) -> None:
+        del self._runs[run.request]
+        for model in run.models:
+            model.unpin()
+
+    def _named(self, error: ServingError) -> ServingError:
+        return prefixed(f"in ensemble '{self._plan.spec.name}', ", error)

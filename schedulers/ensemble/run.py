@@ -1,0 +1,223 @@
+"""One request to an ensemble while its steps are executed: makes the requests of the steps, and the responses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.errors import InvalidArgument
+from kernel.serving.request import Request
+from kernel.serving.response import Response
+from schedulers.ensemble.bridging import bridged, inside, outside
+from schedulers.ensemble.progress import EnsembleProgress, Placed, SequenceValues
+from shm.tensor import RequestedOutput, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.config.spec import TensorSpec
+    from kernel.errors import ServingError
+    from kernel.serving.model import Model
+    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import Sink
+    from schedulers.ensemble.plan import EnsemblePlan
+    from schedulers.ensemble.progress import StepCall
+
+
+class Run:
+    """A request to the ensemble that has no final response yet."""
+
+    def __init__(self, plan: EnsemblePlan, request: Request, models: tuple[Model, ...], started_ns: int) -> None:
+        """`models` are the versions of the steps, which the request has pinned. Raises `InvalidArgument`."""
+        self.request = request
+        self.models = models
+        self.started_ns = started_ns
+        self.route = plan.route(request.outputs)
+        self.progress = EnsembleProgress(plan, self.route)
+        #: Requests of steps without a final response.
+        self.calls: dict[Request, StepCall] = {}
+        #: Why the request fails as soon as no call is in flight.
+        self.error: ServingError | None = None
+        self._plan = plan
+        self._batched = plan.spec.max_batch_size > 0
+        self._sequence = SequenceValues(request.correlation_id, request.sequence_start, request.sequence_end)
+        #: Requested outputs that are not simply a part of the response, by tensor.
+        self._destinations = self._find_destinations(request.outputs)
+
+    def _find_destinations(self, outputs: Iterable[RequestedOutput]) -> dict[str, list[RequestedOutput]]:
+        found: dict[str, list[RequestedOutput]] = {}
+        for output in outputs:
+            if output.span is None and not output.classification:
+                continue
+            if output.name not in self._plan.writers:
+                raise InvalidArgument(
+                    f"output '{output.name}' of ensemble '{self._plan.spec.name}' is one of its inputs, which can "
+                    "neither be written to shared memory nor classified"
+                )
+            found.setdefault(output.name, []).append(output)
+        return found
+
+    # ---- requests of steps -------------------------------------------------------------------
+
+    def begin(self) -> list[StepCall]:
+        """Take over the inputs of the request. Returns the calls that can start."""
+        inputs: dict[str, Placed | None] = {}
+        for tensor in self.request.inputs:
+            shape = inside(tensor.shape, self._plan.spec.inputs[tensor.name], batched=self._batched)
+            inputs[tensor.name] = Placed(Tensor("", tensor.datatype, shape, tensor.data, tensor.span), self._batched)
+        self.request.inputs = []  # each input is freed when the last step has read it
+        return self.progress.begin(inputs)
+
+    def request_of(self, call: StepCall, sink: Sink) -> Request:
+        """Return the request of a call, which owns the leases of its inputs."""
+        parent, model = self.request, self.models[call.step]
+        call.decoupled = model.spec.decoupled
+        batching = model.spec.max_batch_size > 0
+        sequence = self._sequence
+        inputs: list[Tensor] = []
+        leased = False
+        for name, placed in self.progress.inputs_of(call):
+            given = placed.tensor
+            shape = given.shape
+            if placed.batched is not batching and name in model.spec.inputs:
+                shape = bridged(shape, batched=placed.batched, dims=model.spec.inputs[name].dims, batching=batching)
+            inputs.append(Tensor(name, given.datatype, shape, given.data, given.span))
+            leased = leased or given.span is not None
+            sequence = placed.sequence or sequence
+        step = self._plan.steps[call.step]
+        outputs = self._plan.asked[call.step]
+        if self._destinations:
+            outputs = self._asked_of(call)
+            leased = leased or any(output.span is not None for output in outputs)
+        return Request(
+            step.model_name,
+            inputs,
+            sink,
+            step.model_version,
+            parent.id,
+            outputs,
+            parent.parameters,
+            sequence.correlation_id,
+            sequence.start,
+            sequence.end,
+            parent.priority,
+            parent.timeout_us,
+            streaming=True,
+            parent=parent,
+            leased=leased,
+        )
+
+    def _asked_of(self, call: StepCall) -> list[RequestedOutput]:
+        """Return the outputs of a step with the places and classes that the client asks for.
+
+        An output has two entries if a step reads it as well: first the client's, then one for the response.
+        """
+        asked: list[RequestedOutput] = []
+        for name, tensor in self._plan.steps[call.step].outputs.items():
+            wanted = self._destinations.get(tensor, ())
+            spec = self._plan.spec.outputs.get(tensor)
+            for output in wanted:
+                labels = output.labels
+                if labels is None and spec is not None:
+                    labels = list(spec.labels)
+                batched = self._batched if output.batched is None else output.batched
+                span = None if output.span is None else output.span.shared()
+                asked.append(RequestedOutput(name, output.classification, span, None, labels, batched))
+            if not wanted or self._is_read(tensor):
+                asked.append(RequestedOutput(name))
+        return asked
+
+    def _is_read(self, tensor: str) -> bool:
+        """Whether the tensor itself is needed, beside what the client asks of it."""
+        return tensor in self.route.readers or any(
+            output.name == tensor and output.span is None and not output.classification
+            for output in self.request.outputs
+        )
+
+    # ---- responses ---------------------------------------------------------------------------
+
+    def outputs_of(self, call: StepCall, response: Response) -> dict[str, Placed]:
+        """Return the tensors of a step's response by their names in the ensemble. Takes over the response's leases."""
+        batched = self.models[call.step].spec.max_batch_size > 0
+        names = self._plan.steps[call.step].outputs
+        sequence = _sequence_of(response.parameters, self._sequence) if response.parameters else None
+        found: dict[str, Placed] = {}
+        response.leased = False
+        for tensor in response.outputs or ():
+            name = names.get(tensor.name)
+            if name is None:
+                tensor.release()
+            elif not self._destinations:
+                found[name] = Placed(tensor, batched, sequence)
+            else:
+                self._sort(name, tensor, found, batched, sequence)
+        return found
+
+    def _sort(
+        self, name: str, tensor: Tensor, found: dict[str, Placed], batched: bool, sequence: SequenceValues | None
+    ) -> None:
+        """Add an output of a step, which comes once for each destination, in the order of `_asked_of`."""
+        wanted = self._destinations.get(name, ())
+        placed = found.get(name)
+        if placed is None:
+            # Until the tensor itself comes, if it was asked for: what nobody reads needs no bytes.
+            empty = Tensor("", tensor.datatype, tensor.shape, b"")
+            placed = found[name] = Placed(empty, batched, sequence, [])
+        if len(placed.for_client) < len(wanted):
+            placed.for_client.append((tensor, wanted[len(placed.for_client)].classification > 0))
+        else:
+            placed.tensor.release()
+            placed.tensor = tensor
+
+    def next_response(self, version_text: str) -> Response | None:
+        """Return the next response of the ensemble if all its outputs are there, or None."""
+        outputs = self.progress.next_outputs()
+        if outputs is None:
+            return None
+        spec = self._plan.spec
+        sequence = self._sequence
+        tensors: list[Tensor] = []
+        leased = False
+        for name, placed in outputs:
+            sequence = placed.sequence or sequence
+            for given, classified in self._given_of(name, placed):
+                shape = given.shape if classified else self._client_shape(given.shape, placed, spec.outputs[name])
+                tensors.append(Tensor(name, given.datatype, shape, given.data, given.span))
+                leased = leased or given.span is not None
+        parameters: dict[str, ParameterValue] | None = None
+        if tensors:  # as in Triton
+            parameters = {
+                "sequence_id": sequence.correlation_id,
+                "sequence_start": sequence.start,
+                "sequence_end": sequence.end,
+            }
+        request = self.request
+        return Response(spec.name, version_text, request.id, tensors, parameters, None, False, leased)
+
+    def _given_of(self, name: str, placed: Placed) -> list[tuple[Tensor, bool]]:
+        """Return what the client gets of an output, and whether it has classes."""
+        if name not in self._destinations:
+            return [(placed.tensor, False)]
+        if any(o.name == name and o.span is None and not o.classification for o in self.request.outputs):
+            return [*placed.for_client, (placed.tensor, False)]
+        placed.tensor.release()
+        return placed.for_client
+
+    def _client_shape(self, shape: list[int], placed: Placed, wanted: TensorSpec) -> list[int]:
+        if placed.batched is not self._batched:
+            dims = wanted.dims if wanted.reshape is None else wanted.reshape
+            shape = bridged(shape, batched=placed.batched, dims=dims, batching=self._batched)
+        return outside(shape, wanted, batched=self._batched)
+
+
+def _sequence_of(parameters: dict[str, ParameterValue], before: SequenceValues) -> SequenceValues | None:
+    """Return what a response says of its sequence, for the steps that read its outputs; None if it says nothing."""
+    found = before
+    correlation_id = parameters.get("sequence_id")
+    if isinstance(correlation_id, (int, str)) and not isinstance(correlation_id, bool):
+        found = SequenceValues(correlation_id, found.start, found.end)
+    start, end = parameters.get("sequence_start"), parameters.get("sequence_end")
+    if isinstance(start, bool):
+        found = SequenceValues(found.correlation_id, start, found.end)
+    if isinstance(end, bool):
+        found = SequenceValues(found.correlation_id, found.start, end)
+    return None if found is before else found

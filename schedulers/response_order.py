@@ -1,0 +1,76 @@
+"""Responses of a model in the order of its requests (`preserve_ordering`), however many instances execute them. Pure.
+
+A request gets its place when it is dispatched. Responses that come before those of earlier requests are kept back, with
+their leases. A request that is never dispatched has no place: its error is sent at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.serving.request import Request
+    from kernel.serving.response import Response, Sink
+
+
+class ResponseOrder:
+    """The places of dispatched requests whose final response was not passed on yet."""
+
+    def __init__(self) -> None:
+        self._places: deque[_Place] = deque()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def reserve(self, requests: Iterable[Request]) -> None:
+        """Give each request the next place. One that was dispatched before keeps its place."""
+        for request in requests:
+            if not isinstance(request.sink, _Place):
+                place = _Place(self, request.sink)
+                request.sink = place
+                self._places.append(place)
+
+    def is_first(self, place: _Place) -> bool:
+        return self._places[0] is place
+
+    def first_ended(self) -> None:
+        """The first place got its final response: pass on what was kept back for the next ones."""
+        self._places.popleft()
+        while self._places and self._places[0].pass_on():
+            self._places.popleft()
+
+
+class _Place:
+    """The sink of a request that has a place."""
+
+    __slots__ = ("_kept", "_order", "_sink")
+
+    def __init__(self, order: ResponseOrder, sink: Sink) -> None:
+        self._order = order
+        self._sink = sink
+        self._kept: list[Response] = []
+
+    @property
+    def peer(self) -> str:
+        return self._sink.peer
+
+    def header(self, name: str) -> str:
+        return self._sink.header(name)
+
+    def send(self, response: Response) -> None:
+        if not self._order.is_first(self):
+            self._kept.append(response)
+            return
+        self._sink.send(response)
+        if response.final:
+            self._order.first_ended()
+
+    def pass_on(self) -> bool:
+        """Send what was kept back; returns whether the final response was among it."""
+        kept, self._kept = self._kept, []
+        for response in kept:
+            self._sink.send(response)
+        return bool(kept) and kept[-1].final

@@ -1,0 +1,254 @@
+"""Which sequence has which slot, which requests run together, and when a sequence is over. Pure.
+
+Times are monotonic nanoseconds from the caller. The rules are Triton's (sequence_batch_scheduler.cc); differences are
+in docs/differences.md.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from schedulers.sequence.direct_batches import DirectBatches
+from schedulers.sequence.oldest_batches import OldestBatches
+from schedulers.sequence.slots import SlotTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.config.sequence_spec import SequenceBatching
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.batch import Batch
+    from kernel.serving.instances import Instance
+    from kernel.serving.live_sequences import LiveSequences, Sequence
+    from kernel.serving.request import Request
+
+
+class SequenceBatcher:
+    """Assigns sequences to slots, and makes the batches of each instance.
+
+    A sequence is *placed* in a slot or waits in the *backlog*. A placed sequence is *ready* while it has queued
+    requests and none is dispatched, and *idle* while it has no request at all.
+    """
+
+    def __init__(self, spec: ModelSpec, batching: SequenceBatching, live: LiveSequences) -> None:
+        self._spec = spec
+        self._batching = batching
+        self._live = live
+        self._slots = SlotTable(batching.slot_count)
+        self._instances: dict[Instance, DirectBatches | OldestBatches] = {}
+        #: Sequences without a slot, in the order of their START.
+        self._backlog: dict[Sequence, None] = {}
+        #: When requests of the backlog time out: a heap of time, a number that makes entries unequal, and sequence.
+        self._expiries: list[tuple[int, int, Sequence]] = []
+        self._expiry_count = 0
+        #: Since when each idle sequence is idle, in ascending order.
+        self._idle_since: dict[Sequence, int] = {}
+        #: The sequences of each dispatched batch.
+        self._running: dict[Batch, list[Sequence]] = {}
+        #: Slots whose sequence is over, and of which the worker still has state.
+        self._left: list[tuple[Instance, int]] = []
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request, whose sequence is known (`LiveSequences.admit`)."""
+        sequence = _sequence_of(request)
+        sequence.queue.append(request)
+        if sequence.instance is not None:
+            self._idle_since.pop(sequence, None)
+            if sequence.batch is None and len(sequence.queue) == 1:
+                self._instances[sequence.instance].add(sequence)
+            return
+        self._backlog[sequence] = None
+        if request.timeout_us > 0:
+            self._expiry_count += 1
+            expires_ns = request.queue_start_ns + request.timeout_us * 1000
+            heapq.heappush(self._expiries, (expires_ns, self._expiry_count, sequence))
+
+    def reschedule(self, request: Request, now_ns: int) -> bool:
+        """Queue a request again, before the others of its sequence: the model wants to execute it once more.
+
+        Returns False if its sequence is over.
+        """
+        sequence = _sequence_of(request)
+        if sequence.over or sequence.instance not in self._instances:
+            return False
+        request.sequence_start = request.sequence_end = False
+        request.queue_start_ns = now_ns
+        sequence.batch, sequence.begun = None, True
+        sequence.queue.insert(0, request)
+        self._instances[sequence.instance].add(sequence)
+        return True
+
+    def cancel(self, request: Request) -> list[Request]:
+        """End the sequence of a queued request whose client has gone. Returns all its queued requests, to be failed.
+
+        Returns an empty list if the request is not queued.
+        """
+        sequence = _sequence_of(request)
+        if request not in sequence.queue:
+            return []
+        return self._end(sequence)
+
+    # ---- slots and batches -------------------------------------------------------------------
+
+    def place(self, instances: Iterable[Instance]) -> None:
+        """Give sequences of the backlog free slots of `instances`, in the order of their START."""
+        while self._backlog:
+            sequence = next(iter(self._backlog))
+            found = self._slots.take(instances)
+            if found is None:
+                return
+            del self._backlog[sequence]
+            instance, slot = found
+            self._live.placed(sequence, instance, slot)
+            batches = self._instances.get(instance)
+            if batches is None:
+                kind = OldestBatches if self._batching.oldest else DirectBatches
+                batches = self._instances[instance] = kind(self._spec, self._batching)
+            batches.add(sequence)
+
+    def ready(self) -> list[Instance]:
+        """Return the instances with sequences that are ready."""
+        return [instance for instance, batches in self._instances.items() if len(batches)]
+
+    def is_ready(self, instance: Instance) -> bool:
+        """Whether an instance has sequences that are ready."""
+        return len(self._instances[instance]) > 0
+
+    def take(self, instance: Instance, now_ns: int) -> Batch | None:
+        """Remove and return the batch that an instance with ready sequences executes now; None if it is better to wait.
+
+        `finished` follows for each batch, unless the instance is lost.
+        """
+        batch = self._instances[instance].take(now_ns)
+        if batch is not None:
+            self._running[batch] = [_sequence_of(request) for request in batch.requests]
+        return batch
+
+    def finished(self, batch: Batch, now_ns: int) -> None:
+        """A batch was executed: its sequences are ready again, idle, or over."""
+        for sequence in self._running.pop(batch, ()):
+            if sequence.batch is not batch:
+                continue  # it was rescheduled, or has ended with its instance
+            sequence.batch, sequence.begun = None, True
+            if sequence.queue:
+                assert sequence.instance is not None
+                self._instances[sequence.instance].add(sequence)
+            elif sequence.ends:
+                self._release(sequence)
+            else:
+                self._idle_since[sequence] = now_ns
+
+    def wait_until_ns(self, instance: Instance) -> int:
+        """Return when `take` returns a batch without another event, for an instance with ready sequences."""
+        return self._instances[instance].wait_until_ns()
+
+    def slots_left(self) -> list[tuple[Instance, int]]:
+        """Return the slots that sequences have left since the last call, if workers keep state of them."""
+        left, self._left = self._left, []
+        return left
+
+    # ---- the end of sequences ----------------------------------------------------------------
+
+    def next_expiry_ns(self) -> int | None:
+        """Return when a sequence is idle for too long or a request of the backlog times out, or None."""
+        idle_ns = next(iter(self._idle_since.values()), None)
+        if idle_ns is not None:
+            idle_ns += self._batching.max_idle_ns
+        if not self._expiries:
+            return idle_ns
+        return self._expiries[0][0] if idle_ns is None else min(idle_ns, self._expiries[0][0])
+
+    def expire(self, now_ns: int) -> list[Request]:
+        """End sequences that are idle for too long or whose requests timed out in the backlog.
+
+        Returns the requests of the latter, to be failed.
+        """
+        while self._idle_since:
+            sequence, since_ns = next(iter(self._idle_since.items()))
+            if now_ns < since_ns + self._batching.max_idle_ns:
+                break
+            self._release(sequence)
+        failed: list[Request] = []
+        while self._expiries and self._expiries[0][0] <= now_ns:
+            _, _, sequence = heapq.heappop(self._expiries)
+            if sequence in self._backlog:
+                failed += self._end(sequence)
+        return failed
+
+    def lose(self, instance: Instance, returned: Iterable[Request]) -> list[Request]:
+        """End the sequences of a lost instance. Returns their requests, to be failed.
+
+        `returned` are requests that were dispatched and that the instance had not started. A sequence of which nothing
+        was executed begins again in another slot.
+        """
+        for request in reversed(list(returned)):
+            sequence = _sequence_of(request)
+            if sequence.batch is not None:
+                self._running.pop(sequence.batch, None)
+                sequence.batch = None
+            sequence.queue.insert(0, request)
+        self._slots.remove(instance)
+        self._instances.pop(instance, None)
+        failed: list[Request] = []
+        fresh: dict[Sequence, None] = {}
+        for sequence in [each for each in self._live if each.instance is instance]:
+            if sequence.batch is None and not sequence.begun and sequence.queue:
+                self._live.displaced(sequence)
+                fresh[sequence] = None
+            else:
+                if sequence.batch is not None:
+                    self._running.pop(sequence.batch, None)
+                    sequence.batch = None
+                failed += self._end(sequence)
+        self._backlog = fresh | self._backlog
+        self._left = [left for left in self._left if left[0] is not instance]
+        return failed
+
+    def end_all(self) -> list[Request]:
+        """End all sequences. Returns their queued requests, to be failed."""
+        return [request for sequence in list(self._live) for request in self._end(sequence)]
+
+    def _end(self, sequence: Sequence) -> list[Request]:
+        """End a sequence, as soon as its dispatched request is finished. Returns its queued requests."""
+        if sequence.instance in self._instances:
+            self._instances[sequence.instance].remove(sequence)
+        queued, sequence.queue = sequence.queue, []
+        if sequence.batch is None:
+            self._release(sequence)
+        else:
+            self._live.close(sequence)
+        return queued
+
+    def _release(self, sequence: Sequence) -> None:
+        """The sequence is over: free its slot."""
+        self._backlog.pop(sequence, None)
+        self._idle_since.pop(sequence, None)
+        self._live.end(sequence)
+        instance = sequence.instance
+        if instance is not None and instance in self._instances:
+            self._slots.free(instance, sequence.slot)
+            if self._batching.has_state:
+                self._left.append((instance, sequence.slot))
+
+    # ---- invariants --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Recompute the invariants."""
+        self._live.check()
+        for sequence in self._live:
+            placed = sequence.instance is not None
+            assert placed is not (sequence in self._backlog), f"sequence {sequence.id} is placed and in the backlog"
+            idle = placed and not sequence.queue and sequence.batch is None
+            assert idle is (sequence in self._idle_since), f"sequence {sequence.id} is wrongly idle"
+            if sequence.batch is not None:
+                assert sequence in self._running[sequence.batch], f"sequence {sequence.id} is not in its batch"
+        assert list(self._idle_since.values()) == sorted(self._idle_since.values())
+
+
+def _sequence_of(request: Request) -> Sequence:
+    sequence = request.sequence
+    assert sequence is not None, f"request {request.id!r} has no sequence"
+    return sequence

@@ -1,0 +1,72 @@
+"""The strategy `direct`: a sequence has the row of its slot in each batch of its instance. Pure.
+
+A batch reaches from row 0 to the last slot with a request; other rows in between are padding. The rule for the delay
+is Triton's (`DirectSequenceBatch::BatcherThread`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.serving.batch import Batch
+from schedulers.shapes import BatchKeys
+
+if TYPE_CHECKING:
+    from kernel.config.sequence_spec import SequenceBatching
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.live_sequences import Sequence
+    from kernel.serving.request import Request
+
+
+class DirectBatches:
+    """Makes the batches of one instance."""
+
+    def __init__(self, spec: ModelSpec, batching: SequenceBatching) -> None:
+        self._keys = BatchKeys(spec)
+        self._slot_count = batching.slot_count
+        # Each of the two settings has an effect only with the other one (Triton).
+        waits = batching.minimum_slot_utilization > 0
+        self._delay_ns = batching.max_queue_delay_ns if waits else 0
+        self._utilization = batching.minimum_slot_utilization
+        #: Sequences with queued requests, of which none is dispatched.
+        self._ready: dict[Sequence, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, sequence: Sequence) -> None:
+        """The first queued request of the sequence can be executed now."""
+        self._ready[sequence] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        """No request of the sequence is to be executed."""
+        self._ready.pop(sequence, None)
+
+    def take(self, now_ns: int) -> Batch | None:
+        """Remove and return the batch to execute now, or None if it is better to wait.
+
+        If requests cannot be in one batch, because their shapes differ, the oldest one decides.
+        """
+        ready = self._ready
+        if not ready:
+            return None
+        if self._delay_ns and len(ready) / self._slot_count < self._utilization and now_ns < self.wait_until_ns():
+            return None
+        keys = {sequence: self._keys.key(sequence.queue[0]) for sequence in ready}
+        key = keys[min(ready, key=_queued_at)]
+        taken = [sequence for sequence in ready if keys[sequence] == key]
+        entries: list[Request | None] = [None] * (1 + max(sequence.slot for sequence in taken))
+        batch = Batch(entries, slots=list(range(len(entries))))
+        for sequence in taken:
+            entries[sequence.slot] = sequence.queue.pop(0)
+            sequence.batch = batch
+            del ready[sequence]
+        return batch
+
+    def wait_until_ns(self) -> int:
+        """Return when `take` returns a batch without another event; call it only while a sequence is ready."""
+        return min(sequence.queue[0].queue_start_ns for sequence in self._ready) + self._delay_ns
+
+
+def _queued_at(sequence: Sequence) -> int:
+    return sequence.queue[0].queue_start_ns

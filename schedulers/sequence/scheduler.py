@@ -1,0 +1,82 @@
+"""The sequence batcher as a scheduler coroutine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel import errors
+from kernel.loop.clock import ITERATION_END
+from kernel.serving.events import Cancelled, DeadlineReached, InstanceLost, NoInstanceLeft, Rescheduled, Submitted
+from kernel.serving.sequence_instances import SequenceInstances
+from schedulers.sequence.batcher import SequenceBatcher
+from schedulers.start_hold import hold_until_count
+
+if TYPE_CHECKING:
+    from kernel.config.spec import ModelSpec
+    from kernel.loop.clock import Clock
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
+    from kernel.serving.request import Request
+
+
+async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
+    """Schedule a model with `sequence_batching`. Batches are dispatched at the end of an event-loop iteration."""
+    assert spec.sequence_batching is not None
+    assert isinstance(instances, SequenceInstances)
+    batcher = SequenceBatcher(spec, spec.sequence_batching, instances.sequences)
+    instances.check_scheduler = batcher.check
+    # With `direct` the rows of the next batch are known only after the last one.
+    one_batch = not spec.sequence_batching.oldest
+    hold_count = hold_until_count()
+    until_ns: int | None = None
+    while True:
+        event = await inbox.next(until_ns)
+        until_ns = ITERATION_END
+        match event:
+            case Submitted(request=request):
+                batcher.add(request)
+            case DeadlineReached() if instances.queued < hold_count:
+                until_ns = None
+            case DeadlineReached():
+                hold_count = 0
+                until_ns = _start(batcher, instances, clock.now_ns(), one_batch=one_batch)
+            case Rescheduled(request=request):
+                if not batcher.reschedule(request, clock.now_ns()):
+                    request.fail(errors.InternalError("the sequence ended before the request could be executed again"))
+                elif request.cancelled:
+                    _fail(batcher.cancel(request), errors.RequestCancelled())
+            case Cancelled(request=request):
+                _fail(batcher.cancel(request), errors.RequestCancelled())
+            case InstanceLost(instance=instance, returned=returned):
+                _fail(batcher.lose(instance, returned), errors.SequenceLost(instance.name))
+            case NoInstanceLeft(error=error):
+                _fail(batcher.end_all(), error)
+
+
+def _start(batcher: SequenceBatcher, instances: SequenceInstances, now_ns: int, *, one_batch: bool) -> int | None:
+    """End sequences whose time is over, place those that wait, and dispatch the batches that are ready.
+
+    Returns when to act without another event, or None.
+    """
+    for finished in instances.take_finished():
+        batcher.finished(finished, now_ns)
+    _fail(batcher.expire(now_ns), errors.SequenceTimeout())
+    batcher.place(instances.serving)
+    for instance, slot in batcher.slots_left():
+        instance.end_sequence(slot)
+    until_ns = batcher.next_expiry_ns()
+    for instance in batcher.ready():
+        most = 1 if one_batch else instance.record.concurrency
+        while batcher.is_ready(instance) and instances.has_room(instance, most):
+            batch = batcher.take(instance, now_ns)
+            if batch is None:
+                wait_ns = batcher.wait_until_ns(instance)
+                until_ns = wait_ns if until_ns is None else min(until_ns, wait_ns)
+                break
+            instances.dispatch(instance, batch)
+    return until_ns if until_ns is None else max(until_ns, now_ns + 1)
+
+
+def _fail(requests: list[Request], error: errors.ServingError) -> None:
+    for request in requests:
+        request.fail(error)

@@ -1,0 +1,161 @@
+"""The queue of a model: levels, limits, timeouts, and requests that are cancelled while they wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel.config.fair_queuing import FairQueuing
+from kernel.config.spec import DynamicBatching, QueuePolicy
+from kernel.serving.request import Request
+from kernel.testing import RecordingSink
+from schedulers.queue import RequestQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FAIR = FairQueuing(parameter="tenant")
+
+
+def request(id: str, *, priority: int = 0, at_ns: int = 0, timeout_us: int = 0, tenant: str = "") -> Request:
+    made = Request("m", [], RecordingSink(), id=id, parameters={"tenant": tenant})
+    made.priority, made.queue_start_ns, made.timeout_us = priority, at_ns, timeout_us
+    return made
+
+
+def ids(requests: Iterable[Request]) -> str:
+    return "".join(each.id for each in requests)
+
+
+def waiting(queue: RequestQueue) -> str:
+    queue.check()
+    return ids(entry.request for entry in queue.in_order())
+
+
+def test_levels_are_served_strictly_in_order_and_unknown_ones_have_the_default() -> None:
+    queue = RequestQueue(DynamicBatching(priority_levels=3, default_priority_level=2))
+    for id, priority in zip("abcdef", (3, 0, 1, 9, 2, 3), strict=True):
+        queue.add(request(id, priority=priority), None)
+    assert waiting(queue) == "cbdeaf"
+    assert ids(queue.take(4)) == "cbde"
+
+
+def test_without_levels_every_priority_is_the_same() -> None:
+    queue = RequestQueue(DynamicBatching())
+    for id, priority in zip("abc", (3, 1, 2), strict=True):
+        queue.add(request(id, priority=priority), None)
+    assert waiting(queue) == "abc"
+
+
+def test_each_level_has_its_own_limit() -> None:
+    settings = DynamicBatching(
+        priority_levels=2, default_priority_level=2, default_queue_policy=QueuePolicy(max_queue_size=1),
+        queue_policies={1: QueuePolicy(max_queue_size=2)},
+    )  # fmt: skip
+    queue = RequestQueue(settings)
+    assert [queue.add(request("x", priority=1), None) for _ in range(3)] == [True, True, False]
+    assert [queue.add(request("y", priority=2), None) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("fair", [None, FAIR])
+def test_a_cancelled_request_makes_room_at_once(fair: FairQueuing | None) -> None:
+    queue = RequestQueue(DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=2)), fair)
+    first, second, third = request("a"), request("b"), request("c")
+    assert queue.add(first, None)
+    assert queue.add(second, None)
+    assert not queue.add(third, None)
+    assert queue.cancel(first)
+    assert not queue.cancel(first)
+    assert queue.add(third, None)
+    assert waiting(queue) == "bc"
+    assert ids(queue.take(5)) == "bc"
+    assert queue.count == 0
+
+
+def test_many_cancelled_requests_are_removed_though_none_is_served() -> None:
+    queue = RequestQueue(DynamicBatching())
+    queue.add(request("a"), None)
+    for _ in range(1000):
+        gone = request("x")
+        queue.add(gone, None)
+        queue.cancel(gone)
+    assert len(queue._levels[0].in_time) < 100
+    assert waiting(queue) == "a"
+
+
+def test_only_a_shorter_timeout_of_the_request_counts_and_only_below_a_default() -> None:
+    policy = QueuePolicy(default_timeout_ns=50_000, allow_timeout_override=True)
+    for policy_given, timeout_us, expires_ns in (
+        (policy, 10, 10_000),
+        (policy, 90, 50_000),
+        (policy, 0, 50_000),
+        (QueuePolicy(allow_timeout_override=True), 10, None),  # Triton's rule
+    ):
+        queue = RequestQueue(DynamicBatching(default_queue_policy=policy_given))
+        queue.add(request("a", timeout_us=timeout_us), None)
+        assert queue.next_expiry_ns == expires_ns
+
+
+@pytest.mark.parametrize("fair", [None, FAIR])
+@pytest.mark.parametrize("delay", [False, True])
+def test_expired_requests_are_rejected_or_go_behind_the_others_of_their_level(
+    fair: FairQueuing | None, delay: bool
+) -> None:
+    policy = QueuePolicy(default_timeout_ns=10, delay_on_timeout=delay)
+    queue = RequestQueue(DynamicBatching(default_queue_policy=policy), fair)
+    old, gone = request("a"), request("b")
+    for each in (old, gone, request("c", at_ns=5)):
+        queue.add(each, None)
+    queue.cancel(gone)
+    assert ids(queue.expire(9)) == ""
+    assert ids(queue.expire(10)) == ("" if delay else "a")
+    assert waiting(queue) == ("ca" if delay else "c")
+    assert queue.next_expiry_ns == 15
+    if delay:
+        assert queue.cancel(old)
+        assert waiting(queue) == "c"
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["add", "cancel", "take", "expire", "return"]), st.integers(0, 9), st.integers(0, 3)),
+    max_size=60,
+)
+
+
+@given(steps, st.booleans(), st.sampled_from([None, FAIR]))
+def test_nothing_is_lost_or_served_twice(
+    given_steps: list[tuple[str, int, int]], delay: bool, fair: FairQueuing | None
+) -> None:
+    policy = QueuePolicy(default_timeout_ns=7, delay_on_timeout=delay, max_queue_size=20)
+    settings = DynamicBatching(priority_levels=2, default_priority_level=1, default_queue_policy=policy)
+    queue = RequestQueue(settings, fair)
+    present: dict[str, Request] = {}
+    taken: list[Request] = []
+    for now_ns, (kind, amount, priority) in enumerate(given_steps):
+        if kind == "add":
+            made = request(f"{now_ns},", priority=priority, at_ns=now_ns, tenant=str(amount % 3))
+            if queue.add(made, None):
+                present[made.id] = made
+        elif kind == "cancel" and present:
+            chosen = list(present)[amount % len(present)]
+            assert queue.cancel(present.pop(chosen))
+        elif kind == "take":
+            shown = [entry.request.id for entry in queue.in_order()]
+            taken = queue.take(amount)
+            assert [each.id for each in taken] == shown[:amount]
+            for each in taken:
+                del present[each.id]
+        elif kind == "expire":
+            for each in queue.expire(now_ns):
+                assert not delay
+                del present[each.id]
+        elif kind == "return":
+            for each in reversed(taken):
+                queue.put_back(each, None)
+                present[each.id] = each
+            taken = []
+        queue.check()
+        assert {entry.request.id for entry in queue.in_order()} == present.keys()
