@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Sleeps as long as its first request says; says which execution it was since 1 was sent, and of how many requests."""
+    """Sleeps as long as its first request says. Returns which execution it was since 1 was sent, and of how many."""
 
     def initialize(self, args):
         self.executions = 0
