@@ -70,28 +70,32 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write Triton's responses for the test suite")
     parser.add_argument("--recorded", action="store_true", help="compare with the recorded responses, without a Triton")
     parser.add_argument("-v", "--verbose", action="store_true", help="also show steps that are the same")
+    parser.add_argument(
+        "--suite", type=Path, default=servers.SUITE, help="the folder with cases, their models, and what is recorded"
+    )
     options = parser.parse_args()
-    files = options.files or sorted(servers.CASES.glob("*.py"))
+    models, records = options.suite / "models", options.suite / "recorded"
+    files = options.files or sorted((options.suite / "cases").glob("*.py"))
     cases = {path.stem: [case for case in load_cases(path) if options.only in case.name] for path in files}
     theirs: dict[str, Responses] = {}
     try:
         if options.recorded:
-            theirs = {name: recorded(servers.RECORDED / f"{name}.json", found) for name, found in cases.items()}
+            theirs = {name: recorded(records / f"{name}.json", found) for name, found in cases.items()}
         else:
-            with servers.Triton(servers.MODELS) as real:
+            with servers.Triton(models) as real:
                 theirs = {name: responses_of(real, found) for name, found in cases.items()}
     except NotAvailable as error:
         print(error, file=sys.stderr)
         return 2
     if options.record:
         for name, found in theirs.items():
-            path = servers.RECORDED / f"{name}.json"
+            path = records / f"{name}.json"
             record = Record.read(path) if options.only else Record({})
             for case, kept in found:
                 record.put(case, kept)
             record.write(path)
     counted: Counter[str] = Counter()
-    with servers.Ours(servers.MODELS) as ours:
+    with servers.Ours(models) as ours:
         for name, wanted in cases.items():
             counted += compare(name, responses_of(ours, wanted), theirs[name], verbose=options.verbose)
     print(", ".join(f"{count} {label}" for label, count in counted.most_common()), f"of {counted.total()}")

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from bench.oracle.steps import Step
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT / "tests/conformance/cases"
-MODELS = ROOT / "tests/conformance/models"
-RECORDED = ROOT / "tests/conformance/recorded"
+#: A suite has cases, the models that they need, and the recorded responses to them.
+SUITE = ROOT / "tests/conformance"
+CASES = SUITE / "cases"
+MODELS = SUITE / "models"
+RECORDED = SUITE / "recorded"
 
 #: Models whose names begin with this are loaded by cases, not at the start.
 LATER = "late_"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidRequest, request_prefix
+from kernel.errors import InvalidRequest, Unsupported, request_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from kernel.serving.batch import Batch
     from kernel.serving.instances import Instance
     from kernel.serving.request import Request
+
+
+#: The longest correlation id that is a text.
+MAX_ID_BYTES = 128
 
 
 class Sequence(msgspec.Struct, eq=False):
@@ -73,13 +77,14 @@ class LiveSequences:
     def admit(self, request: Request) -> bool:
         """Give a checked request its sequence, which begins if the request has START.
 
-        Returns whether START restarts a sequence that lives. Raises `InvalidRequest`; then nothing has changed.
+        Returns whether START restarts a sequence that lives. Raises `InvalidRequest` or `Unsupported`; then nothing has
+        changed.
         """
         self._check(request)
         correlation_id = request.correlation_id
         if not correlation_id:
             request.correlation_id = correlation_id = self._own_id()
-            request.sequence_start = True
+            request.sequence_start, request.sequence_end = True, False
             # No other request can belong to it.
             request.sequence = sequence = Sequence(correlation_id, [], ends=True)
             self._all[sequence] = None
@@ -102,13 +107,15 @@ class LiveSequences:
 
     def _check(self, request: Request) -> None:
         correlation_id = request.correlation_id
-        if self._control:
+        if correlation_id and self._control:
             datatype = "BYTES" if isinstance(correlation_id, str) else "UINT64"
             if (datatype == "BYTES") is not (self._control_type == "BYTES"):
                 raise InvalidRequest(
                     f"{request_prefix(request.id)}sequence batching control '{self._control}' data-type is "
                     f"'{datatype}', but model '{self._model_name}' expects '{self._control_type}'"
                 )
+        if isinstance(correlation_id, str) and len(correlation_id.encode()) > MAX_ID_BYTES:
+            raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
         if request.batch_size > 1:
             raise InvalidRequest(
                 f"inference request to model '{self._model_name}' must specify batch-size 1 due to requirements of "

@@ -136,7 +136,7 @@ class SequenceBatcher:
             if sequence.queue:
                 assert sequence.instance is not None
                 self._instances[sequence.instance].add(sequence)
-            elif sequence.ends:
+            elif sequence.ends or self._batching.iterative:  # the model is done with an iterative one
                 self._release(sequence)
             else:
                 self._idle_since[sequence] = now_ns

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
-import pytest
 
 from kernel.config.sequence_spec import SequenceBatching
 from kernel.serving.live_sequences import Sequence
 from schedulers.sequence.direct_batches import DirectBatches
 from tests.schedulers.sequence.sequence_lab import MS, finish, rows, sequence_lab
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_sequence_keeps_its_row_and_rows_before_it_are_padding() -> None:
