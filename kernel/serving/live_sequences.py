@@ -55,6 +55,8 @@ class LiveSequences:
         self._by_id: dict[int | str, Sequence] = {}
         self._all: dict[Sequence, None] = {}
         self._last_own_id = 0
+        #: How many sequences end when their last request is executed.
+        self.ending = 0
         #: How many sequences each instance has; without those that have none.
         self._counts: dict[Instance, int] = {}
         #: Called when the last sequence of an instance ends, or the last one of all (None).
@@ -88,6 +90,7 @@ class LiveSequences:
             # No other request can belong to it.
             request.sequence = sequence = Sequence(correlation_id, [], ends=True)
             self._all[sequence] = None
+            self.ending += 1
             return False
         found = self._by_id.get(correlation_id)
         restarted = found is not None and request.sequence_start
@@ -102,6 +105,7 @@ class LiveSequences:
         request.sequence = found
         if request.sequence_end:
             found.ends = True
+            self.ending += 1
             del self._by_id[correlation_id]
         return restarted
 
@@ -149,13 +153,15 @@ class LiveSequences:
 
     def close(self, sequence: Sequence) -> None:
         """No further request may belong to the sequence; requests that it has are still executed."""
-        sequence.ends = True
-        if self._by_id.get(sequence.id) is sequence:
+        if not sequence.ends:
+            sequence.ends = True
+            self.ending += 1
             del self._by_id[sequence.id]
 
     def end(self, sequence: Sequence) -> None:
         """The sequence is over. It keeps its instance and slot, for whoever still needs them."""
         self.close(sequence)
+        self.ending -= 1
         sequence.over = True
         del self._all[sequence]
         if sequence.instance is not None:
@@ -179,6 +185,7 @@ class LiveSequences:
     def check(self) -> None:
         """Recompute the invariants."""
         counts: dict[Instance, int] = {}
+        assert self.ending == sum(sequence.ends for sequence in self._all), "sequences that end are counted wrongly"
         for sequence in self._all:
             assert not sequence.over, f"sequence {sequence.id} is live and over"
             assert sequence.ends is (self._by_id.get(sequence.id) is not sequence), f"sequence {sequence.id}: ends"

@@ -125,5 +125,5 @@ class SequenceModel(Model):
     def _scheduler_failed(self, error: Exception) -> None:
         """End all sequences, whose queues the scheduler had, and go on as `Model` does."""
         self.sequences.clear()
-        self.instances.take_finished()
+        self.instances.finished.clear()
         super()._scheduler_failed(error)
