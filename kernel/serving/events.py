@@ -24,7 +24,7 @@ class Cancelled(msgspec.Struct, frozen=True):
     request: Request
 
 
-class Rescheduled(msgspec.Struct, frozen=True):
+class RequestRescheduled(msgspec.Struct, frozen=True):
     """The model has given a request back, to execute it again (iterative sequences). The scheduler owns it again."""
 
     request: Request
@@ -56,4 +56,4 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
     error: ServingError
 
 
-Event = Submitted | Cancelled | Rescheduled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft
+Event = Submitted | Cancelled | RequestRescheduled | InstanceIdle | InstanceLost | DeadlineReached | NoInstanceLeft

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.serving.batch import Batch
     from kernel.serving.instances import Instance
-    from kernel.serving.live_sequences import LiveSequences, Sequence
     from kernel.serving.request import Request
+    from kernel.serving.sequences.live_sequences import LiveSequences, Sequence
 
 
 class SequenceBatcher:

@@ -14,8 +14,8 @@ from schedulers.shapes import BatchKeys
 if TYPE_CHECKING:
     from kernel.config.sequence_spec import SequenceBatching
     from kernel.config.spec import ModelSpec
-    from kernel.serving.live_sequences import Sequence
     from kernel.serving.request import Request
+    from kernel.serving.sequences.live_sequences import Sequence
 
 
 class DirectBatches:

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 
 from kernel import errors
 from kernel.loop.clock import ITERATION_END
-from kernel.serving.events import Cancelled, DeadlineReached, InstanceLost, NoInstanceLeft, Rescheduled, Submitted
-from kernel.serving.sequence_instances import SequenceInstances
+from kernel.serving.events import (
+    Cancelled,
+    DeadlineReached,
+    InstanceLost,
+    NoInstanceLeft,
+    RequestRescheduled,
+    Submitted,
+)
+from kernel.serving.sequences.sequence_instances import SequenceInstances
 from schedulers.sequence.batcher import SequenceBatcher
 from schedulers.start_hold import hold_until_count
 
@@ -40,7 +47,7 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
             case DeadlineReached():
                 hold_count = 0
                 until_ns = _start(batcher, instances, clock.now_ns(), one_batch=one_batch)
-            case Rescheduled(request=request):
+            case RequestRescheduled(request=request):
                 if not batcher.reschedule(request, clock.now_ns()):
                     request.fail(errors.InternalError("the sequence ended before the request could be executed again"))
                 elif request.cancelled:

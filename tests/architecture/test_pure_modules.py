@@ -52,7 +52,7 @@ PURE = (
     "kernel/serving/events.py",
     "kernel/serving/instances.py",
     "kernel/serving/live_requests.py",
-    "kernel/serving/live_sequences.py",
+    "kernel/serving/sequences/live_sequences.py",
     "kernel/serving/request.py",
     "kernel/serving/response.py",
     "kernel/serving/triton_input_order.py",

@@ -48,7 +48,8 @@ class LiveSequences:
 
     def __init__(self, model_name: str, batching: SequenceBatching) -> None:
         self._model_name = model_name
-        self._iterative = batching.iterative
+        #: A sequence ends when the model does not reschedule its last request.
+        self.iterative = batching.iterative
         self._control = batching.correlation_id_input
         self._control_type = batching.correlation_id_datatype
         #: The sequences to which further requests may belong.
@@ -125,7 +126,7 @@ class LiveSequences:
                 f"inference request to model '{self._model_name}' must specify batch-size 1 due to requirements of "
                 "sequence batcher"
             )
-        if not correlation_id and not self._iterative:
+        if not correlation_id and not self.iterative:
             raise InvalidRequest(
                 f"inference request to model '{self._model_name}' must specify a non-zero or non-empty correlation ID"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kernel.serving.events import InstanceIdle, Rescheduled
+from kernel.serving.events import InstanceIdle, RequestRescheduled
 from kernel.serving.instances import InstanceSet
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import Instance
     from kernel.serving.live_requests import LiveRequests
-    from kernel.serving.live_sequences import LiveSequences
     from kernel.serving.request import Request
+    from kernel.serving.sequences.live_sequences import LiveSequences
 
 
 class SequenceInstances(InstanceSet):
@@ -78,13 +78,14 @@ class SequenceInstances(InstanceSet):
         self.finished.append((batch, self._clock.now_ns()))
         queued = self._live.queued
         super().executed(instance, batch, times)  # posts the event if the instance is in service
-        if self.sequences.ending if not queued else instance not in self._serving:
+        sequences = self.sequences
+        if sequences.ending or sequences.iterative if not queued else instance not in self._serving:
             self._inbox.post(InstanceIdle(instance))
 
     def rescheduled(self, request: Request) -> None:
         """The model has given a request back, to execute it again."""
         self._live.returned([request])
-        self._inbox.post(Rescheduled(request))
+        self._inbox.post(RequestRescheduled(request))
 
     def retire(self, instance: Instance) -> None:
         """Give the instance no new sequences. It still gets the requests of those that it has."""
