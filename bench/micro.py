@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import timeit
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
@@ -24,6 +26,7 @@ from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.sequence.scheduler import sequence
 from shm.blocks import BlockAllocator
 from shm.tensor import Tensor
 
@@ -65,6 +68,9 @@ def operations() -> dict[str, Callable[[], object]]:
         "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
         "scheduler: dynamic, submit to dispatch": _dynamic_step(DynamicBatching()),
         "scheduler: the same, clients get shares": _dynamic_step(DynamicBatching(), FairQueuing(parameter="client")),
+        "scheduler: sequence, direct": _sequences(4, oldest=False),
+        "scheduler: sequence, oldest": _sequences(4, oldest=True),
+        "scheduler: sequence, oldest, 10,000 live": _sequences(10_000, oldest=True),
     }
 
 
@@ -116,5 +122,23 @@ def _dynamic_step(batching: DynamicBatching, fair: FairQueuing | None = None) ->
         recorded.clear()
         request.dispatched = False
         live.instance_of[request], live.queued = None, 1
+
+    return once
+
+
+def _sequences(live: int, *, oldest: bool) -> Callable[[], object]:
+    """Submit a request of the next of `live` sequences, and let it be executed; without the making of the request."""
+    batching = SequenceBatching(oldest=oldest, slot_count=live, max_idle_ns=1 << 62)
+    lab = Lab(model_spec(max_batch_size=8, sequence_batching=batching), sequence)
+    for number in range(1, live + 1):
+        lab.submit_to_sequence(number, start=True)
+        lab.clock.end_iteration()
+        lab.finish()
+    numbers = itertools.cycle(range(1, live + 1))
+
+    def once() -> None:
+        lab.submit_to_sequence(next(numbers))
+        lab.clock.end_iteration()
+        lab.finish()
 
     return once

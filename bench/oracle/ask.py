@@ -7,7 +7,10 @@ import gzip
 import http.client
 import json
 import os
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +59,7 @@ class AskedServer:
             "chunked": self._chunked,
             "rpc": self._rpc,
             "stream": self._stream,
+            "together": self._together,
             "region": _make_region,
             "read_region": _read_region,
             "remove_region": _remove_region,
@@ -87,6 +91,15 @@ class AskedServer:
         call = getattr(self._stub, name)
         response = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
         return StepResponse("grpc OK", _document(response))
+
+    def _together(self, parts: list[Document]) -> StepResponse:
+        def send(part: Document) -> StepResponse:
+            time.sleep(part["after_ms"] / 1000)
+            return self._ask(part["args"], part["kind"])
+
+        with ThreadPoolExecutor(len(parts)) as threads:
+            found = list(threads.map(send, parts))
+        return StepResponse("together", [asdict(each) for each in found])
 
     def _stream(
         self, requests: list[Document], raws: list[list[bytes]], metadata: dict[str, str] | None = None

@@ -1,6 +1,6 @@
 """`SequenceBatching`: the part of a configuration's `sequence_batching` that the scheduler needs. Times in nanoseconds.
 
-Control tensors and implicit state are the worker's (`backends/worker/sequence_batches.py`).
+Control tensors and implicit state are the worker's (`backends/worker/sequences/sequence_batches.py`).
 """
 
 from __future__ import annotations

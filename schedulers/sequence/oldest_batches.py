@@ -11,20 +11,23 @@ from schedulers.dynamic.batcher import DynamicBatcher
 if TYPE_CHECKING:
     from kernel.config.sequence_spec import SequenceBatching
     from kernel.config.spec import ModelSpec
-    from kernel.serving.live_sequences import Sequence
+    from kernel.serving.sequences.live_sequences import Sequence
 
 
 class OldestBatches:
     """Makes the batches of one instance."""
 
-    def __init__(self, spec: ModelSpec, batching: SequenceBatching) -> None:
+    def __init__(self, spec: ModelSpec, batching: SequenceBatching, running: dict[Batch, list[Sequence]]) -> None:
+        """Batches that are taken are added to `running`, with their sequences."""
+        self._running = running
         settings = DynamicBatching(
             preferred_batch_sizes=batching.preferred_batch_sizes, max_queue_delay_ns=batching.max_queue_delay_ns
         )
         self._batcher = DynamicBatcher(spec, settings)
 
-    def __len__(self) -> int:
-        return self._batcher.queue.count
+    def is_ready(self) -> bool:
+        """Whether a sequence has a request that can be executed now."""
+        return self._batcher.queue.count > 0
 
     def add(self, sequence: Sequence) -> None:
         """The first queued request of the sequence can be executed now."""
@@ -43,12 +46,14 @@ class OldestBatches:
             return None
         slots: list[int] = []
         batch = Batch([*requests], slots=slots)
+        self._running[batch] = taken = []
         for request in requests:
             sequence = request.sequence
             assert sequence is not None, "a request without a sequence"
             sequence.queue.pop(0)
             sequence.batch = batch
             slots.append(sequence.slot)
+            taken.append(sequence)
         return batch
 
     def wait_until_ns(self) -> int:
