@@ -176,6 +176,7 @@ class Kernel:
         *,
         admitted: bool = False,
         pinned: Model | None = None,
+        checked: bool = False,
     ) -> Model:
         """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
 
@@ -189,6 +190,8 @@ class Kernel:
                 drains.
             pinned: the version that executes the request, which its parent has pinned (`Model.pin`). The request is
                 accepted in any case: its parent was, and has paid for its tensors.
+            checked: whether a request with equal shapes and datatypes was checked before by the same version. The
+                request then has its `batch_size`, and names no region of a client.
 
         Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
         gets no response, and no lease is kept.
@@ -204,11 +207,12 @@ class Kernel:
         request.received_ns = self._clock.now_ns()
         if prepared is None or not prepared.small:
             try:
-                self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
-                if prepared is None:
-                    validate(request, model.spec)
-                    if on_checked is not None:
-                        on_checked(request, model)
+                if not checked:
+                    self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
+                    if prepared is None:
+                        validate(request, model.spec)
+                        if on_checked is not None:
+                            on_checked(request, model)
                 self._inputs.place_large(request, model, received_in)
             except BaseException:
                 request.release_leases()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
 from kernel.observe.composed_times import ComposedTimes
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: How many kinds of requests are remembered: clients choose the shapes.
+_MOST_CHECKED = 256
+
+
 class ModelCaller(Protocol):
     """Submits requests of steps. Implemented by `kernel.serving.kernel.Kernel`."""
 
@@ -40,8 +44,11 @@ class ModelCaller(Protocol):
     def resolve(self, name: str, version: str = "") -> Model:
         """Return the version for a request. Raises `ServingError`."""
 
-    def submit(self, request: Request, *, pinned: Model) -> Model:
-        """Check and queue a request for a version that is pinned. Raises `ServingError`, and then keeps no lease."""
+    def submit(self, request: Request, *, pinned: Model, checked: bool) -> Model:
+        """Check and queue a request for a version that is pinned. Raises `ServingError`, and then keeps no lease.
+
+        With `checked` a request with equal tensors, apart from their bytes, was checked before.
+        """
 
 
 class _StepSink:
@@ -90,6 +97,8 @@ class EnsembleDriver:
         #: The versions of the steps, as long as the models do not change.
         self._models: tuple[Model, ...] = ()
         self._generation = -1
+        #: Step, datatypes and shapes of requests that were checked for these versions → rows.
+        self._checked: dict[tuple[Any, ...], int] = {}
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -187,6 +196,7 @@ class EnsembleDriver:
             resolve = self._caller.resolve
             self._models = tuple(resolve(step.model_name, step.model_version) for step in self._plan.steps)
             self._generation = generation
+            self._checked.clear()
         return self._models
 
     def _start(self, run: Run, calls: Iterable[StepCall]) -> None:
@@ -206,12 +216,22 @@ class EnsembleDriver:
         child = sink.request = run.request_of(call, sink)
         run.calls[child] = call
         self._run_of[child] = run
+        checked = self._checked
+        key = (call.step, *[(t.name, t.datatype, t.byte_size, *t.shape) for t in child.inputs])
+        rows = checked.get(key) if run.models is self._models else None
         try:
-            self._caller.submit(child, pinned=run.models[call.step])
+            if rows is None:
+                self._caller.submit(child, pinned=run.models[call.step], checked=False)
+            else:
+                child.batch_size = rows
+                self._caller.submit(child, pinned=run.models[call.step], checked=True)
         except ServingError as error:
             del run.calls[child], self._run_of[child]
             self._fail(run, error)
             self._ended(run, call)
+        else:
+            if rows is None and run.models is self._models and len(checked) < _MOST_CHECKED:
+                checked[key] = child.batch_size
 
     def _take_outputs(self, run: Run, call: StepCall, response: Response) -> None:
         if run.error is not None:

@@ -57,6 +57,21 @@ class EnsemblePlan:
                 self._routes[names] = route
         return route
 
+    def sender(self, route: Route, decoupled: Collection[int]) -> int | None:
+        """Return the step of whose responses each becomes one of the ensemble; None if the ensemble has one response.
+
+        `decoupled` are the steps whose models are. All outputs belong to the responses of the same step
+        (`kernel/config/check_steps.py`), so that any way back from any output leads to it.
+        """
+        tensor = route.outputs[0]
+        seen: set[int] = set()
+        while (step := self.writers.get(tensor)) is not None and step not in seen:
+            if step in decoupled:
+                return step
+            seen.add(step)
+            tensor = next(iter(self.steps[step].inputs.values()))
+        return None
+
     def _route(self, outputs: Collection[str]) -> Route:
         needed: set[int] = set()
         unseen = list(outputs)

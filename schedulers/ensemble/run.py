@@ -32,7 +32,10 @@ class Run:
         self.models = models
         self.started_ns = started_ns
         self.route = plan.route(request.outputs)
-        self.progress = EnsembleProgress(plan, self.route)
+        sender = None
+        if plan.spec.decoupled:
+            sender = plan.sender(self.route, [step for step, model in enumerate(models) if model.spec.decoupled])
+        self.progress = EnsembleProgress(plan, self.route, sender)
         #: Requests of steps without a final response.
         self.calls: dict[Request, StepCall] = {}
         #: Why the request fails as soon as no call is in flight.
