@@ -292,8 +292,8 @@ class Kernel:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that were accepted and have no final response yet."""
-        return self._preparing + sum(model.in_flight for model in self.catalog.executing_models())
+        """The number of requests of clients that were accepted and have no final response yet."""
+        return self._preparing + sum(model.root_count for model in self.catalog.executing_models())
 
     async def drain(self) -> None:
         """Refuse new requests and wait until every accepted one has its final response."""
