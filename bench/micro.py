@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import timeit
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
+from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
 from kernel.observe.metrics_config import MetricsConfig
@@ -21,6 +23,7 @@ from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.testing import KernelLab, spec_of, step
 from shm.blocks import BlockAllocator
 from shm.tensor import Tensor
 
@@ -60,6 +63,8 @@ def operations() -> dict[str, Callable[[], object]]:
         "metrics: a page with 100 models": _scrape(100),
         "scheduler: direct, submit to response": _scheduling(direct, 0),
         "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
+        "ensemble: a request with one step": _ensemble(1),
+        "ensemble: a request with four steps": _ensemble(4),
     }
 
 
@@ -91,5 +96,21 @@ def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:
         lab.inbox.post(Submitted(lab.request("")))
         lab.clock.end_iteration()
         lab.finish()
+
+    return once
+
+
+def _ensemble(count: int) -> Callable[[], object]:
+    """A request through an ensemble of `count` steps in a chain: what each step adds is the cost of one."""
+    lab = KernelLab()
+    lab.add(spec_of("model", "IN", "OUT"))
+    tensors = ["A", *(f"t{number}" for number in range(1, count)), "Z"]
+    steps = tuple(step("model", {"IN": source}, {"OUT": target}) for source, target in itertools.pairwise(tensors))
+    lab.add(spec_of("ensemble", "A", "Z", ensemble=EnsembleSpec(steps)))
+
+    def once() -> None:
+        lab.submit("ensemble", "A")
+        while lab.calls:
+            lab.calls[0].respond()
 
     return once
