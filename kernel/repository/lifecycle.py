@@ -257,6 +257,8 @@ class Lifecycle:
             versions = source.versions(config)
         except ModelLoadFailed as error:
             self._mark_broken(folder, error.__cause__ or error, override)
+            if identifier not in self._loaded and override is None and not request.again:
+                await self._composition.track(folder, config, request)  # it is loaded as soon as its models fit
             raise
         except ServingError as error:
             self._mark_broken(folder, error, override)

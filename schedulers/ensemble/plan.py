@@ -72,6 +72,18 @@ class EnsemblePlan:
             tensor = next(iter(self.steps[step].inputs.values()))
         return None
 
+    def behind(self, step: int) -> set[int]:
+        """Return the steps that need an output of `step`, directly or through others."""
+        found: set[int] = set()
+        unseen = set(self.steps[step].outputs.values())
+        while unseen:
+            tensor = unseen.pop()
+            for reader in self._all.readers.get(tensor, ()):
+                if reader not in found:
+                    found.add(reader)
+                    unseen |= set(self.steps[reader].outputs.values())
+        return found
+
     def _route(self, outputs: Collection[str]) -> Route:
         needed: set[int] = set()
         unseen = list(outputs)

@@ -80,6 +80,8 @@ class StepCall(msgspec.Struct, eq=False):
     iteration: Iteration
     #: Whether the model of the step is decoupled. Set by the driver.
     decoupled: bool = False
+    #: Whether credit for each response is given when it arrives, not when it is consumed. Set by the driver.
+    prepaid: bool = False
     responses: int = 0
 
 
@@ -132,6 +134,8 @@ class EnsembleProgress:
         tensors = {name: outputs.get(name) for name in self._plan.steps[call.step].outputs.values()}
         if not call.decoupled:
             return self._arrived(iteration, tensors)
+        if call.prepaid:
+            self.credits.append(call)
         iteration.pending += 1
         begun = Iteration(dict(self._route.uses), iteration, call)
         begun.pending = 1  # until it is known what is made from it
@@ -225,15 +229,23 @@ class EnsembleProgress:
         for _ in range(min(count, len(self._unconsumed))):
             self._consumed(self._unconsumed.popleft())
 
+    def prepay(self, call: StepCall) -> int:
+        """Give the credit for later responses of a call at once. Returns that for those which have arrived."""
+        call.prepaid = True
+        return sum(iteration.begun_by is call for iteration in self._living)
+
     def _consumed(self, iteration: Iteration | None) -> None:
         """One thing that was made from `iteration` is consumed."""
         while iteration is not None:
             iteration.pending -= 1
             if iteration.pending or iteration.begun_by is None:
                 return
-            self.credits.append(iteration.begun_by)
+            if not iteration.begun_by.prepaid:
+                self.credits.append(iteration.begun_by)
             del self._living[iteration]
-            assert not iteration.tensors, "a tensor that nobody has read"
+            for placed in iteration.tensors.values():  # what a step would have read that could not start
+                if placed is not None:
+                    placed.release()
             iteration = iteration.parent
 
     # ---- the end -----------------------------------------------------------------------------

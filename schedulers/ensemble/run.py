@@ -12,7 +12,7 @@ from schedulers.ensemble.progress import EnsembleProgress, Placed, SequenceValue
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kernel.config.spec import TensorSpec
     from kernel.errors import ServingError
@@ -26,8 +26,18 @@ if TYPE_CHECKING:
 class Run:
     """A request to the ensemble that has no final response yet."""
 
-    def __init__(self, plan: EnsemblePlan, request: Request, models: tuple[Model, ...], started_ns: int) -> None:
-        """`models` are the versions of the steps, which the request has pinned. Raises `InvalidArgument`."""
+    def __init__(
+        self,
+        plan: EnsemblePlan,
+        request: Request,
+        models: tuple[Model, ...],
+        started_ns: int,
+        prepaid: Collection[int] = (),
+    ) -> None:
+        """`models` are the versions of the steps, which the request has pinned; `prepaid` are the steps that get their
+        credit at once. Raises `InvalidArgument`.
+        """
+        self._prepaid = prepaid
         self.request = request
         self.models = models
         self.started_ns = started_ns
@@ -74,6 +84,7 @@ class Run:
         """Return the request of a call, which owns the leases of its inputs."""
         parent, model = self.request, self.models[call.step]
         call.decoupled = model.spec.decoupled
+        call.prepaid = call.step in self._prepaid
         batching = model.spec.max_batch_size > 0
         sequence = self._sequence
         inputs: list[Tensor] = []

@@ -106,6 +106,7 @@ PURE = (
     "schedulers/ensemble/progress.py",
     "schedulers/ensemble/run.py",
     "schedulers/ensemble/scheduler.py",
+    "schedulers/ensemble/stalls.py",
     "schedulers/ensemble/step_limits.py",
     "schedulers/fair.py",
     "schedulers/queue.py",

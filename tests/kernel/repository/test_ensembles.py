@@ -172,6 +172,18 @@ def test_the_error_of_a_model_says_why_the_ensemble_cannot_be_loaded(lab: Reposi
     run(lab, scenario)
 
 
+def test_an_ensemble_that_failed_for_a_model_is_loaded_as_soon_as_the_model_is(lab: RepositoryLab) -> None:
+    async def scenario(lab: RepositoryLab) -> None:
+        lab.fail("n", 1, "no weights")
+        with pytest.raises(ModelLoadFailed):
+            await lab.lifecycle.load("e")
+        (lab.root / "n" / "1" / "fail").unlink()
+        await lab.lifecycle.load("n")
+        assert states(lab) == {"e": "READY", "m": "READY", "n": "READY"}
+
+    run(lab, scenario)
+
+
 def test_a_circle_is_refused_and_its_other_models_are_not_waited_for(lab: RepositoryLab) -> None:
     async def scenario(lab: RepositoryLab) -> None:
         lab.write("e1", config=ensemble("e2"))

@@ -7,6 +7,7 @@ import pytest
 from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.errors import InternalError, InvalidArgument, ModelNotFound, RequestCancelled, ServingError
 from kernel.serving.catalog import ModelState
+from schedulers.ensemble.stalls import LONGEST_STALL_NS
 from schedulers.ensemble.step_limits import LONGEST_WAIT_NS
 from schedulers.testing import KernelLab, spec_of, step
 from shm.arena import Arena
@@ -276,6 +277,64 @@ def test_a_failed_request_takes_its_waiting_calls_back(lab: KernelLab) -> None:
     lab.call("stream").finish()
     assert other.errors == []
     assert lab.running == []
+    lab.check()
+
+
+def test_a_stream_whose_responses_its_own_model_reads_gets_its_credit_at_once(lab: KernelLab) -> None:
+    steps = (step("stream", {"IN": "A"}, {"OUT": "b"}), step("stream", {"IN": "b"}, {"OUT": "Z"}))
+    lab.add(spec_of("twice", "A", "Z", dims=(-1,), decoupled=True, ensemble=EnsembleSpec(steps)))
+    lab.submit("twice", tensor("A", 1), streaming=True)
+    stream = lab.call("stream")
+    stream.respond(tensor("OUT", 1), final=False)
+    assert lab.instances["stream"].credit == {stream.request: 1}
+    inner = lab.calls[1]
+    inner.respond(tensor("OUT", 1), final=False)
+    assert lab.instances["stream"].credit == {stream.request: 1}, "the client reads those of the second step"
+    inner.finish()
+    stream.finish()
+    lab.check()
+
+
+def test_a_stream_that_stands_still_gets_its_credit_in_any_case(lab: KernelLab) -> None:
+    streams(lab)
+    _, sink = lab.submit("streams", tensor("A", 1), streaming=True)
+    stream = lab.call("stream")
+    for _ in range(3):
+        stream.respond(tensor("OUT", 1), final=False)
+    lab.clock.advance(LONGEST_STALL_NS - 1)
+    assert lab.instances["stream"].credit == {}
+    lab.clock.advance(1)
+    assert lab.instances["stream"].credit == {stream.request: 3}
+    stream.respond(tensor("OUT", 1), final=False)
+    assert lab.instances["stream"].credit == {stream.request: 4}
+    stream.finish()
+    for _ in range(4):
+        lab.call("second").respond()
+    assert [response.final for response in sink.responses] == [False, False, False, True]
+    lab.check()
+
+
+def test_a_stream_that_waits_only_for_its_client_gets_no_credit(lab: KernelLab) -> None:
+    streams(lab)
+    request, _ = lab.submit("streams", tensor("A", 1), streaming=True)
+    stream = lab.call("stream")
+    stream.respond(tensor("OUT", 1), final=False)
+    lab.call("second").respond()
+    lab.clock.advance(2 * LONGEST_STALL_NS)
+    assert lab.instances["stream"].credit == {}
+    request.consumed()
+    assert lab.instances["stream"].credit == {stream.request: 1}
+
+
+def test_a_model_that_ends_without_a_response_is_a_deadlock_also_behind_a_stream(lab: KernelLab) -> None:
+    streams(lab)
+    _, sink = lab.submit("streams", tensor("A", 1), streaming=True)
+    stream = lab.call("stream")
+    stream.respond(tensor("OUT", 1), final=False)
+    lab.call("second").finish()
+    stream.finish()
+    (error,) = sink.errors
+    assert "unexpected deadlock" in error.message
     lab.check()
 
 
