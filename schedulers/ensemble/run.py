@@ -158,7 +158,7 @@ class Run:
         response.leased = False
         for tensor in response.outputs or ():
             name = names.get(tensor.name)
-            if name is None:
+            if name is None or (name in found and not self._destinations):  # a model may name one twice
                 tensor.release()
             elif not self._destinations:
                 found[name] = Placed(tensor, batched, sequence)
