@@ -11,6 +11,7 @@ import msgspec
 from backends.transport import wire
 from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
+from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.sequence_spec import SequenceBatching
@@ -27,6 +28,7 @@ from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from schedulers.sequence.scheduler import sequence
+from schedulers.testing import KernelLab, spec_of, step
 from shm.blocks import BlockAllocator
 from shm.tensor import Tensor
 
@@ -71,6 +73,8 @@ def operations() -> dict[str, Callable[[], object]]:
         "scheduler: sequence, direct": _sequences(4, oldest=False),
         "scheduler: sequence, oldest": _sequences(4, oldest=True),
         "scheduler: sequence, oldest, 10,000 live": _sequences(10_000, oldest=True),
+        "ensemble: a request with one step": _ensemble(1),
+        "ensemble: a request with four steps": _ensemble(4),
     }
 
 
@@ -140,5 +144,21 @@ def _sequences(live: int, *, oldest: bool) -> Callable[[], object]:
         lab.submit_to_sequence(next(numbers))
         lab.clock.end_iteration()
         lab.finish()
+
+    return once
+
+
+def _ensemble(count: int) -> Callable[[], object]:
+    """A request through an ensemble of `count` steps in a chain: what each step adds is the cost of one."""
+    lab = KernelLab()
+    lab.add(spec_of("model", "IN", "OUT"))
+    tensors = ["A", *(f"t{number}" for number in range(1, count)), "Z"]
+    steps = tuple(step("model", {"IN": source}, {"OUT": target}) for source, target in itertools.pairwise(tensors))
+    lab.add(spec_of("ensemble", "A", "Z", ensemble=EnsembleSpec(steps)))
+
+    def once() -> None:
+        lab.submit("ensemble", "A")
+        while lab.calls:
+            lab.calls[0].respond()
 
     return once

@@ -72,10 +72,37 @@ PYTHON_MODELS = {
 }
 
 
+def chain(name: str, model: str, tensors: tuple[str, ...], data_type: str, dims: str, batch: int) -> str:
+    """Return the configuration of an ensemble that executes `model` three times, each on the outputs of the one before.
+
+    `tensors` are the numbers of the model's inputs and outputs, which are also the names of the ensemble's.
+    """
+    text = f'platform: "ensemble"\nmax_batch_size: {batch}\n'
+    for kind, prefix in (("input", "INPUT"), ("output", "OUTPUT")):
+        text += "".join(one_tensor(kind, f"{prefix}{number}", data_type, dims) for number in tensors)
+    text += "ensemble_scheduling {\n"
+    for source, target in (("INPUT", "first"), ("first", "second"), ("second", "OUTPUT")):
+        text += f'  step {{ model_name: "{model}" model_version: -1\n'
+        for number in tensors:
+            text += f'    input_map {{ key: "INPUT{number}" value: "{source}{number}" }}\n'
+            text += f'    output_map {{ key: "OUTPUT{number}" value: "{target}{number}" }}\n'
+        text += "  }\n"
+    return f'name: "{name}"\n{text}}}\n'
+
+
+ENSEMBLES = {
+    "pipeline": chain("pipeline", "add_sub", ("0", "1"), "TYPE_FP32", "[16]", 0),
+    "pipeline_large": chain("pipeline_large", "identity", ("0",), "TYPE_FP32", "[-1]", 64),
+}
+
+
 def write_python_models(root: Path) -> None:
-    """Write the models that both servers run into the repository `root`."""
+    """Write the models that both servers run into the repository `root`, and ensembles of them."""
     for name, (config, source) in PYTHON_MODELS.items():
         _write_python_model(root / name, config, source)
+    for name, config in ENSEMBLES.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(config)
 
 
 def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> None:

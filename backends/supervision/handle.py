@@ -251,6 +251,8 @@ class WorkerHandle:
         times = ExecutionTimes(
             start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
         )
+        if message.copies:
+            self._model.statistics.record_copies(message.copies, message.copied_byte_size)
         self._model.instances.executed(self, batch, times)
 
     def _respond(self, number: int, message: wire.ResponseMessage | None, final: bool) -> None:

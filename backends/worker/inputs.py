@@ -28,6 +28,8 @@ class InputReader:
         self.model_name = ""
         #: Whether inputs in a client's region are copied, because the model has held such an input.
         self.copies_volatile = False
+        #: How many inputs were copied to be read, and their bytes.
+        self.copies = self.copied_byte_size = 0
 
     def read(self, requests: list[WorkerRequest]) -> list[WorkerRequest]:
         """Set `inputs` of the requests. Returns those with valid inputs; the others have failed."""
@@ -66,10 +68,20 @@ class InputReader:
             or (region.volatile and self.copies_volatile)
             or not _is_aligned(tensor, span)
         ):
+            self._count(span)
             return memoryview(bytearray(region.view(span.offset, span.byte_size)))
         if region.private:
+            if not region.in_place:
+                self._count(span)
             return region.input_view(span.offset, span.byte_size)
-        return self._held.watch(request.ref.number, region, span.offset, span.byte_size)
+        view = self._held.watch(request.ref.number, region, span.offset, span.byte_size)
+        if type(view.obj) is bytearray:  # another request uses the same pages, and its model may have changed them
+            self._count(span)
+        return view
+
+    def _count(self, span: Span) -> None:
+        self.copies += 1
+        self.copied_byte_size += span.byte_size
 
     def place_in_inputs(self, request: WorkerRequest, array: Array) -> Span | None:
         """Return the span of `array` if it is a part of an input in a shared arena, where it can stay; else None."""

@@ -295,6 +295,8 @@ class Worker:
         self._reader.poll_ns = 0 if self._responder.live else message.poll_ns
         done_ns = time.monotonic_ns()
         executed = wire.Executed(message.batch, finals, start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
+        if self._inputs.copies or self._outputs.copies:
+            self._count_copies(executed)
         # It is sent when there is nothing left to do, or when the oldest unsent batch is too old.
         try:
             with self._send_lock:
@@ -313,6 +315,13 @@ class Worker:
         entries = message.requests
         message.requests = sequences.without_padding(entries)
         return sequences.rows(entries, self._inputs.read(self._responder.open_batch(message.requests)))
+
+    def _count_copies(self, executed: wire.Executed) -> None:
+        """Put the copies since the last batch into the message, also those that threads of the model have caused."""
+        for counter in (self._inputs, self._outputs):
+            executed.copies += counter.copies
+            executed.copied_byte_size += counter.copied_byte_size
+            counter.copies = counter.copied_byte_size = 0
 
     def _run_backend(self, requests: list[WorkerRequest], timings: Timings) -> None:
         assert self._backend is not None, "Execute before Load"

@@ -37,6 +37,8 @@ class OutputWriter:
         #: Whether the model's outputs have a batch dimension, and the labels of its outputs.
         self.batched = False
         self.labels: Mapping[str, Sequence[str]] = {}
+        #: How many large outputs were copied to their places, and their bytes. Others were made there.
+        self.copies = self.copied_byte_size = 0
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
         """See `WorkerRequest.reserve`."""
@@ -114,6 +116,7 @@ class OutputWriter:
             place, tensor = reserved
             if array is not place and array.shape == place.shape and array.dtype == place.dtype:
                 place[...] = array
+                self._count(place.nbytes)
                 return tensor
             if array is place:
                 return tensor
@@ -141,6 +144,7 @@ class OutputWriter:
                 f"shared memory size specified with the request for output '{name}' ({requested.span.byte_size} bytes) "
                 f"should be at least {byte_size} bytes to hold the results"
             )
+        self._count(byte_size)
         wanted = requested.span
         region = None if wanted is None else self._regions.find(wanted.lease.region_number)
         if wanted is not None and region is not None:
@@ -149,6 +153,10 @@ class OutputWriter:
         tensor, view = self._place(name, datatype, shape, byte_size, requested)
         view[:] = data
         return tensor
+
+    def _count(self, byte_size: int) -> None:
+        self.copies += 1
+        self.copied_byte_size += byte_size
 
     def _place(
         self, name: str, datatype: str, shape: list[int], byte_size: int, requested: RequestedOutput
@@ -171,6 +179,7 @@ class OutputWriter:
                 copies.append(tensor)
                 continue
             copy, view = self._place(tensor.name, tensor.datatype, tensor.shape, span.byte_size, _ANY_OUTPUT)
+            self._count(span.byte_size)
             view[:] = self._regions.get(span.lease.region_number).view(span.offset, span.byte_size)
             copies.append(copy)
         return copies

@@ -33,6 +33,8 @@ class InputPlacer:
         self._budget = budget
         #: Messages for helpers; None before the first.
         self._message_arena: Arena | None = None
+        #: How many tensors were copied to an arena, and their bytes.
+        self.copies = self.copied_byte_size = 0
 
     def lease(self, request: Request) -> None:
         """Lease the client regions that `request` names. Raises `ServingError`.
@@ -142,6 +144,8 @@ class InputPlacer:
         block.view()[:] = tensor.data
         tensor.span = block.span
         tensor.data = None  # so that the received message can be freed
+        self.copies += 1
+        self.copied_byte_size += byte_size
 
 
 def _nothing() -> None:

@@ -117,6 +117,8 @@ class ModelStatistics:
         self.autoscaled_up = 0
         self.autoscaled_down = 0
         self.load_ns = 0
+        #: Large tensors that workers have copied before or after the model, and their bytes.
+        self.copied_tensors = self.copied_byte_size = 0
         #: From reception to the final response, of requests that succeeded.
         self.durations = Histogram(DEFAULT_BUCKETS[REQUEST_DURATION], _NS_PER_S)
         #: From reception to the first response that is not an error; None if the settings do not enable it.
@@ -179,6 +181,11 @@ class ModelStatistics:
         size.input_ns += input_ns
         size.infer_ns += infer_ns
         size.output_ns += output_ns
+
+    def record_copies(self, count: int, byte_size: int) -> None:
+        """Count large tensors that a worker has copied before or after the model."""
+        self.copied_tensors += count
+        self.copied_byte_size += byte_size
 
     def record_composed(self, request: Request, started_ns: int, now_ns: int, wall_ns: int) -> None:
         """Count a request that the steps of an ensemble have executed, and that did not fail."""

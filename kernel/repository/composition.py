@@ -138,7 +138,9 @@ class Composition:
     async def unloaded(self, name: str) -> None:
         """The model `name` was unloaded: unload the ensembles that use it. They come back with it."""
         for ensemble in self.ensembles.users_of(name):
-            logger.error(
+            if not self.ensembles.serves(ensemble):
+                continue
+            logger.warning(
                 "ensemble %s contains models that are not available or ambiguous: %s", ensemble.folder.name, name
             )
             await self._loader.unload_model(ensemble.folder.identifier)

@@ -14,6 +14,7 @@ import msgspec
 from kernel.config.check_steps import check_steps
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import BadConfig, InvalidArgument, ModelLoadFailed, ServingError
+from kernel.serving.catalog import ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -86,6 +87,11 @@ class Ensembles:
     def users_of(self, name: str) -> list[TrackedEnsemble]:
         """Return the ensembles with a step of the model `name`."""
         return [each for _, each in sorted(self._tracked.items()) if name in each.parts]
+
+    def serves(self, ensemble: TrackedEnsemble) -> bool:
+        """Whether a version of the ensemble is ready."""
+        versions = self._catalog.versions(ensemble.folder.identifier)
+        return any(entry.state is ModelState.READY for entry in versions.values())
 
     def find(self, identifier: str) -> TrackedEnsemble | None:
         return self._tracked.get(identifier)

@@ -235,8 +235,11 @@ class Lifecycle:
     async def _load(self, folder: ModelFolder, request: LoadRequest) -> None:
         identifier, override = folder.identifier, request.config_override
         unchanged = override is None and self._sources.get(identifier) == folder and not request.again
-        if unchanged and (not request.with_parts or self._ensembles.find(identifier) is None):
-            return  # the folder has not changed since the last load
+        if unchanged:
+            ensemble = self._ensembles.find(identifier)
+            if ensemble is None or not request.with_parts:
+                return  # the folder has not changed since the last load
+            override = ensemble.config_override
         settings = self._settings
         source = ModelSource(
             folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
@@ -257,6 +260,8 @@ class Lifecycle:
             versions = source.versions(config)
         except ModelLoadFailed as error:
             self._mark_broken(folder, error.__cause__ or error, override)
+            if identifier not in self._loaded and override is None and not request.again:
+                await self._composition.track(folder, config, request)  # it is loaded as soon as its models fit
             raise
         except ServingError as error:
             self._mark_broken(folder, error, override)

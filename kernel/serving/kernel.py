@@ -180,6 +180,7 @@ class Kernel:
         *,
         admitted: bool = False,
         pinned: Model | None = None,
+        checked: bool = False,
     ) -> Model:
         """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
 
@@ -193,6 +194,8 @@ class Kernel:
                 drains.
             pinned: the version that executes the request, which its parent has pinned (`Model.pin`). The request is
                 accepted in any case: its parent was, and has paid for its tensors.
+            checked: whether a request with equal shapes and datatypes was checked before by the same version. The
+                request then has its `batch_size`, and names no region of a client.
 
         Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
         gets no response, and no lease is kept.
@@ -210,11 +213,12 @@ class Kernel:
         request.received_ns = self._clock.now_ns()
         if prepared is None or not prepared.small:
             try:
-                self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
-                if prepared is None:
-                    validate(request, model.spec)
-                    if on_checked is not None:
-                        on_checked(request, model)
+                if not checked:
+                    self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
+                    if prepared is None:
+                        validate(request, model.spec)
+                        if on_checked is not None:
+                            on_checked(request, model)
                 self._inputs.place_large(request, model, received_in)
             except BaseException:
                 request.release_leases()
@@ -294,8 +298,8 @@ class Kernel:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that were accepted and have no final response yet."""
-        return self._preparing + sum(model.in_flight for model in self.catalog.executing_models())
+        """The number of requests of clients that were accepted and have no final response yet."""
+        return self._preparing + sum(model.root_count for model in self.catalog.executing_models())
 
     async def drain(self) -> None:
         """Refuse new requests and wait until every accepted one has its final response.

@@ -100,6 +100,11 @@ class Model:
         return False
 
     @property
+    def root_count(self) -> int:
+        """As `in_flight`, without the requests that ensembles and models have made."""
+        return sum(request.parent is None for request in self.live.instance_of)
+
+    @property
     def ready(self) -> bool:
         """Whether an instance is in service and the scheduler runs. An ensemble needs no instance."""
         return (self.instances.count > 0 or self.spec.ensemble is not None) and self._failure is None

@@ -43,7 +43,8 @@ def validate(request: Request, spec: ModelSpec) -> None:
 def _check_outputs(request: Request, spec: ModelSpec) -> None:
     seen: set[str] = set()
     for output in request.outputs:
-        if output.name in seen:  # refused by Triton since 2026-04
+        # Refused by Triton since 2026-04. A step of an ensemble names an output once for each destination.
+        if output.name in seen and (request.parent is None or request.parent.composed is None):
             raise InvalidRequest(f"{request_prefix(request.id)}output '{output.name}' already exists in request")
         seen.add(output.name)
         if output.name not in spec.outputs:

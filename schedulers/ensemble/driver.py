@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
 from kernel.observe.composed_times import ComposedTimes
@@ -14,10 +14,11 @@ from kernel.serving.events import ChildResponded
 from kernel.serving.response import Response
 from schedulers.ensemble.plan import EnsemblePlan
 from schedulers.ensemble.run import Run
+from schedulers.ensemble.stalls import LONGEST_STALL_NS, StalledStreams, feeding_themselves
 from schedulers.ensemble.step_limits import LONGEST_WAIT_NS, StepLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: How many kinds of requests are remembered: clients choose the shapes.
+_MOST_CHECKED = 256
+
+
 class ModelCaller(Protocol):
     """Submits requests of steps. Implemented by `kernel.serving.kernel.Kernel`."""
 
@@ -40,8 +45,11 @@ class ModelCaller(Protocol):
     def resolve(self, name: str, version: str = "") -> Model:
         """Return the version for a request. Raises `ServingError`."""
 
-    def submit(self, request: Request, *, pinned: Model) -> Model:
-        """Check and queue a request for a version that is pinned. Raises `ServingError`, and then keeps no lease."""
+    def submit(self, request: Request, *, pinned: Model, checked: bool) -> Model:
+        """Check and queue a request for a version that is pinned. Raises `ServingError`, and then keeps no lease.
+
+        With `checked` a request with equal tensors, apart from their bytes, was checked before.
+        """
 
 
 class _StepSink:
@@ -90,6 +98,12 @@ class EnsembleDriver:
         #: The versions of the steps, as long as the models do not change.
         self._models: tuple[Model, ...] = ()
         self._generation = -1
+        #: Steps whose models get the credit for their responses at once.
+        self._prepaid: Collection[int] = ()
+        #: Requests with streams; None if the ensemble cannot have one.
+        self._streams = StalledStreams[Run]() if spec.decoupled else None
+        #: Step, datatypes and shapes of requests that were checked for these versions → rows.
+        self._checked: dict[tuple[Any, ...], int] = {}
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -98,13 +112,15 @@ class EnsembleDriver:
         request.composed = ComposedTimes()
         try:
             models = self._current_models()
-            run = Run(self._plan, request, models, self._clock.now_ns())
+            run = Run(self._plan, request, models, self._clock.now_ns(), self._prepaid)
         except ServingError as error:
             request.fail(self._named(error))
             return
         for model in models:
             model.pin()
         self._runs[request] = run
+        if self._streams is not None:
+            self._streams.moved(run, run.started_ns)
         self._start(run, run.begin())
         self._go_on(run)
 
@@ -114,6 +130,8 @@ class EnsembleDriver:
         if run is None:
             response.release()
             return
+        if self._streams is not None:
+            self._streams.moved(run, self._clock.now_ns())
         call = run.calls[child]
         if response.final:
             del run.calls[child], self._run_of[child]
@@ -122,6 +140,8 @@ class EnsembleDriver:
         elif response.outputs is not None:
             self._take_outputs(run, call, response)
         if response.final:
+            if not call.decoupled and not call.responses:
+                self._fail(run, self._deadlock(run))
             self._ended(run, call)
         self._go_on(run)
 
@@ -139,10 +159,13 @@ class EnsembleDriver:
             run.progress.consumed(count)
             self._give_credit(run)
 
-    def start_overdue(self) -> None:
-        """Start calls that have waited too long for others of their step."""
+    def continue_overdue(self) -> None:
+        """Start calls that have waited too long for others of their step, and let streams go on that stand still."""
+        now_ns = self._clock.now_ns()
+        for run in () if self._streams is None else self._streams.overdue(now_ns):
+            self._prepay(run)
         if self._limits is not None:
-            for step, call in self._limits.overdue(self._clock.now_ns()):
+            for step, call in self._limits.overdue(now_ns):
                 run = self._waiting[call]
                 logger.error(
                     "ensemble '%s': a request of the step of model '%s' has waited %d s for others of this step "
@@ -152,10 +175,26 @@ class EnsembleDriver:
                 self._submit(run, call)
                 self._go_on(run)
 
+    def _prepay(self, run: Run) -> None:
+        """Give all streams of a request that stands still their credit, unless it waits for its client only."""
+        if run.progress.in_flight == sum(call.decoupled for call in run.calls.values()):
+            return
+        for child, call in list(run.calls.items()):
+            if call.decoupled and not call.prepaid:
+                logger.warning(
+                    "ensemble '%s': no step of a request has responded for %d s; model '%s' may send more responses, "
+                    "in case that a step behind it waits for it",
+                    self._plan.spec.name, LONGEST_STALL_NS // 1_000_000_000, child.model_name,
+                )  # fmt: skip
+                child.consumed(run.progress.prepay(call))
+
     @property
     def until_ns(self) -> int | None:
-        """When to call `start_overdue`, or None."""
-        return None if self._limits is None else self._limits.until_ns
+        """When to call `continue_overdue`, or None."""
+        if self._streams is None:  # usual
+            return None if self._limits is None else self._limits.until_ns
+        times = (self._streams.until_ns, None if self._limits is None else self._limits.until_ns)
+        return min((time_ns for time_ns in times if time_ns is not None), default=None)
 
     def close(self) -> None:
         """End all requests without responses: who closes the scheduler fails them."""
@@ -186,7 +225,9 @@ class EnsembleDriver:
         if generation != self._generation:
             resolve = self._caller.resolve
             self._models = tuple(resolve(step.model_name, step.model_version) for step in self._plan.steps)
+            self._prepaid = feeding_themselves(self._plan, self._models, resolve)
             self._generation = generation
+            self._checked.clear()
         return self._models
 
     def _start(self, run: Run, calls: Iterable[StepCall]) -> None:
@@ -206,12 +247,22 @@ class EnsembleDriver:
         child = sink.request = run.request_of(call, sink)
         run.calls[child] = call
         self._run_of[child] = run
+        checked = self._checked
+        key = (call.step, *[(t.name, t.datatype, t.byte_size, *t.shape) for t in child.inputs])
+        rows = checked.get(key) if run.models is self._models else None
         try:
-            self._caller.submit(child, pinned=run.models[call.step])
+            if rows is None:
+                self._caller.submit(child, pinned=run.models[call.step], checked=False)
+            else:
+                child.batch_size = rows
+                self._caller.submit(child, pinned=run.models[call.step], checked=True)
         except ServingError as error:
             del run.calls[child], self._run_of[child]
             self._fail(run, error)
             self._ended(run, call)
+        else:
+            if rows is None and run.models is self._models and len(checked) < _MOST_CHECKED:
+                checked[key] = child.batch_size
 
     def _take_outputs(self, run: Run, call: StepCall, response: Response) -> None:
         if run.error is not None:
@@ -259,10 +310,7 @@ class EnsembleDriver:
         if progress.in_flight or request not in self._runs:
             return
         if run.error is None and progress.stuck:
-            run.error = InvalidArgument(
-                f"{request_prefix(request.id)}unexpected deadlock, at least one output is not set while no more "
-                "ensemble steps can be made"
-            )
+            run.error = self._deadlock(run)
             progress.drop()
         self._end(run)
         if run.error is None:
@@ -287,8 +335,16 @@ class EnsembleDriver:
         for child in list(run.calls):
             child.cancel()
 
+    def _deadlock(self, run: Run) -> InvalidArgument:
+        return InvalidArgument(
+            f"{request_prefix(run.request.id)}unexpected deadlock, at least one output is not set while no more "
+            "ensemble steps can be made"
+        )
+
     def _end(self, run: Run) -> None:
         del self._runs[run.request]
+        if self._streams is not None:
+            self._streams.remove(run)
         for model in run.models:
             model.unpin()
 

@@ -57,6 +57,33 @@ class EnsemblePlan:
                 self._routes[names] = route
         return route
 
+    def sender(self, route: Route, decoupled: Collection[int]) -> int | None:
+        """Return the step of whose responses each becomes one of the ensemble; None if the ensemble has one response.
+
+        `decoupled` are the steps whose models are. All outputs belong to the responses of the same step
+        (`kernel/config/check_steps.py`), so that any way back from any output leads to it.
+        """
+        tensor = route.outputs[0]
+        seen: set[int] = set()
+        while (step := self.writers.get(tensor)) is not None and step not in seen:
+            if step in decoupled:
+                return step
+            seen.add(step)
+            tensor = next(iter(self.steps[step].inputs.values()))
+        return None
+
+    def behind(self, step: int) -> set[int]:
+        """Return the steps that need an output of `step`, directly or through others."""
+        found: set[int] = set()
+        unseen = set(self.steps[step].outputs.values())
+        while unseen:
+            tensor = unseen.pop()
+            for reader in self._all.readers.get(tensor, ()):
+                if reader not in found:
+                    found.add(reader)
+                    unseen |= set(self.steps[reader].outputs.values())
+        return found
+
     def _route(self, outputs: Collection[str]) -> Route:
         needed: set[int] = set()
         unseen = list(outputs)

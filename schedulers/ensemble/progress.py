@@ -59,7 +59,7 @@ class Placed(msgspec.Struct, gc=False):
 class Iteration:
     """The tensors that belong together: those of the request, or those made from one response of a decoupled step."""
 
-    __slots__ = ("begun_by", "parent", "pending", "sends", "started", "tensors", "uses")
+    __slots__ = ("begun_by", "parent", "pending", "started", "tensors", "uses")
 
     def __init__(self, uses: dict[str, int], parent: Iteration | None = None, begun_by: StepCall | None = None) -> None:
         #: Tensors that are there; None for one that its step, or the client, has left out.
@@ -71,8 +71,6 @@ class Iteration:
         self.begun_by = begun_by
         #: What was made from it and is not consumed: calls, iterations, and its response.
         self.pending = 0
-        #: Whether it has outputs of the ensemble, so that a response is made from it.
-        self.sends = False
 
 
 class StepCall(msgspec.Struct, eq=False):
@@ -82,20 +80,24 @@ class StepCall(msgspec.Struct, eq=False):
     iteration: Iteration
     #: Whether the model of the step is decoupled. Set by the driver.
     decoupled: bool = False
+    #: Whether credit for each response is given when it arrives, not when it is consumed. Set by the driver.
+    prepaid: bool = False
     responses: int = 0
 
 
 class EnsembleProgress:
     """The state of one request to an ensemble. Owns the leases of all tensors in it, until `drop`."""
 
-    def __init__(self, plan: EnsemblePlan, route: Route) -> None:
+    def __init__(self, plan: EnsemblePlan, route: Route, sender: int | None = None) -> None:
+        """`sender` is the decoupled step whose responses become those of the ensemble, see `EnsemblePlan.sender`."""
         self._plan = plan
         self._route = route
+        self._sender = sender
         self._root = Iteration(dict(route.uses))
         #: Iterations that may have tensors.
         self._living = {self._root: None}
         #: Iterations whose outputs are not sent, in order.
-        self._unsent: deque[Iteration] = deque()
+        self._unsent: deque[Iteration] = deque([] if sender is not None else [self._root])
         #: Iterations whose responses the client has not taken, in order.
         self._unconsumed: deque[Iteration] = deque()
         #: How many calls have not ended.
@@ -132,9 +134,14 @@ class EnsembleProgress:
         tensors = {name: outputs.get(name) for name in self._plan.steps[call.step].outputs.values()}
         if not call.decoupled:
             return self._arrived(iteration, tensors)
+        if call.prepaid:
+            self.credits.append(call)
         iteration.pending += 1
         begun = Iteration(dict(self._route.uses), iteration, call)
         begun.pending = 1  # until it is known what is made from it
+        if call.step == self._sender:
+            begun.pending += 1
+            self._unsent.append(begun)
         self._living[begun] = None
         ready = self._arrived(begun, tensors)
         self._consumed(begun)
@@ -159,10 +166,6 @@ class EnsembleProgress:
                 if step not in started and all(tensor in present for tensor in steps[step].inputs.values()):
                     started.add(step)
                     ready.append(StepCall(step, iteration))
-            if not iteration.sends and name in route.outputs:
-                iteration.sends = True
-                iteration.pending += 1
-                self._unsent.append(iteration)
         count = len(ready)
         iteration.pending += count
         self.in_flight += count
@@ -226,15 +229,23 @@ class EnsembleProgress:
         for _ in range(min(count, len(self._unconsumed))):
             self._consumed(self._unconsumed.popleft())
 
+    def prepay(self, call: StepCall) -> int:
+        """Give the credit for later responses of a call at once. Returns that for those which have arrived."""
+        call.prepaid = True
+        return sum(iteration.begun_by is call for iteration in self._living)
+
     def _consumed(self, iteration: Iteration | None) -> None:
         """One thing that was made from `iteration` is consumed."""
         while iteration is not None:
             iteration.pending -= 1
             if iteration.pending or iteration.begun_by is None:
                 return
-            self.credits.append(iteration.begun_by)
+            if not iteration.begun_by.prepaid:
+                self.credits.append(iteration.begun_by)
             del self._living[iteration]
-            assert not iteration.tensors, "a tensor that nobody has read"
+            for placed in iteration.tensors.values():  # what a step would have read that could not start
+                if placed is not None:
+                    placed.release()
             iteration = iteration.parent
 
     # ---- the end -----------------------------------------------------------------------------

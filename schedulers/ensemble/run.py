@@ -12,7 +12,7 @@ from schedulers.ensemble.progress import EnsembleProgress, Placed, SequenceValue
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kernel.config.spec import TensorSpec
     from kernel.errors import ServingError
@@ -26,13 +26,26 @@ if TYPE_CHECKING:
 class Run:
     """A request to the ensemble that has no final response yet."""
 
-    def __init__(self, plan: EnsemblePlan, request: Request, models: tuple[Model, ...], started_ns: int) -> None:
-        """`models` are the versions of the steps, which the request has pinned. Raises `InvalidArgument`."""
+    def __init__(
+        self,
+        plan: EnsemblePlan,
+        request: Request,
+        models: tuple[Model, ...],
+        started_ns: int,
+        prepaid: Collection[int] = (),
+    ) -> None:
+        """`models` are the versions of the steps, which the request has pinned; `prepaid` are the steps that get their
+        credit at once. Raises `InvalidArgument`.
+        """
+        self._prepaid = prepaid
         self.request = request
         self.models = models
         self.started_ns = started_ns
         self.route = plan.route(request.outputs)
-        self.progress = EnsembleProgress(plan, self.route)
+        sender = None
+        if plan.spec.decoupled:
+            sender = plan.sender(self.route, [step for step, model in enumerate(models) if model.spec.decoupled])
+        self.progress = EnsembleProgress(plan, self.route, sender)
         #: Requests of steps without a final response.
         self.calls: dict[Request, StepCall] = {}
         #: Why the request fails as soon as no call is in flight.
@@ -71,6 +84,7 @@ class Run:
         """Return the request of a call, which owns the leases of its inputs."""
         parent, model = self.request, self.models[call.step]
         call.decoupled = model.spec.decoupled
+        call.prepaid = call.step in self._prepaid
         batching = model.spec.max_batch_size > 0
         sequence = self._sequence
         inputs: list[Tensor] = []
@@ -144,7 +158,7 @@ class Run:
         response.leased = False
         for tensor in response.outputs or ():
             name = names.get(tensor.name)
-            if name is None:
+            if name is None or (name in found and not self._destinations):  # a model may name one twice
                 tensor.release()
             elif not self._destinations:
                 found[name] = Placed(tensor, batched, sequence)

@@ -31,7 +31,7 @@ async def ensemble(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
                 case Cancelled(request=request):
                     driver.cancelled(request)
                 case DeadlineReached():
-                    driver.start_overdue()
+                    driver.continue_overdue()
             until_ns = driver.until_ns
     finally:
         driver.close()

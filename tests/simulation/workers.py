@@ -158,7 +158,7 @@ class SimulatedWorker:
         done = self.executions[entry.id] = self.executions.get(entry.id, 0) + 1
         again = done < self.client_of(entry).plan.executions
         if again:
-            self.on_message(wire.RequestRescheduled(entry.number))
+            self.on_message(wire.Rescheduled(entry.number))
         return again
 
     def _stream(self, entry: wire.RequestMessage) -> None:

@@ -156,6 +156,16 @@ OURS = (
         lambda model: model.statistics.execution_timeouts,
     ),
     Value(
+        "naiad_copied_tensors_total",
+        "Number of tensors above 4096 bytes that workers of the model have copied before or after an execution",
+        lambda model: model.statistics.copied_tensors,
+    ),
+    Value(
+        "naiad_copied_bytes_total",
+        "Number of bytes of the tensors that workers of the model have copied before or after an execution",
+        lambda model: model.statistics.copied_byte_size,
+    ),
+    Value(
         "naiad_model_instance_busy_count",
         "Number of instances of the model that execute for longer than --execution-report-secs",
         lambda model: model.instances.busy_count,

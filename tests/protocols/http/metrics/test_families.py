@@ -172,6 +172,7 @@ def test_metrics_that_triton_lacks_have_their_lines() -> None:
         made.live.add(Request("m", [], RecordingSink()))
     made.statistics.refused = 3
     made.statistics.workers_lost, made.statistics.workers_restarted = 5, 4
+    made.statistics.record_copies(2, 70_000)
     for name, value in (
         ("naiad_inference_queue_depth", 2),
         ("naiad_inference_in_flight_requests", 2),
@@ -179,6 +180,8 @@ def test_metrics_that_triton_lacks_have_their_lines() -> None:
         ("naiad_model_instance_count", 0),
         ("naiad_worker_lost_total", 5),
         ("naiad_worker_restarts_total", 4),
+        ("naiad_copied_tensors_total", 2),
+        ("naiad_copied_bytes_total", 70_000),
         ("naiad_arena_used_bytes", 0),
     ):
         assert value_of([made], name) == value, name
