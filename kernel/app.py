@@ -21,6 +21,9 @@ from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
 from backends.supervision.watcher_process import SessionWatcher
+from kernel.cache.caching import ResponseCaching
+from kernel.cache.config import parse_cache_config
+from kernel.cache.registry import make_cache
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -35,6 +38,7 @@ from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.override import remove_abandoned_folders
 from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import Catalog
+from kernel.serving.instance_gate import RateLimiting
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
@@ -47,6 +51,7 @@ from protocols.http.server import HttpServer
 from protocols.listening import listening_address
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.ratelimit import RateLimiter, parse_limits
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
@@ -161,11 +166,14 @@ class Server:
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
         self._kernel.lost_log_lines = self._owner.lost_log_lines
+        new_supervisor = self._supervisor_maker(polling, budget)
+        caching = self._caching = self._make_caching(catalog, clock, budget)
+        limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
             clock,
             choose_scheduler,
-            self._supervisor_maker(polling, budget),
+            new_supervisor,
             LifecycleSettings(
                 repositories=repository.paths,
                 explicit=repository.control_mode == "explicit",
@@ -180,9 +188,26 @@ class Server:
                 load_timeout_s=repository.load_timeout_s,
                 unload_timeout_s=repository.unload_timeout_s,
                 metrics=metrics,
+                # The cache comes last: what it does not find goes on to what was there before it.
+                extensions=tuple(each for each in (limiting, caching) if each is not None),
+                has_cache=caching is not None,
+                has_limiter=limiting is not None,
             ),
         )
         self._kernel.repository = self._lifecycle
+
+    def _make_caching(self, catalog: Catalog, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
+        """Return the response cache, if the options ask for one. Raises `ServingError`."""
+        choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
+        if choice is None:
+            return None
+        cache = make_cache(choice, clock, budget)
+        self._kernel.cache_figures = cache.figures
+        return ResponseCaching(cache, catalog, helpers=self._helpers, regions=self._helpers, clock=clock)
+
+    def _make_limiting(self) -> RateLimiting | None:
+        options = self._options.rate_limit
+        return None if options.mode == "off" else RateLimiting(RateLimiter(parse_limits(options.resources)))
 
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
         """Make what all workers share: the watcher, the helpers, the watchdog. Returns what makes supervisors."""
@@ -226,6 +251,8 @@ class Server:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
+                    if self._caching is not None:
+                        await self._caching.close()
                     await self._helpers.close()
                     await self._watcher.close()
                 self._kernel.regions.close()

@@ -267,6 +267,7 @@ class InstanceSupervisor:
         handle = self._handle = WorkerHandle(
             self._plan.name, self._session, self._model, self._poller, self._helper, self._budget
         )
+        handle.record.device_id = self._plan.device_id
         self._session.on_lost = self._lost
         self._watch, self._suspended, self._ending = InstanceWatch(self._limits), False, None
         self._watchdog.add(self)

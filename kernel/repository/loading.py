@@ -97,6 +97,7 @@ class InstanceUpdate(msgspec.Struct, frozen=True):
 
     async def abandon(self) -> None:
         """End the new instances. The version stays unchanged."""
+        self.version.model.on_change(self.version.model.config)
         await asyncio.gather(*(each.keeper.stop() for each in self.new))
 
 
@@ -145,6 +146,8 @@ class VersionLoader:
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await _load_instances(instances, prepared.json)
             model = Model(prepared.spec, prepared.config, version, self._schedule, self._clock)
+            for extension in self._settings.extensions:
+                await extension.extend(model, source.path)
             for line in model.statistics.configure(self._settings.metrics, prepared.config):
                 logger.warning("model '%s': %s", source.name, line)
             model.start()
@@ -157,8 +160,9 @@ class VersionLoader:
         for each in instances:
             if not each.plan.passive:
                 each.keeper.serve()
-        for phrase in ignored_settings(prepared.config):
-            logger.warning("model '%s': %s has no effect in this version", source.name, phrase)
+        settings = self._settings
+        for phrase in ignored_settings(prepared.config, cache=settings.has_cache, limiter=settings.has_limiter):
+            logger.warning("model '%s': %s has no effect", source.name, phrase)
         model.statistics.load_ns = self._clock.now_ns() - started_ns
         logger.info("successfully loaded '%s' version %d", source.name, version)
         return LoadedVersion(model, source.origin(config), instances)
@@ -174,6 +178,7 @@ class VersionLoader:
                 new = [each for each in instances if each not in version.instances]
                 update = InstanceUpdate(version, source.origin(config), prepared, instances, new)
                 try:
+                    model.on_change(prepared.config)
                     await _load_instances(new, prepared.json)
                     await self._join(model, new, source)
                 except BaseException:
