@@ -102,8 +102,11 @@ class RateLimiter:
         self._begin(instance)
         kept: dict[Resource, int] = {}  # for instances that are before this one
         rank = self._rank(instance)
-        for other in self._waiting:
-            if other is not instance and self._rank(other) < rank and other.wants_to_run():
+        asked_before = True
+        for other in self._waiting:  # in the order in which they asked
+            if other is instance:
+                asked_before = False
+            elif self._rank(other) < rank + asked_before and other.wants_to_run():
                 _add(kept, other.needs)
         if self._fits(instance.needs, kept):
             self._waiting.pop(instance, None)

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import os
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernel.cache.access import CacheAccess
 from kernel.errors import ServingError
@@ -20,6 +20,7 @@ from kernel.errors import ServingError
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
+    from typing import Any
 
     from kernel.cache.interface import RegionAccess, ResponseCache
     from kernel.loop.clock import Clock
@@ -115,17 +116,22 @@ class _EnsembleSalt:
         """Return the salt, or None if a step cannot be executed now: then the ensemble says why."""
         if self._generation != self._catalog.generation:
             self._generation = self._catalog.generation
-            hasher = hashlib.blake2b(digest_size=_SALT_BYTE_SIZE)
             try:
-                self._add(hasher, self._model)
+                salts = sorted(model.cache_salt for model in self._reached())
             except ServingError:
                 self._salt = None
             else:
-                self._salt = hasher.digest()
+                self._salt = hashlib.blake2b(b"".join(salts), digest_size=_SALT_BYTE_SIZE).digest()
         return self._salt
 
-    def _add(self, hasher: Any, model: Model) -> None:
-        hasher.update(model.cache_salt)
-        for step in model.config.ensemble_scheduling.step:
-            version = str(step.model_version) if step.model_version > 0 else ""
-            self._add(hasher, self._catalog.resolve(step.model_name, version))
+    def _reached(self) -> set[Model]:
+        """Return the ensemble and the models of its steps, and of theirs. Raises `ServingError` if one is not ready."""
+        reached, found = {self._model}, [self._model]
+        while found:
+            for step in found.pop().config.ensemble_scheduling.step:
+                version = str(step.model_version) if step.model_version > 0 else ""
+                model = self._catalog.resolve(step.model_name, version)
+                if model not in reached:
+                    reached.add(model)
+                    found.append(model)
+        return reached

@@ -164,18 +164,19 @@ class Lookup:
         if not self._waits:
             access.queue(request)
             return
-        self._stop_waiting()
         try:
             access.queue(request)
         except ServingError as error:  # no scheduler runs
             request.fail(error)
+        else:
+            self._waits = False
+            access.model.left_cache(request)  # not before: it is live without a break
 
     def _answer(self, response: CachedResponse, outputs: list[Tensor]) -> None:
         """Send the response from the cache."""
         self._ended = True
-        if self._waits:
-            self._stop_waiting()
         request, access = self._request, self._access
+        request.owner = None
         access.model.statistics.record_cache_hit(request, self._begun_ns, access.clock.now_ns())
         request.respond(
             Response(
@@ -183,6 +184,8 @@ class Lookup:
                 leased=response.leased or any(each.span is not None for each in outputs),
             )
         )  # fmt: skip
+        if self._waits:
+            self._stop_waiting()
 
     # ---- outputs in regions of clients -------------------------------------------------------------
 

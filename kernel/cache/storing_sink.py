@@ -81,8 +81,8 @@ class StoringSink:
         finally:
             for copy in copies:
                 copy.release()
-            self._access.let_go(response)
             self._sink.send(response)
+            self._access.let_go(response)
 
 
 def _of_client(tensor: Tensor) -> bool:
