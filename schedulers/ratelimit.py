@@ -38,8 +38,8 @@ class RateLimiter:
         self._needs: dict[object, tuple[InstanceNeeds, ...]] = {}
         self._limits: dict[Resource, int] = {}
         self._used: dict[Resource, int] = {}
-        #: Instances that wait, in the order in which they asked.
-        self._waiting: dict[LimitedInstance, None] = {}
+        #: Instances that wait, in the order in which they asked; whether they have asked again since they were woken.
+        self._waiting: dict[LimitedInstance, bool] = {}
         #: Products at which instances have begun; the smallest at that time, so that new ones do not overtake for long.
         self._begun_at: dict[LimitedInstance, int] = {}
         self._waking = False
@@ -111,7 +111,7 @@ class RateLimiter:
         if self._fits(instance.needs, kept):
             self._waiting.pop(instance, None)
             return True
-        self._waiting.setdefault(instance)
+        self._waiting[instance] = True
         return False
 
     def started(self, instance: LimitedInstance) -> None:
@@ -137,8 +137,10 @@ class RateLimiter:
                 if not instance.wants_to_run():
                     del self._waiting[instance]
                 elif self._fits(instance.needs, kept):
-                    del self._waiting[instance]
-                    instance.wake()
+                    self._waiting[instance] = False
+                    instance.wake()  # it has its place in the order while it asks
+                    if not self._waiting.get(instance, True):
+                        del self._waiting[instance]
                 else:
                     _add(kept, instance.needs)
         finally:
