@@ -21,9 +21,7 @@ from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
 from backends.supervision.watcher_process import SessionWatcher
-from kernel.cache.caching import ResponseCaching
 from kernel.cache.config import parse_cache_config
-from kernel.cache.registry import make_cache
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -38,7 +36,6 @@ from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.override import remove_abandoned_folders
 from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import Catalog
-from kernel.serving.instance_gate import RateLimiting
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
@@ -51,14 +48,15 @@ from protocols.http.server import HttpServer
 from protocols.listening import listening_address
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
-from schedulers.ratelimit import RateLimiter, parse_limits
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Sequence
 
+    from kernel.cache.caching import ResponseCaching
     from kernel.config.spec import ModelSpec
+    from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
     from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
@@ -201,13 +199,22 @@ class Server:
         choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
         if choice is None:
             return None
+        from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
+        from kernel.cache.registry import make_cache
+
         cache = make_cache(choice, clock, budget)
         self._kernel.cache_figures = cache.figures
         return ResponseCaching(cache, catalog, helpers=self._helpers, regions=self._helpers, clock=clock)
 
     def _make_limiting(self) -> RateLimiting | None:
+        """Return the rate limiter, if the options ask for one."""
         options = self._options.rate_limit
-        return None if options.mode == "off" else RateLimiting(RateLimiter(parse_limits(options.resources)))
+        if options.mode == "off":
+            return None
+        from kernel.limiting.instance_gate import RateLimiting  # as above
+        from schedulers.ratelimit import RateLimiter, parse_limits
+
+        return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
         """Make what all workers share: the watcher, the helpers, the watchdog. Returns what makes supervisors."""

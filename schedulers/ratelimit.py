@@ -15,19 +15,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
-from kernel.serving.limiter import GLOBAL, Resource
+from kernel.limiting.limiter import GLOBAL, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kernel.serving.limiter import InstanceNeeds, LimitedInstance
+    from kernel.limiting.limiter import InstanceNeeds, LimitedInstance
 
 #: The device of a limit that each device has for itself.
 PER_DEVICE = -2
 
 
 class RateLimiter:
-    """Implements `kernel.serving.limiter.Limiter`."""
+    """Implements `kernel.limiting.limiter.Limiter`."""
 
     def __init__(self, limits: Mapping[Resource, int] | None = None) -> None:
         """`limits` are those of the command line, with the device `PER_DEVICE` where none was named.

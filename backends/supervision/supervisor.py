@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from backends.supervision.launcher import Launcher
-    from backends.supervision.remote_memory import RegionAccess
     from backends.supervision.watch.instance_watch import Finding
     from backends.supervision.watch.watchdog import Watchdog
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
+    from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.model import Model
     from shm.budget import ByteBudget
 

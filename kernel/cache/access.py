@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from kernel.cache.interface import RegionAccess, ResponseCache
+    from kernel.cache.interface import ResponseCache
     from kernel.loop.clock import Clock
-    from kernel.serving.helper_tasks import Helpers
+    from kernel.serving.helper_tasks import Helpers, RegionAccess
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.serving.response import Response
@@ -52,7 +52,7 @@ class CacheAccess:
         model.submit = self.submit  # type: ignore[method-assign]  # so that other models pay nothing, not even a check
 
     def submit(self, request: Request) -> None:
-        """Answer a checked request from the cache, or queue it; own it from now on. Raises `ServingError`."""
+        """Respond to a checked request from the cache, or queue it; own it from now on. Raises `ServingError`."""
         salt = self._salt()
         if salt is None or not _can_be_cached(request):
             self.queue(request)

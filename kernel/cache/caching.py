@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from kernel.cache.interface import RegionAccess, ResponseCache
+    from kernel.cache.interface import ResponseCache
     from kernel.loop.clock import Clock
     from kernel.serving.catalog import Catalog
-    from kernel.serving.helper_tasks import Helpers
+    from kernel.serving.helper_tasks import Helpers, RegionAccess
     from kernel.serving.model import Model
 
 _SALT_BYTE_SIZE = 16

@@ -30,11 +30,11 @@ FORMAT = 1
 _FRONT = struct.Struct("<II")
 
 
-class BadValue(ValueError):
+class BadEntry(ValueError):
     """A value of a cache is not a response that this server has stored."""
 
 
-class _Output(msgspec.Struct, array_like=True):
+class _EncodedOutput(msgspec.Struct, array_like=True):
     name: str
     datatype: str
     shape: list[int]
@@ -42,7 +42,7 @@ class _Output(msgspec.Struct, array_like=True):
 
 
 class _Head(msgspec.Struct, array_like=True):
-    outputs: list[_Output]
+    outputs: list[_EncodedOutput]
     parameters: dict[str, str | int | bool | float] | None
 
 
@@ -52,7 +52,7 @@ _decoder = msgspec.msgpack.Decoder(_Head)
 
 def encode(outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | None) -> bytes:
     """Return a response as bytes. The outputs are inline or in arenas."""
-    described = [_Output(each.name, each.datatype, each.shape, each.byte_size) for each in outputs]
+    described = [_EncodedOutput(each.name, each.datatype, each.shape, each.byte_size) for each in outputs]
     head = _encoder.encode(_Head(described, parameters))
     parts = [head, *(each.raw() for each in outputs)]
     checksum = 0
@@ -62,18 +62,18 @@ def encode(outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | No
 
 
 def decode(value: bytes) -> CachedResponse:
-    """Return the response. Large outputs are views of `value`. Raises `BadValue`."""
+    """Return the response. Large outputs are views of `value`. Raises `BadEntry`."""
     if len(value) < _FRONT.size:
-        raise BadValue(f"{len(value)} bytes, expected at least {_FRONT.size}")
+        raise BadEntry(f"{len(value)} bytes, expected at least {_FRONT.size}")
     checksum, head_size = _FRONT.unpack_from(value)
     view = memoryview(value)
     if zlib.crc32(view[_FRONT.size :]) != checksum:
-        raise BadValue("a wrong checksum")
+        raise BadEntry("a wrong checksum")
     position = _FRONT.size + head_size
     try:
         head = _decoder.decode(view[_FRONT.size : position])
     except msgspec.MsgspecError as error:
-        raise BadValue(f"a head that cannot be read: {error}") from None
+        raise BadEntry(f"a head that cannot be read: {error}") from None
     outputs: list[Tensor] = []
     for described in head.outputs:
         data = view[position : position + described.byte_size]
@@ -82,17 +82,17 @@ def decode(value: bytes) -> CachedResponse:
         small = described.byte_size <= INLINE_LIMIT
         outputs.append(Tensor(described.name, described.datatype, described.shape, bytes(data) if small else data))
     if position != len(value):
-        raise BadValue(f"{len(value)} bytes, expected {position}")
+        raise BadEntry(f"{len(value)} bytes, expected {position}")
     parameters: dict[str, ParameterValue] | None = None if head.parameters is None else dict(head.parameters)
     return CachedResponse(outputs, parameters)
 
 
-def _check(output: _Output, byte_size: int) -> None:
-    """Raise `BadValue` unless an output has the bytes that its datatype and shape need."""
+def _check(output: _EncodedOutput, byte_size: int) -> None:
+    """Raise `BadEntry` unless an output has the bytes that its datatype and shape need."""
     datatype = DATATYPES.get(output.datatype)
     if datatype is None or min(output.shape, default=0) < 0 or output.byte_size < 0:
-        raise BadValue(f"output '{output.name}' with datatype '{output.datatype}' and shape {output.shape}")
+        raise BadEntry(f"output '{output.name}' with datatype '{output.datatype}' and shape {output.shape}")
     if byte_size != output.byte_size:
-        raise BadValue(f"output '{output.name}' has {byte_size} bytes, expected {output.byte_size}")
+        raise BadEntry(f"output '{output.name}' has {byte_size} bytes, expected {output.byte_size}")
     if datatype.byte_size and math.prod(output.shape) * datatype.byte_size != byte_size:
-        raise BadValue(f"output '{output.name}' has {byte_size} bytes, too few or too many for {output.shape}")
+        raise BadEntry(f"output '{output.name}' has {byte_size} bytes, too few or too many for {output.shape}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kernel.observe.cache_figures import CacheFigures
     from kernel.serving.request import ParameterValue
-    from shm.tensor import Buffer, Span, Tensor
+    from shm.tensor import Tensor
 
 
 class CachedResponse(msgspec.Struct, eq=False):
@@ -72,13 +72,3 @@ class CacheStore(Protocol):
 
     async def close(self) -> None:
         """Close connections. Called once, when the server stops."""
-
-
-class RegionAccess(Protocol):
-    """Reads and writes regions of clients in another process. Implemented by the helpers of the server."""
-
-    async def read(self, span: Span) -> Span:
-        """Return a copy of the bytes of `span`, in an arena. The caller releases its lease. Raises `ServingError`."""
-
-    async def write(self, data: Buffer, target: Span) -> None:
-        """Write `data` to the beginning of `target`. Raises `ServingError`."""

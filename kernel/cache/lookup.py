@@ -1,5 +1,5 @@
-"""One request of a model with a response cache: its key is found out, the cache is asked, and the request is answered
-from the cache or goes to the model.
+"""One request of a model with a response cache: its key is found out, the cache is asked, and the request gets the
+response of the cache or goes to the model.
 
 A request with small inputs in the memory of the server takes one call, if the cache is local. All others wait: large
 inputs are hashed by a helper, and inputs in regions of clients are first copied by a helper. The model then gets the
@@ -139,7 +139,7 @@ class Lookup:
     # ---- what was found ------------------------------------------------------------------------
 
     def _found(self, response: CachedResponse | None) -> None:
-        """Answer the request from the cache, or let the model execute it."""
+        """Respond with what the cache has, or let the model execute the request."""
         if self._ended:
             if response is not None:
                 response.release()
@@ -152,7 +152,7 @@ class Lookup:
                 self._wait()
             self._access.start(self._write(response))
         else:
-            self._answer(response, response.outputs)
+            self._respond(response, response.outputs)
 
     def _execute(self, *, store: bool) -> None:
         """Let the model execute the request. Raises `ServingError` only within `begin`."""
@@ -172,7 +172,7 @@ class Lookup:
             self._waits = False
             access.model.left_cache(request)  # not before: it is live without a break
 
-    def _answer(self, response: CachedResponse, outputs: list[Tensor]) -> None:
+    def _respond(self, response: CachedResponse, outputs: list[Tensor]) -> None:
         """Send the response from the cache."""
         self._ended = True
         request, access = self._request, self._access
@@ -201,9 +201,9 @@ class Lookup:
         )
 
     async def _write(self, response: CachedResponse) -> None:
-        """Write outputs to the regions of the client, and answer the request."""
+        """Write outputs to the regions of the client, and respond."""
         targets = {name: span.shared() for name, span in self._targets().items()}
-        answered = False
+        responded = False
         try:
             outputs = [await self._placed(each, targets.get(each.name)) for each in response.outputs]
             if not self._ended:
@@ -211,13 +211,13 @@ class Lookup:
                     if output is not cached:
                         cached.release()
                         output.span = output.span and output.span.shared()
-                answered = True
-                self._answer(response, outputs)
+                responded = True
+                self._respond(response, outputs)
         except ServingError as error:  # the client has shortened the region, for example
             if not self._ended:
                 self._request.fail(error)
         finally:
-            if not answered:
+            if not responded:
                 response.release()
             for target in targets.values():
                 target.lease.release()

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from kernel.cache.breaker import CircuitBreaker
-from kernel.cache.encoding import FORMAT, BadValue, decode, encode
+from kernel.cache.encoding import FORMAT, BadEntry, decode, encode
 from kernel.observe.cache_figures import CacheFigures
 from kernel.texts import printable
 
@@ -132,11 +132,11 @@ class StoredCache:
         """Return the response in a value, or None if it is none of ours."""
         try:
             if not isinstance(value, bytes):
-                raise BadValue(f"a value of type {type(value).__name__}, expected bytes")
+                raise BadEntry(f"a value of type {type(value).__name__}, expected bytes")
             if len(value) > 2 * self._value_limit:
-                raise BadValue(f"{len(value)} bytes, expected at most {2 * self._value_limit}")
+                raise BadEntry(f"{len(value)} bytes, expected at most {2 * self._value_limit}")
             return decode(value)
-        except BadValue as error:
+        except BadEntry as error:
             self.figures.failures += 1
             logger.warning("%s has a value that is no response of this server: %s", self._title, error)
             return None

@@ -30,6 +30,7 @@ PYTHON_EXAMPLES = {
     "README.md": 1,
     "CONTRIBUTING.md": 1,
     "docs/backends.md": 1,
+    "docs/caches.md": 1,
     "docs/embedding.md": 1,
     "docs/metrics.md": 1,
     "docs/python-models.md": 1,

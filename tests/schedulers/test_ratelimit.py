@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel.errors import InvalidArgument
-from kernel.serving.limiter import GLOBAL, InstanceNeeds, Resource
+from kernel.limiting.limiter import GLOBAL, InstanceNeeds, Resource
 from schedulers.ratelimit import PER_DEVICE, RateLimiter, parse_limits
 
 GPU = Resource("GPU")

@@ -113,8 +113,9 @@ class CachingBench:
         self.model: Model
         self.instance: FakeInstance
 
-    async def load(self, name: str = "m", **more: object) -> None:
-        """Load a model, or load it again."""
+    async def load(self, **more: object) -> None:
+        """Load the model `m`, or load it again; `more` are fields of its specification."""
+        name = "m"
         spec = msgspec.structs.replace(model_spec(name, dims=(-1,)), **{"response_cache": True, **more})
         self.model = Model(spec, ModelConfig(name=name), 1, direct, self.clock)
         await self.caching.extend(self.model, Path("/nowhere"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.cache.encoding import BadValue, decode, encode
+from kernel.cache.encoding import BadEntry, decode, encode
 from shm.tensor import Tensor
 
 
@@ -31,7 +31,7 @@ def test_a_response_is_read_as_it_was_written() -> None:
 
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused(value: bytes) -> None:
-    with pytest.raises(BadValue):
+    with pytest.raises(BadEntry):
         decode(value)
 
 
@@ -40,7 +40,7 @@ def test_a_value_of_which_one_byte_changed_is_refused(data: st.DataObject) -> No
     value = bytearray(encode([Tensor("A", "UINT8", [9], b"123456789")], None))
     position = data.draw(st.integers(0, len(value) - 1))
     value[position] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(BadValue):
+    with pytest.raises(BadEntry):
         decode(bytes(value))
 
 
@@ -62,5 +62,5 @@ def forged(head: object, data: bytes = b"") -> bytes:
     ],
 )
 def test_an_output_that_contradicts_itself_is_refused(output: object) -> None:
-    with pytest.raises(BadValue):
+    with pytest.raises(BadEntry):
         decode(forged(([output], None), b"1234"))

@@ -33,7 +33,7 @@ class InstanceNeeds(msgspec.Struct, frozen=True):
 
 
 class LimitedInstance(Protocol):
-    """An instance of which the limiter decides when it executes. Implemented by `kernel.serving.instance_gate`."""
+    """An instance of which the limiter decides when it executes. Implemented by `kernel.limiting.instance_gate`."""
 
     needs: InstanceNeeds
     #: How many batches it has executed. The limiter counts.

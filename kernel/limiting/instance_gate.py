@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.limiting.limiter import GLOBAL, InstanceNeeds, Resource
 from kernel.serving.events import InstanceIdle
-from kernel.serving.limiter import GLOBAL, InstanceNeeds, Resource
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
+    from kernel.limiting.limiter import Limiter
     from kernel.observe.statistics import ExecutionTimes
     from kernel.serving.batch import Batch
     from kernel.serving.instances import Instance
-    from kernel.serving.limiter import Limiter
     from kernel.serving.model import Model
     from kernel.serving.request import Request
 
@@ -173,7 +173,7 @@ class InstanceGate:
 
 
 class GatedInstance:
-    """Implements `kernel.serving.limiter.LimitedInstance`."""
+    """Implements `kernel.limiting.limiter.LimitedInstance`."""
 
     def __init__(self, gate: InstanceGate, instance: Instance, needs: InstanceNeeds, executions: int) -> None:
         self.instance = instance

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
 from kernel.errors import InvalidArgument, ServerStopping, WorkerLost
+from kernel.limiting.instance_gate import RateLimiting
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.batch import Batch
-from kernel.serving.instance_gate import RateLimiting
 from kernel.serving.model import Model, SchedulerFactory
 from kernel.serving.request import Request
 from kernel.serving.response import Response
@@ -303,8 +303,9 @@ def test_whatever_happens_every_request_is_executed(data: st.DataObject) -> None
     names = "abc"[: data.draw(st.integers(1, 3))]
     for name in names:
         machine.add(
-            name, data.draw(st.integers(0, 3)), groups=data.draw(st.integers(1, 3)), priority=data.draw(st.integers(0, 2)),
-            concurrency=data.draw(st.integers(1, 2)), schedule=data.draw(st.sampled_from([direct, dynamic])),
+            name, data.draw(st.integers(0, 3)), groups=data.draw(st.integers(1, 3)),
+            priority=data.draw(st.integers(0, 2)), concurrency=data.draw(st.integers(1, 2)),
+            schedule=data.draw(st.sampled_from([direct, dynamic])),
         )  # fmt: skip
     submitted = 0
 
@@ -312,8 +313,10 @@ def test_whatever_happens_every_request_is_executed(data: st.DataObject) -> None
         return [name for name, each in machine.instances.items() if each.batches]
 
     for _ in range(data.draw(st.integers(1, 40))):
-        if busy() and data.draw(st.booleans()):
-            machine.finish(data.draw(st.sampled_from(busy())))
+        running = busy()
+        finishes: bool = data.draw(st.booleans())
+        if running and finishes:
+            machine.finish(data.draw(st.sampled_from(running)))
         else:
             machine.submit(data.draw(st.sampled_from(names)), str(submitted))
             submitted += 1
