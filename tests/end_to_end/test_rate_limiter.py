@@ -58,7 +58,7 @@ def infer(server: ServerProcess, model: str, *, batched: bool = False) -> None:
 def in_flight(server: ServerProcess) -> int:
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as response:
         lines = response.read().decode().splitlines()
-    return sum(int(line.rpartition(" ")[2]) for line in lines if line.startswith("nv_inference_in_flight_requests{"))
+    return sum(int(line.rpartition(" ")[2]) for line in lines if line.startswith("naiad_inference_in_flight_requests{"))
 
 
 @pytest.mark.parametrize("batching", ["", "dynamic_batching {}"])

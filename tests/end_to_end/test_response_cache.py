@@ -364,7 +364,7 @@ def test_a_redis_that_is_down_costs_misses_and_comes_back(
         assert len(set(values)) == 50, "every request was executed"
         assert time.monotonic() - begun < 10
         assert re.search(r"Redis at 127\.0\.0\.1:\d+ has failed several times in a row", server.log)
-        assert metrics(server)["nv_cache_failures_total"] >= 5
+        assert metrics(server)["naiad_cache_failures_total"] >= 5
         redis.start()
         hits_after(client, server, [1])
         assert re.search(r"Redis at 127\.0\.0\.1:\d+ responds again", server.log)

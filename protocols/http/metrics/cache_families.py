@@ -100,13 +100,13 @@ FIGURES = (
         lambda figures: figures.insertion_ns // 1000,
     ),
     Figure(
-        "nv_cache_failures_total",
+        "naiad_cache_failures_total",
         "Number of calls of the response cache that failed or took too long",
         lambda figures: figures.failures,
         kind="counter",
     ),
     Figure(
-        "nv_cache_not_stored_total",
+        "naiad_cache_not_stored_total",
         "Number of responses that were not stored in the response cache, because they are too large or it has no room",
         lambda figures: figures.not_stored,
         kind="counter",
