@@ -14,6 +14,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
+from kernel import __version__
 from kernel.cache.access import CacheAccess
 from kernel.errors import ServingError
 
@@ -87,7 +88,7 @@ class ResponseCaching:
 def files_salt(model: Model, folder: Path) -> bytes:
     """Return what the configuration and the files of a model version have in common on all servers. Blocks."""
     hasher = hashlib.blake2b(model.config.SerializeToString(deterministic=True), digest_size=_SALT_BYTE_SIZE)
-    hasher.update(f"\0{model.name}\0{model.version}\0".encode())
+    hasher.update(f"\0{__version__}\0{model.name}\0{model.version}\0".encode())
     version = folder / str(model.version)
     for parent, folders, files in os.walk(version):
         folders.sort()

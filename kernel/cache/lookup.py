@@ -12,19 +12,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kernel.cache.digest_task import DIGEST
+from kernel.cache.digest_in_helper import DigestTask
 from kernel.cache.key import describe, digest, inputs_in_order
 from kernel.cache.storing_sink import StoringSink
-from kernel.errors import InternalError, RequestCancelled, ServingError
+from kernel.errors import RequestCancelled, ServingError
 from kernel.serving.response import Response
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kernel.cache.access import CacheAccess
     from kernel.cache.interface import CachedResponse
-    from kernel.serving.helper_tasks import Helpers
     from kernel.serving.request import Request
 
 #: Inputs of up to this number of bytes are hashed in the event loop, which takes about 0.1 ms.
@@ -49,6 +46,8 @@ class Lookup:
         #: Whether the request went to the model, or has its final response.
         self._ended = False
         self._key = b""
+        #: Ends the wait for the key.
+        self._timer: asyncio.TimerHandle | None = None
         self._begun_ns = access.clock.now_ns()
 
     def begin(self) -> None:
@@ -61,9 +60,12 @@ class Lookup:
                 self._wait()
         else:
             self._wait()
+            self._timer = asyncio.get_running_loop().call_later(KEY_TIMEOUT_S, self._execute_without_key)
             self._access.start(self._find_key())
 
     def _ask(self, key: bytes) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._key = key
         self._access.cache.lookup(key, self._found)
 
@@ -72,6 +74,8 @@ class Lookup:
     def responded(self, request: Request, response: Response) -> None:
         """Note the error of a request that was cancelled or abandoned. What the cache finds is not used then."""
         self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
         if response.error is not None:
             self._access.model.statistics.record_failure(request, response.error, self._access.clock.now_ns())
         self._stop_waiting()
@@ -96,18 +100,22 @@ class Lookup:
     # ---- the key -----------------------------------------------------------------------------
 
     async def _find_key(self) -> None:
-        """Find the key out, then ask the cache. If that fails, let the model execute the request as it is."""
+        """Find the key out, then ask the cache. If that fails, let the model execute the request as it is.
+
+        It is not cancelled by the timeout, because a helper that is being started is started for all.
+        """
         try:
-            async with asyncio.timeout(KEY_TIMEOUT_S):
-                await self._copy_inputs_of_client()
-                key = b"" if self._ended else await self._digest()
-        except (ServingError, TimeoutError):
-            key = b""
-        if self._ended:
-            return
-        if key:
-            self._ask(key)
+            await self._copy_inputs_of_client()
+            key = b"" if self._ended else await self._digest()
+        except ServingError:
+            self._execute_without_key()
         else:
+            if not self._ended:
+                self._ask(key)
+
+    def _execute_without_key(self) -> None:
+        """Let the model execute the request, and do not store its response."""
+        if not self._ended:
             self._execute(store=False)
 
     async def _copy_inputs_of_client(self) -> None:
@@ -157,6 +165,8 @@ class Lookup:
     def _execute(self, *, store: bool) -> None:
         """Let the model execute the request. Raises `ServingError` only within `begin`."""
         self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
         request, access = self._request, self._access
         if store:
             lookup_ns = access.clock.now_ns() - self._begun_ns
@@ -231,51 +241,6 @@ class Lookup:
             part = data[begin : begin + _WRITTEN_AT_ONCE]
             await self._access.regions.write(part, Span(target.lease, target.offset + begin, len(part)))
         return Tensor(output.name, output.datatype, output.shape, None, Span(target.lease, target.offset, len(data)))
-
-
-class DigestTask:
-    """Has a helper hash the inputs of a request. A `kernel.serving.helper_tasks.HelperTask`."""
-
-    name = DIGEST
-
-    def __init__(self, description: bytes, inputs: Sequence[Tensor]) -> None:
-        """Takes leases of its own."""
-        self.arguments = description
-        self.sources = [
-            Tensor("", "UINT8", [each.byte_size], each.data, each.span and each.span.shared()) for each in inputs
-        ]
-        self._key: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    async def run(self, helpers: Helpers) -> bytes:
-        """Return the key. Raises `ServingError`."""
-        helpers.start(self)
-        try:
-            return await self._key
-        except asyncio.CancelledError:
-            helpers.cancel(self)
-            raise
-
-    def needs_memory(self, message: bytes) -> Span:
-        """Refuse: the result is small."""
-        raise InternalError("hashing needs no memory of the server")
-
-    def done(self, result: bytes, output: Tensor | None) -> None:
-        """See `HelperTask`."""
-        self._release()
-        if output is not None:
-            output.release()
-        if not self._key.done():
-            self._key.set_result(result)
-
-    def failed(self, error: ServingError) -> None:
-        """See `HelperTask`."""
-        self._release()
-        if not self._key.done():
-            self._key.set_exception(error)
-
-    def _release(self) -> None:
-        for source in self.sources:
-            source.release()
 
 
 def _small_and_here(request: Request) -> bool:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 #: The most lookups at a time; a request beyond them is a miss.
-MAX_LOOKUPS = 512
+MAX_LOOKUPS = 128
 
 #: The most insertions at a time, and their bytes; a response beyond them is not stored.
 MAX_INSERTIONS = 64

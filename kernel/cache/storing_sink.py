@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from kernel.errors import QueueFull, ServingError
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response, Sink
 
 
+#: Seconds for which a response may be held. A helper that does other work for so long is not worth the wait.
+HOLD_TIMEOUT_S = 1.0
+
+
 class StoringSink:
     """Stores a response that ends its request and is no error. Errors are never stored (Triton 2.51 stores them).
 
@@ -19,12 +24,12 @@ class StoringSink:
     client may change them.
     """
 
-    __slots__ = ("_access", "_key", "_lookup_ns", "_several", "_sink")
+    __slots__ = ("_key", "_lookup_ns", "_several", "_sink", "access")
 
     def __init__(self, sink: Sink, access: CacheAccess, key: bytes, lookup_ns: int) -> None:
         """`lookup_ns` is how long the lookup took, which is a part of the cost of a miss."""
         self._sink = sink
-        self._access = access
+        self.access = access
         self._key = key
         self._lookup_ns = lookup_ns
         #: Whether the request had a response that did not end it.
@@ -43,46 +48,79 @@ class StoringSink:
             if not isinstance(response.error, QueueFull):  # such a request was never accepted (Triton)
                 self._count_miss(0)
         elif any(_of_client(each) for each in response.outputs):
-            self._access.hold(response)
-            self._access.start(self._read_and_send(response))
+            HeldResponse(self, response).begin()
             return
         else:
             self._store(response, response.outputs)
         self._sink.send(response)
 
     def _store(self, response: Response, outputs: list[Tensor]) -> None:
-        access = self._access
+        access = self.access
         begun_ns = access.clock.now_ns()
         if access.cache.insert(self._key, outputs, response.parameters):
             # As in Triton, a request that ran beside an equal one counts neither as hit nor as miss.
             self._count_miss(access.clock.now_ns() - begun_ns)
 
     def _count_miss(self, insertion_ns: int) -> None:
-        access = self._access
+        access = self.access
         access.model.statistics.record_cache_miss(self._lookup_ns + insertion_ns, access.clock.now_ns())
 
-    async def _read_and_send(self, response: Response) -> None:
-        """Have a helper read outputs in regions of the client, store the response, and pass it on."""
-        assert response.outputs is not None
-        copies: list[Tensor] = []
-        try:
-            outputs: list[Tensor] = []
-            for output in response.outputs:
-                copy = output
-                if _of_client(output):
-                    assert output.span is not None
-                    span = await self._access.regions.read(output.span)
-                    copy = Tensor(output.name, output.datatype, output.shape, None, span)
-                    copies.append(copy)
-                outputs.append(copy)
-            self._store(response, outputs)
-        except ServingError:  # the client has shortened the region, for example: nothing is stored
+    def held(self, response: Response, outputs: list[Tensor] | None) -> None:
+        """Send a response that was held, and store `outputs`, if they could be read."""
+        if outputs is None:
             self._count_miss(0)
+        else:
+            self._store(response, outputs)
+        self._sink.send(response)
+
+
+class HeldResponse:
+    """A response with outputs in regions of the client, which is held until they are read."""
+
+    def __init__(self, sink: StoringSink, response: Response) -> None:
+        self._sink = sink
+        self._response = response
+        self._access = sink.access
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Read the outputs, store them, and send the response; after `HOLD_TIMEOUT_S` send it all the same."""
+        self._access.hold(self._response)
+        self._timer = asyncio.get_running_loop().call_later(HOLD_TIMEOUT_S, self._end, None)
+        self._access.start(self._read())
+
+    async def _read(self) -> None:
+        outputs: list[Tensor] = []
+        copies: list[Tensor] = []
+        complete = False
+        # The response may be sent, and released, before all is read.
+        places = [each.span and each.span.shared() for each in self._response.outputs or ()]
+        try:
+            for output, place in zip(self._response.outputs or (), places, strict=True):
+                if place is None or not place.lease.region.of_client:
+                    outputs.append(output)
+                    continue
+                span = await self._access.regions.read(place)
+                copies.append(Tensor(output.name, output.datatype, output.shape, None, span))
+                outputs.append(copies[-1])
+            complete = True
+        except ServingError:
+            pass  # the client has shortened the region, for example: nothing is stored
         finally:
+            self._end(outputs if complete else None)
+            for place in places:
+                if place is not None:
+                    place.lease.release()
             for copy in copies:
                 copy.release()
-            self._sink.send(response)
-            self._access.let_go(response)
+
+    def _end(self, outputs: list[Tensor] | None) -> None:
+        """Send the response, unless it was sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._sink.held(self._response, outputs)
+            self._access.let_go(self._response)
 
 
 def _of_client(tensor: Tensor) -> bool:

@@ -182,12 +182,14 @@ def region() -> Iterator[tuple[str, Any]]:
     shared_memory.destroy_shared_memory_region(handle)
 
 
+@pytest.mark.parametrize("shared", ["true", "false"])
 @pytest.mark.parametrize("size", [4, 100_000])
 def test_tensors_in_regions_of_clients_are_cached(
-    protocol: str, size: int, write_model: WriteModel, region: tuple[str, Any]
+    protocol: str, size: int, shared: str, write_model: WriteModel, region: tuple[str, Any]
 ) -> None:
     name, handle = region
-    with ServerProcess(write_cached(write_model), "--cache-config=local,size=10000000") as server:
+    flags = ("--cache-config=local,size=10000000", f"--worker-shared-memory={shared}")
+    with ServerProcess(write_cached(write_model), *flags) as server:
         client = Client(protocol, server)
         client.client.register_system_shared_memory(name, f"/{name}", 1 << 20)
         values = np.arange(size, dtype=np.float32)

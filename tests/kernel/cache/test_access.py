@@ -13,6 +13,7 @@ from kernel import errors
 from kernel.cache.interface import CachedResponse
 from kernel.cache.lookup import HASHED_AT_ONCE
 from kernel.observe.cache_figures import CacheFigures
+from kernel.repository.testing import until
 from kernel.serving.response import Response
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
@@ -265,6 +266,28 @@ def test_abandoned_requests_at_the_cache_fail() -> None:
     run(scenario)
 
 
+def test_a_helper_that_takes_too_long_lets_the_model_execute_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.cache.lookup.KEY_TIMEOUT_S", 0)
+
+    async def scenario(case: CachingBench) -> None:
+        case.helpers.gate = asyncio.Event()
+        with ClientRegion(case) as region:
+            region.write(b"1234")
+            sent = [case.submit(LARGE), case.submit(input_in_region())]
+            await until(lambda: case.executing == 2)
+            case.helpers.gate.set()
+            await settled()
+            place = sent[1].inputs[0].span
+            assert place is not None
+            assert place.lease.region.of_client, "the model has the request as it is: nothing is changed any more"
+            for _ in range(2):
+                case.execute()
+            assert [data_of(each) for each in sent] == [b"out!", b"out!"]
+        assert case.cache.figures.lookups == 0
+
+    run(scenario)
+
+
 # ---- a cache that takes time -------------------------------------------------------------------------
 
 
@@ -442,6 +465,28 @@ def test_a_response_whose_region_cannot_be_read_is_sent_and_not_stored() -> None
             await settled()
             assert [response.error for response in responses(sent)] == [None]
             responses(sent)[0].release()
+            assert case.cache.figures.entries == 0
+            assert case.model.statistics.cache_miss.count == 1
+
+    run(scenario)
+
+
+def test_a_response_is_not_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.cache.storing_sink.HOLD_TIMEOUT_S", 0)
+
+    async def scenario(case: CachingBench) -> None:
+        with ClientRegion(case):
+            sent = case.submit(b"1234", output_in_region())
+            span = case.instance.batches[0].requests[0].outputs[0].span
+            assert span is not None
+            case.helpers.gate = asyncio.Event()
+            case.execute(outputs=[Tensor("OUT", "FP32", [1], None, type(span)(span.lease.share(), span.offset, 4))])
+            await until(lambda: responses(sent) != [])
+            responses(sent)[0].release()
+            assert case.kernel.in_flight == 0
+            case.helpers.gate.set()
+            await settled()
+            assert len(responses(sent)) == 1
             assert case.cache.figures.entries == 0
             assert case.model.statistics.cache_miss.count == 1
 

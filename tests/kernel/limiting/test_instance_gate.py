@@ -15,6 +15,7 @@ from kernel.errors import InvalidArgument, ServerStopping, WorkerLost
 from kernel.limiting.instance_gate import RateLimiting
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.batch import Batch
+from kernel.serving.instances import Instance, InstanceSet
 from kernel.serving.model import Model, SchedulerFactory
 from kernel.serving.request import Request
 from kernel.serving.response import Response
@@ -225,6 +226,30 @@ def test_an_instance_that_is_set_apart_finishes_and_then_gives_back() -> None:
     model.instances.add(machine.instances["a_0_0"])
     assert machine.begun == ["a1", "b1", "a2"]
     machine.finish("a_0_0")
+
+
+class _AsksForOne(InstanceSet):
+    """As the instances of a model with sequences: its scheduler asks for one instance."""
+
+    def has_room(self, instance: Instance, most: int) -> bool:
+        return instance in self.serving and len(instance.record.batches) < most
+
+
+def test_a_scheduler_that_asks_for_one_instance_gets_it_when_it_may_execute() -> None:
+    machine = Machine("R:1")
+    machine.add("a")
+    model = Model(model_spec("b"), machine.config("b", 1), 1, direct, machine.clock)
+    instances = model.instances = _AsksForOne(model.inbox, model.live, model.statistics, machine.clock)
+    asyncio.run(RateLimiting(machine.limiter).extend(model, Path()))
+    machine.models["b"] = model
+    instance = machine.start("b", "b_0_0")
+    machine.submit("a", "a1")
+    assert not instances.has_room(instance, 2)
+    machine.finish("a_0_0")
+    assert instances.has_room(instance, 2)
+    instances.dispatch(instance, Batch([]))
+    assert not instances.has_room(instance, 2), "nothing is dispatched ahead of time"
+    machine.check()
 
 
 def test_a_warm_up_needs_no_resources() -> None:

@@ -172,6 +172,12 @@ def test_a_flag_without_effect_is_not_logged_with_its_silent_value() -> None:
     assert len(notes("--allow-sagemaker=true", "--allow-gpu-metrics=true")) == 2
 
 
+def test_resources_without_the_rate_limiter_are_logged() -> None:
+    line = "--rate-limit-resource has no effect without --rate-limit=execution_count"
+    assert notes("--rate-limit-resource=R:1") == notes("--rate-limit-resource=R:1", "--rate-limit=off") == [line]
+    assert notes("--rate-limit-resource=R:1", "--rate-limit=execution_count") == []
+
+
 def test_deprecated_flags_work_and_name_their_replacement() -> None:
     words = ["--trace-rate=5", "--trace-level=max", "--trace-file=/t"]
     traces = read(*words).trace
