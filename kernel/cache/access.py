@@ -47,13 +47,13 @@ class CacheAccess:
         self.clock = clock
         #: Queues a request that the cache did not find.
         self.queue = model.submit
-        self._salt = salt
+        self.salt = salt
         model.statistics.cached = True
         model.submit = self.submit  # type: ignore[method-assign]  # so that other models pay nothing, not even a check
 
     def submit(self, request: Request) -> None:
         """Respond to a checked request from the cache, or queue it; own it from now on. Raises `ServingError`."""
-        salt = self._salt()
+        salt = self.salt()
         if salt is None or not _can_be_cached(request):
             self.queue(request)
         else:

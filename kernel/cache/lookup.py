@@ -40,6 +40,7 @@ class Lookup:
     def __init__(self, access: CacheAccess, request: Request, salt: bytes) -> None:
         self._access = access
         self._request = request
+        self._salt = salt
         self._description = describe(request, salt)
         #: Whether the request waits at the cache: then it is in the record of live requests.
         self._waits = False
@@ -170,7 +171,7 @@ class Lookup:
         request, access = self._request, self._access
         if store:
             lookup_ns = access.clock.now_ns() - self._begun_ns
-            request.sink = StoringSink(request.sink, access, self._key, lookup_ns)
+            request.sink = StoringSink(request.sink, access, self._key, self._salt, lookup_ns)
         if not self._waits:
             access.queue(request)
             return

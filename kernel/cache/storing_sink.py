@@ -24,13 +24,14 @@ class StoringSink:
     client may change them.
     """
 
-    __slots__ = ("_key", "_lookup_ns", "_several", "_sink", "access")
+    __slots__ = ("_key", "_lookup_ns", "_salt", "_several", "_sink", "access")
 
-    def __init__(self, sink: Sink, access: CacheAccess, key: bytes, lookup_ns: int) -> None:
-        """`lookup_ns` is how long the lookup took, which is a part of the cost of a miss."""
+    def __init__(self, sink: Sink, access: CacheAccess, key: bytes, salt: bytes, lookup_ns: int) -> None:
+        """`salt` is in the key. `lookup_ns` is how long the lookup took, which is a part of the cost of a miss."""
         self._sink = sink
         self.access = access
         self._key = key
+        self._salt = salt
         self._lookup_ns = lookup_ns
         #: Whether the request had a response that did not end it.
         self._several = False
@@ -56,6 +57,9 @@ class StoringSink:
 
     def _store(self, response: Response, outputs: list[Tensor]) -> None:
         access = self.access
+        if access.salt() != self._salt:  # a step of the ensemble was loaded again, and may have taken part
+            self._count_miss(0)
+            return
         begun_ns = access.clock.now_ns()
         if access.cache.insert(self._key, outputs, response.parameters):
             # As in Triton, a request that ran beside an equal one counts neither as hit nor as miss.

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ from kernel.serving.response import Response
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 from tests.kernel.cache.caching_bench import CachingBench, data_of, responses, settled
+
+if TYPE_CHECKING:
+    from kernel.serving.request import Request
 
 Scenario = Callable[[CachingBench], Awaitable[None]]
 
@@ -187,6 +191,18 @@ def test_very_large_requests_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) 
     run(scenario)
 
 
+def test_a_response_is_not_stored_if_a_step_of_the_ensemble_was_loaded_again_meanwhile() -> None:
+    async def scenario(case: CachingBench) -> None:
+        sent = case.submit()
+        case.model.submit.__self__.salt = lambda: b"another"  # type: ignore[attr-defined]
+        case.execute()
+        assert data_of(sent) == b"out!"
+        assert case.cache.figures.entries == 0
+        assert case.model.statistics.cache_miss.count == 1
+
+    run(scenario)
+
+
 # ---- large inputs ----------------------------------------------------------------------------------
 
 
@@ -329,7 +345,11 @@ def test_a_miss_of_a_model_without_scheduler_fails() -> None:
 
     async def scenario(case: CachingBench) -> None:
         sent = case.submit()
-        case.model._failure = "the scheduler failed"  # as after a scheduler that cannot start again
+
+        def refuse(request: Request) -> None:
+            raise errors.InternalError("no scheduler runs")
+
+        case.model.submit.__self__.queue = refuse  # type: ignore[attr-defined]
         cache.asked[0](None)
         [response] = responses(sent)
         assert isinstance(response.error, errors.InternalError)

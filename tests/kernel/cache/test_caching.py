@@ -117,7 +117,7 @@ def test_an_ensemble_has_other_entries_after_a_step_was_loaded_again(tmp_path: P
         for name, each in loaded.items():
             await server.extend(each, tmp_path)
             catalog.set_state(name, 1, ModelState.READY, "", each)
-        salt = loaded["e"].submit.__self__._salt  # type: ignore[attr-defined]
+        salt = loaded["e"].submit.__self__.salt  # type: ignore[attr-defined]
         assert salt() is None, "a step is missing: the ensemble says so itself"
         salts = []
         for _ in range(2):
@@ -138,6 +138,6 @@ def test_an_ensemble_of_itself_ends(tmp_path: Path) -> None:
         loaded = ensemble("e")
         await server.extend(loaded, tmp_path)
         catalog.set_state("e", 1, ModelState.READY, "", loaded)
-        assert len(loaded.submit.__self__._salt()) == 16  # type: ignore[attr-defined]
+        assert len(loaded.submit.__self__.salt()) == 16  # type: ignore[attr-defined]
 
     asyncio.run(main())
