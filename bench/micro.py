@@ -11,15 +11,21 @@ import msgspec
 from backends.transport import wire
 from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
+from kernel.cache.access import CacheAccess
+from kernel.cache.key import describe, digest
+from kernel.cache.local import LocalCache
 from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching
+from kernel.limiting.instance_gate import GatedInstance
+from kernel.limiting.limiter import InstanceNeeds, Resource
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
+from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.validation import validate
@@ -27,6 +33,7 @@ from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.ratelimit import RateLimiter
 from schedulers.sequence.scheduler import sequence
 from schedulers.testing import KernelLab, spec_of, step
 from shm.blocks import BlockAllocator
@@ -34,6 +41,8 @@ from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kernel.serving.response import Response
 
 REPEATS = 5
 
@@ -75,6 +84,10 @@ def operations() -> dict[str, Callable[[], object]]:
         "scheduler: sequence, oldest, 10,000 live": _sequences(10_000, oldest=True),
         "ensemble: a request with one step": _ensemble(1),
         "ensemble: a request with four steps": _ensemble(4),
+        "response cache: a hit": _cache_hit(64),
+        "response cache: a hit, 64 KiB in and out": _cache_hit(64 << 10),
+        "response cache: store 1 MiB": _cache_store(1 << 20),
+        "rate limiter: ask, start and end": _limiting(),
     }
 
 
@@ -96,6 +109,56 @@ def _scrape(count: int) -> Callable[[], object]:
     spec, config = model_spec(max_batch_size=8), MetricsConfig()
     models = [Model(spec, ModelConfig(), version, direct, FakeClock()) for version in range(count)]
     return lambda: "\n".join(render_models(models, config, 0)).encode()
+
+
+def _cache_hit(byte_size: int) -> Callable[[], object]:
+    clock = FakeClock()
+    model = Model(model_spec(dims=(-1,)), ModelConfig(), 1, direct, clock)
+    cache = LocalCache(1 << 24)
+    CacheAccess(
+        model, cache, lambda: b"salt", helpers=NoHelpers(), regions=NoHelpers(),  # type: ignore[arg-type]  # not used
+        start=NotImplemented, clock=clock,
+    )  # fmt: skip
+    given = Tensor("IN", "FP32", [byte_size // 4], bytes(byte_size))
+
+    def request() -> Request:
+        return Request("model", [given], _DroppingSink())
+
+    first = request()
+    cache.insert(digest(describe(first, b"salt"), [given.raw()]), [given], None)
+    return lambda: model.submit(request())
+
+
+class _DroppingSink:
+    """Releases every response."""
+
+    peer = ""
+
+    def header(self, name: str) -> str:
+        return ""
+
+    def send(self, response: Response) -> None:
+        response.release()
+
+
+def _cache_store(byte_size: int) -> Callable[[], object]:
+    cache, keys = LocalCache(1 << 26), itertools.count()
+    output = Tensor("OUT", "UINT8", [byte_size], bytes(byte_size))
+    return lambda: cache.insert(next(keys).to_bytes(32), [output], None)
+
+
+def _limiting() -> Callable[[], object]:
+    limiter, needs = RateLimiter(), InstanceNeeds({Resource("R"): 1})
+    limiter.register("model", [needs])
+    instance = GatedInstance(None, None, needs, 0)  # type: ignore[arg-type]  # it never waits
+
+    def once() -> None:
+        limiter.may_start(instance)
+        limiter.started(instance)
+        limiter.ended(instance)
+        limiter.wake_waiting()
+
+    return once
 
 
 def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:

@@ -22,6 +22,7 @@ from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
 from backends.supervision.watcher_process import SessionWatcher
+from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from kernel.cache.caching import ResponseCaching
+    from kernel.limiting.instance_gate import RateLimiting
+    from kernel.loop.clock import Clock
     from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
     from protocols.frontend import FrontDoor
@@ -148,11 +152,14 @@ class Server:
         )
         self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
         self._kernel.lost_log_lines = self._owner.lost_log_lines
+        new_supervisor = self._supervisor_maker(polling, budget)
+        caching = self._caching = self._make_caching(catalog, clock, budget)
+        limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
             clock,
             functools.partial(choose_scheduler, caller=self._kernel),
-            self._supervisor_maker(polling, budget),
+            new_supervisor,
             LifecycleSettings(
                 repositories=repository.paths,
                 explicit=repository.control_mode == "explicit",
@@ -167,9 +174,35 @@ class Server:
                 load_timeout_s=repository.load_timeout_s,
                 unload_timeout_s=repository.unload_timeout_s,
                 metrics=metrics,
+                # The cache comes last: what it does not find goes on to what was there before it.
+                extensions=tuple(each for each in (limiting, caching) if each is not None),
+                has_cache=caching is not None,
+                has_limiter=limiting is not None,
             ),
         )
         self._kernel.repository = self._lifecycle
+
+    def _make_caching(self, catalog: Catalog, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
+        """Return the response cache, if the options ask for one. Raises `ServingError`."""
+        choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
+        if choice is None:
+            return None
+        from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
+        from kernel.cache.registry import make_cache
+
+        cache = make_cache(choice, clock, budget)
+        self._kernel.cache_figures = cache.figures
+        return ResponseCaching(cache, catalog, helpers=self._helpers, regions=self._helpers, clock=clock)
+
+    def _make_limiting(self) -> RateLimiting | None:
+        """Return the rate limiter, if the options ask for one."""
+        options = self._options.rate_limit
+        if options.mode == "off":
+            return None
+        from kernel.limiting.instance_gate import RateLimiting  # as above
+        from schedulers.ratelimit import RateLimiter, parse_limits
+
+        return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
         """Make what all workers share: the watcher, the helpers, the watchdog. Returns what makes supervisors."""
@@ -213,6 +246,8 @@ class Server:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
+                    if self._caching is not None:
+                        await self._caching.close()
                     await self._helpers.close()
                     await self._watcher.close()
                 self._kernel.regions.close()

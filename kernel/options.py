@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
@@ -120,6 +121,24 @@ class LogOptions(msgspec.Struct, frozen=True):
     model_bytes_per_s: int = 1 << 20
 
 
+class RateLimitOptions(msgspec.Struct, frozen=True):
+    """Options of the rate limiter."""
+
+    #: off or execution_count.
+    mode: str = "off"
+    #: Values of --rate-limit-resource, not parsed: "name:count" or "name:count:device".
+    resources: tuple[str, ...] = ()
+
+
+class CacheOptions(msgspec.Struct, frozen=True):
+    """Options of the response cache."""
+
+    #: Values of --cache-config, not parsed: "name,key=value".
+    config: tuple[str, ...] = ()
+    #: The size of a local cache in bytes, if `config` is empty; 0 for none. Deprecated in Triton.
+    local_byte_size: int = 0
+
+
 class RepositoryOptions(msgspec.Struct, frozen=True):
     """Options of the model repositories."""
 
@@ -168,6 +187,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     execution_timeout_s: float = 0
     execution_report_s: float = 60
     admin: AdminOptions = AdminOptions()
+    cache: CacheOptions = CacheOptions()
+    rate_limit: RateLimitOptions = RateLimitOptions()
     #: local, true or false.
     allow_client_shm: str = "local"
     #: Who may use, list and unregister a region: any client, or only the peer that has registered it.
@@ -210,6 +231,10 @@ def check_options(options: ServerOptions) -> None:
         parse_host_policies(options.repository.host_policy)
     except ServingError as error:
         raise BadOption(f"setting host policy: {error.code.title} - {error.message}") from None
+    try:
+        parse_cache_config(options.cache.config, options.cache.local_byte_size)
+    except ServingError as error:
+        raise BadOption(f"creating server: {error.code.title} - {error.message}") from None
     if options.repository.load_models and options.repository.control_mode != "explicit":
         raise BadOption("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in options.repository.load_models and len(options.repository.load_models) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.cache.digest_task import DIGEST, digest_task
 from protocols.grpc.messages.tasks import DECODE_MESSAGE, decode_message_task
 from protocols.http.bodies.load_request import DECODE_LOAD, decode_load_task
 from protocols.http.generate.tasks import (
@@ -24,4 +25,5 @@ TASKS: dict[str, TaskFunction] = {
     ENCODE_GENERATE: encode_generate_task,
     DECODE_LOAD: decode_load_task,
     DECODE_MESSAGE: decode_message_task,
+    DIGEST: digest_task,
 }

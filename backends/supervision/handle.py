@@ -25,11 +25,11 @@ from kernel.serving.response import Response
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from backends.supervision.remote_memory import RegionAccess
     from backends.supervision.session import WorkerSession
     from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
     from kernel.serving.batch import Batch
+    from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from shm.budget import ByteBudget

@@ -79,11 +79,15 @@ class HelperPool:
 
     async def read(self, span: Span) -> Span:
         """Return a copy of the bytes of `span`, see `Helper.read`."""
-        return await self._first.read(span)
+        return await self._for_regions().read(span)
 
     async def write(self, data: Buffer, target: Span) -> None:
         """Write `data` to the beginning of `target`, see `Helper.write`."""
-        await self._first.write(data, target)
+        await self._for_regions().write(data, target)
+
+    def _for_regions(self) -> Helper:
+        """Return a helper that runs no task, which could take seconds, if there is one."""
+        return self._free[-1] if self._free else self._first
 
     async def close(self) -> None:
         """Stop the helpers. Tasks that wait or run fail."""

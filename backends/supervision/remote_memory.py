@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from backends.supervision.session import WorkerSession
+    from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.request import Request
     from kernel.serving.response import Response
     from shm.region import Region
@@ -32,16 +33,6 @@ logger = logging.getLogger(__name__)
 
 #: While the connection has more unsent bytes than this, no more chunks are sent.
 MAX_UNSENT_BYTE_SIZE = 1 << 20
-
-
-class RegionAccess(Protocol):
-    """Reads and writes regions of clients, in a helper."""
-
-    async def read(self, span: Span) -> Span:
-        """Return a copy of the bytes of `span`, see `Helper.read`."""
-
-    async def write(self, data: Buffer, target: Span) -> None:
-        """Write `data` to the beginning of `target`, see `Helper.write`."""
 
 
 class RemoteMemory:

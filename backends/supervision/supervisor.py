@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from backends.supervision.launcher import Launcher
-    from backends.supervision.remote_memory import RegionAccess
     from backends.supervision.watch.instance_watch import Finding
     from backends.supervision.watch.watchdog import Watchdog
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
+    from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.model import Model
     from shm.budget import ByteBudget
 
@@ -268,6 +268,7 @@ class InstanceSupervisor:
         handle = self._handle = WorkerHandle(
             self._plan.name, self._session, self._model, self._poller, self._helper, self._budget
         )
+        handle.record.device_id = self._plan.device_id
         self._session.on_lost = self._lost
         self._watch, self._suspended, self._ending = InstanceWatch(self._limits), False, None
         self._watchdog.add(self)

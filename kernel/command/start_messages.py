@@ -57,8 +57,11 @@ def options_table(options: ServerOptions) -> str:
         ("strict_model_config", str(int(not repository.auto_complete_config))),
         ("model_config_name", repository.config_name),
         ("model_namespacing", str(int(repository.namespacing))),
+        ("rate_limit", "OFF" if options.rate_limit.mode == "off" else "EXEC_COUNT"),
+        *((f"rate_limit_resource[{index}]", text) for index, text in enumerate(options.rate_limit.resources)),
         ("strict_readiness", str(int(options.strict_readiness))),
         ("exit_timeout", str(options.exit_timeout_s)),
+        ("cache_enabled", str(int(bool(options.cache.config or options.cache.local_byte_size)))),
         ("allow_client_shm", options.allow_client_shm),
     ]
     return table_text(("Option", "Value"), rows)

@@ -77,6 +77,8 @@ class Summaries:
         self.compute_input = SlidingQuantiles()
         self.compute_infer = SlidingQuantiles()
         self.compute_output = SlidingQuantiles()
+        self.cache_hit = SlidingQuantiles()
+        self.cache_miss = SlidingQuantiles()
 
 
 class ModelStatistics:
@@ -98,6 +100,8 @@ class ModelStatistics:
         self.output_ns = 0
         self.fail = Duration()
         self.failures: dict[str, int] = dict.fromkeys(FAILURE_REASONS, 0)
+        #: Whether the model has a response cache.
+        self.cached = False
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         #: Batch size in rows → executions.
@@ -212,6 +216,28 @@ class ModelStatistics:
             inferred_ns = composed.input_ns + composed.infer_ns
             times = ExecutionTimes(0, composed.input_ns, inferred_ns, inferred_ns + composed.output_ns)
             _summarize(self.summaries, duration_ns, started_ns - request.queue_start_ns, times, now_ns)
+
+    def record_cache_hit(self, request: Request, lookup_start_ns: int, now_ns: int) -> None:
+        """Count a request that is answered from the response cache. It succeeds without an execution (Triton)."""
+        duration_ns, lookup_ns = now_ns - request.received_ns, now_ns - lookup_start_ns
+        self.success.count += 1
+        self.success.ns += duration_ns
+        self.cache_hit.count += 1
+        self.cache_hit.ns += lookup_ns
+        self.durations.observe(duration_ns)
+        if self.first_responses is not None:
+            self.first_responses.observe(duration_ns // _NS_PER_MS)
+        if self.summaries is not None:
+            self.summaries.request.observe(duration_ns // 1000, now_ns)
+            self.summaries.queue.observe(0, now_ns)
+            self.summaries.cache_hit.observe(lookup_ns // 1000, now_ns)
+
+    def record_cache_miss(self, took_ns: int, now_ns: int) -> None:
+        """Count a request that the response cache did not find. `took_ns`: to look it up and to store its response."""
+        self.cache_miss.count += 1
+        self.cache_miss.ns += took_ns
+        if self.summaries is not None:
+            self.summaries.cache_miss.observe(took_ns // 1000, now_ns)
 
     def record_response(self, request: Request, response: Response, now_ns: int) -> None:
         """Observe a response of a decoupled model, which may respond at any time."""

@@ -52,15 +52,18 @@ def refuse_unsupported(config: ModelConfig) -> None:
         )
 
 
-def ignored_settings(config: ModelConfig) -> list[str]:
-    """Return one phrase for each setting that has no effect in this server and does not change responses."""
+def ignored_settings(config: ModelConfig, *, cache: bool, limiter: bool) -> list[str]:
+    """Return one phrase for each setting that has no effect in this server and does not change responses.
+
+    `cache` and `limiter` say whether the server has a response cache and a rate limiter.
+    """
     found: list[str] = []
-    if config.response_cache.enable:
-        found.append("response_cache (every request is executed)")
+    if config.response_cache.enable and not cache:
+        found.append("response_cache (the server is started without --cache-config)")
     if config.batch_input and config.backend == "python":  # nor does it have one in Triton
         found.append("batch_input (a Python model gets the tensors of each request, with their shapes)")
-    if any(group.HasField("rate_limiter") for group in config.instance_group):
-        found.append("rate_limiter (instances run whenever they are idle)")
+    if not limiter and any(group.HasField("rate_limiter") for group in config.instance_group):
+        found.append("rate_limiter (the server is started without --rate-limit=execution_count)")
     if config.model_repository_agents.agents:
         found.append("model_repository_agents")
     if any(group.secondary_devices for group in config.instance_group):

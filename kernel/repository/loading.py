@@ -105,6 +105,7 @@ class InstanceUpdate(msgspec.Struct, frozen=True):
 
     async def abandon(self) -> None:
         """End the new instances. The version stays unchanged."""
+        self.version.model.on_change(self.version.model.config)
         await asyncio.gather(*(each.keeper.stop() for each in self.new))
 
 
@@ -157,6 +158,7 @@ class VersionLoader:
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await _load_instances(instances, prepared.json)
             model = loaded_model(prepared.spec, prepared.config, version, self._schedule, self._clock)
+            await self._extend(model, source)
             for line in model.statistics.configure(self._settings.metrics, prepared.config):
                 logger.warning("model '%s': %s", source.name, line)
             model.start()
@@ -179,15 +181,21 @@ class VersionLoader:
         prepared = await asyncio.to_thread(source.prepare, config)
         spec = await asyncio.to_thread(source.ensemble_spec, prepared, version)
         model = Model(spec, prepared.config, version, self._schedule, self._clock)
+        await self._extend(model, source)
         for line in model.statistics.configure(self._settings.metrics, prepared.config):
             logger.warning("model '%s': %s", source.name, line)
         model.start()
         self._loaded(model, source, started_ns)
         return LoadedVersion(model, source.origin(config), [])
 
+    async def _extend(self, model: Model, source: ModelSource) -> None:
+        for extension in self._settings.extensions:
+            await extension.extend(model, source.path)
+
     def _loaded(self, model: Model, source: ModelSource, started_ns: int) -> None:
-        for phrase in ignored_settings(model.config):
-            logger.warning("model '%s': %s has no effect in this version", source.name, phrase)
+        settings = self._settings
+        for phrase in ignored_settings(model.config, cache=settings.has_cache, limiter=settings.has_limiter):
+            logger.warning("model '%s': %s has no effect", source.name, phrase)
         model.statistics.load_ns = self._clock.now_ns() - started_ns
         logger.info("successfully loaded '%s' version %d", source.name, model.version)
 
@@ -218,6 +226,7 @@ class VersionLoader:
         new = [each for each in instances if each not in version.instances]
         update = InstanceUpdate(version, origin, prepared, instances, new)
         try:
+            version.model.on_change(prepared.config)
             await _load_instances(new, prepared.json)
             await self._join(version.model, new, source)
         except BaseException:

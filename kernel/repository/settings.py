@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from kernel.repository.backend_config import BackendConfigs
     from kernel.repository.host_policy import HostPolicies
+    from kernel.serving.model import ModelExtension
 
 
 class LifecycleSettings(msgspec.Struct, frozen=True):
@@ -41,3 +42,8 @@ class LifecycleSettings(msgspec.Struct, frozen=True):
     gpu_count: int = 0
     #: The latency histograms and quantiles of each model.
     metrics: MetricsConfig = MetricsConfig()
+    #: What each loaded model is extended by.
+    extensions: tuple[ModelExtension, ...] = ()
+    #: Whether the server has a response cache, and a rate limiter.
+    has_cache: bool = False
+    has_limiter: bool = False

@@ -56,6 +56,16 @@ class Helpers(Protocol):
         was not cancelled."""
 
 
+class RegionAccess(Protocol):
+    """Reads and writes regions of clients in another process. Implemented by the helpers of the server."""
+
+    async def read(self, span: Span) -> Span:
+        """Return a copy of the bytes of `span`, in an arena. The caller releases its lease. Raises `ServingError`."""
+
+    async def write(self, data: Buffer, target: Span) -> None:
+        """Write `data` to the beginning of `target`. Raises `ServingError`."""
+
+
 class TaskResult(msgspec.Struct):
     """What a task function returns: a message for the front door, and bytes that go into shared memory."""
 

@@ -66,11 +66,13 @@ class BatchRecord:
     instance with a higher concurrency reports the start of each batch.
     """
 
-    __slots__ = ("_last_number", "_started", "batches", "concurrency")
+    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id")
 
     def __init__(self, concurrency: int = 1) -> None:
         #: How many batches the instance executes at the same time.
         self.concurrency = concurrency
+        #: The number of the GPU that executes them; 0 for an instance without one.
+        self.device_id = 0
         #: By `Batch.number`, in the order of dispatch.
         self.batches: dict[int, Batch] = {}
         self._started: set[int] = set()
@@ -164,6 +166,11 @@ class InstanceSet:
             if load < least:
                 best, least = instance, load
         return best
+
+    @property
+    def serving(self) -> Collection[Instance]:
+        """The instances in service."""
+        return self._serving
 
     @property
     def count(self) -> int:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.memory.input_placement import InputPlacer
     from kernel.memory.receive_buffer import ReceiveBuffer
+    from kernel.observe.cache_figures import CacheFigures
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.helper_tasks import Helpers
     from kernel.serving.model import Model
@@ -108,6 +109,8 @@ class Kernel:
         self.connections: dict[str, Callable[[], int]] = {}
         #: Returns how many lines of the log were lost.
         self.lost_log_lines: Callable[[], int] = int
+        #: What the response cache has done; None without one.
+        self.cache_figures: CacheFigures | None = None
         self._inputs = inputs
         self._budget = inputs.budget
         self._clock = clock

@@ -1,4 +1,6 @@
-"""The live requests of a model version: which are queued, and which instance has each of the others. Pure."""
+"""The live requests of a model version: which the response cache has, which are queued, and which instance has each of
+the others. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,25 @@ if TYPE_CHECKING:
     from kernel.serving.batch import Batch
     from kernel.serving.instances import Instance
     from kernel.serving.request import Request
+    from kernel.serving.response import Response
 
 
 class LiveRequests:
-    """Requests that were accepted and have no final response yet. Each is queued or dispatched to an instance."""
+    """Requests that were accepted and have no final response yet.
+
+    Each is at the response cache, queued, or dispatched to an instance.
+    """
 
     def __init__(self) -> None:
         #: By request: its instance, or None while it is queued.
         self.instance_of: dict[Request, Instance | None] = {}
         #: How many requests are queued.
         self.queued = 0
+        #: What the response cache has: requests that are looked up, and responses that wait until they are stored.
+        self.at_cache: set[Request | Response] = set()
 
     def __len__(self) -> int:
-        return len(self.instance_of)
+        return len(self.instance_of) + len(self.at_cache)
 
     def add(self, request: Request) -> None:
         """Add an accepted request, which is queued."""
@@ -61,6 +69,8 @@ class LiveRequests:
         for request, instance in self.instance_of.items():
             assert not request.finished, f"request {request.id!r} is live after its final response"
             assert request.dispatched is (instance is not None), f"request {request.id!r}: dispatched is wrong"
+        both = self.at_cache & self.instance_of.keys()
+        assert not both, f"{len(both)} requests are at the cache and at the scheduler"
         for instance, batch in batches:
             for request in batch.requests:
                 has = self.instance_of.get(request, instance)

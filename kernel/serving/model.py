@@ -12,15 +12,16 @@ from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
 from kernel.serving.live_requests import LiveRequests
+from kernel.serving.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
+    from pathlib import Path
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.serving.events import Event
-    from kernel.serving.request import Request
     from kernel.serving.response import Response
     from shm.arena import Arena
 
@@ -34,6 +35,17 @@ class SchedulerFactory(Protocol):
     def __call__(
         self, spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock
     ) -> Coroutine[int | None, Event, None]: ...
+
+
+class ModelExtension(Protocol):
+    """A part of the server that stands between requests and a model, or between a model and its instances."""
+
+    async def extend(self, model: Model, folder: Path) -> None:
+        """Extend a model that is being loaded from `folder`, and has no instance yet. Raises `ServingError`."""
+
+
+def _nothing(*_: object) -> None:
+    """What a model without extensions does."""
 
 
 class Model:
@@ -52,6 +64,12 @@ class Model:
         self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
         #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
+        #: Stands for this load in keys of the response cache; empty without a cache.
+        self.cache_salt = b""
+        #: Called with a configuration that has other instances, before they are loaded. Raises `ServingError`.
+        self.on_change: Callable[[ModelConfig], None] = _nothing
+        #: Called when the version is closed, perhaps more than once.
+        self.on_closed: Callable[[], None] = _nothing
         self._schedule = schedule
         self._clock = clock
         #: Versions that were replaced by this one and have sequences that live.
@@ -168,6 +186,14 @@ class Model:
         else:
             self.inbox.post(Cancelled(request))
 
+    def left_cache(self, what: Request | Response) -> None:
+        """The response cache has no longer this request, or this response."""
+        live = self.live
+        live.at_cache.discard(what)
+        if self._drained is not None and not live:
+            self._drained.set()
+            self._drained = None
+
     # ---- the end -----------------------------------------------------------------------------
 
     def fail_queued(self, error: ServingError) -> None:
@@ -207,10 +233,14 @@ class Model:
         self.inbox.close()
         for request in list(self.live.instance_of):
             request.fail(error)
+        for at_cache in list(self.live.at_cache):
+            if isinstance(at_cache, Request):
+                at_cache.fail(error)
 
     def close(self, error: ServingError) -> None:
         """Abandon all requests and free the input arena."""
         self.abandon(error)
+        self.on_closed()
         if self.input_arena is not None:
             self.input_arena.close()
 

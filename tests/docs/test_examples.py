@@ -31,6 +31,7 @@ PYTHON_EXAMPLES = {
     "CONTRIBUTING.md": 1,
     "docs/backends.md": 1,
     "docs/batching.md": 1,
+    "docs/caches.md": 1,
     "docs/embedding.md": 1,
     "docs/metrics.md": 1,
     "docs/python-models.md": 1,

@@ -5,16 +5,13 @@ from __future__ import annotations
 from kernel.command.flags.flag import Flag, FlagGroup
 from kernel.command.flags.values import (
     BYTES,
-    CACHE_SETTING,
     FOLDER,
     NAME,
     NUMBER,
     PORT,
-    RESOURCE,
     SWITCH,
     Kind,
     integer,
-    one_of,
     pair,
 )
 
@@ -22,8 +19,6 @@ _ONE_LOOP = "one event loop serves all connections; there is no thread pool"
 _NO_POOL = "there is no such pool: memory for tensors grows and shrinks with the requests"
 _NO_GPU = "GPUs are not supported yet"
 _PYTHON_PACKAGES = "backends, caches and agents are Python packages; the server does not search folders for them"
-_NO_CACHE = "there is no response cache yet"
-_NO_RATE_LIMITER = "there is no rate limiter yet; instances execute as soon as they are idle"
 _NO_SAGEMAKER = "there is no SageMaker endpoint yet"
 _NO_VERTEX = "there is no Vertex AI endpoint yet"
 
@@ -57,10 +52,6 @@ IGNORED = FlagGroup(
         _ignored("backend-directory", FOLDER, _PYTHON_PACKAGES),
         _ignored("cache-directory", FOLDER, _PYTHON_PACKAGES),
         _ignored("repoagent-directory", FOLDER, _PYTHON_PACKAGES),
-        _ignored("cache-config", CACHE_SETTING, _NO_CACHE, repeat=True),
-        _ignored("response-cache-byte-size", BYTES, f"{_NO_CACHE} (deprecated for --cache-config=local,size=BYTES)"),
-        _ignored("rate-limit", one_of("off", "execution_count", any_case=True), _NO_RATE_LIMITER, silent_value="off"),
-        _ignored("rate-limit-resource", RESOURCE, _NO_RATE_LIMITER, repeat=True),
         _ignored("allow-sagemaker", SWITCH, _NO_SAGEMAKER, silent_value=False),
         _ignored("sagemaker-port", PORT, _NO_SAGEMAKER),
         _ignored("sagemaker-safe-port-range", _PORT_RANGE, _NO_SAGEMAKER),

@@ -6,6 +6,8 @@ from kernel.command.flags.flag import Flag, FlagGroup
 from kernel.command.flags.values import (
     BACKEND_SETTING,
     BUDGET,
+    BYTES,
+    CACHE_SETTING,
     CAPACITY,
     DURATION,
     FILE,
@@ -16,6 +18,7 @@ from kernel.command.flags.values import (
     NAME,
     OFF,
     PORT,
+    RESOURCE,
     SWITCH,
     TEXT,
     TRACE_SETTING,
@@ -82,6 +85,27 @@ _MODELS = FlagGroup(
              help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="host-policy", kind=HOST_POLICY, option="repository.host_policy", repeat=True,
              help="The processors for instances with a host policy: KEY is numa-node or cpu-cores."),
+    ),
+)  # fmt: skip
+
+_SCHEDULING = FlagGroup(
+    "Response cache and rate limiter",
+    "For models whose configuration has response_cache or instance_group.rate_limiter.",
+    (
+        Flag(name="cache-config", kind=CACHE_SETTING, option="cache.config", repeat=True, default="no cache",
+             help="A setting of the response cache: local,size=BYTES in the memory of the server, redis,host=NAME "
+             "(port, user, password, ...) in Redis, or a cache of an installed package (docs/caches.md)."),
+        Flag(name="response-cache-byte-size", kind=BYTES, option="cache.local_byte_size", default="no cache",
+             help="Deprecated: --cache-config=local,size=BYTES.",
+             note="'--response-cache-byte-size' has been deprecated! This will default to the 'local' cache "
+             "implementation with the provided byte size for its config. Please use '--cache-config' instead."),
+        Flag(name="rate-limit", kind=one_of("off", "execution_count", any_case=True), option="rate_limit.mode",
+             help="execution_count: instances execute when the resources of their rate_limiter are free, those with "
+             "the fewest executions times priority first. off: whenever they are idle."),
+        Flag(name="rate-limit-resource", kind=RESOURCE, option="rate_limit.resources", repeat=True,
+             default="the most that an instance needs",
+             help="How much there is of a resource, for each device or for one. Resources that are not named are not "
+             "there at all."),
     ),
 )  # fmt: skip
 
@@ -286,4 +310,4 @@ _SERVER = FlagGroup(
     ),
 )  # fmt: skip
 
-GROUPS = (_MODELS, _HTTP, _GRPC, _METRICS, _LOG, _TRACES, _SERVER)
+GROUPS = (_MODELS, _SCHEDULING, _HTTP, _GRPC, _METRICS, _LOG, _TRACES, _SERVER)

@@ -163,6 +163,8 @@ def _notes(given: GivenFlags) -> list[str]:
                 notes.append(f"--{name} has no effect without --{door}-use-ssl=true")
         elif name == "repository-poll-secs" and given.get("model-control-mode", [""])[-1] != "poll":
             notes.append(f"--{name} has no effect without --model-control-mode=poll")
+        elif name == "rate-limit-resource" and given.get("rate-limit", [""])[-1] != "execution_count":
+            notes.append(f"--{name} has no effect without --rate-limit=execution_count")
         elif flag.note and flag.option:
             notes.append(flag.note if f"--{name}" in flag.note else f"--{name}: {flag.note}")
         elif flag.note and any(value != flag.silent_value for value in values):

@@ -243,10 +243,10 @@ SUMMARIES = (
 
 def render_models(models: Iterable[Model], config: MetricsConfig, now_ns: int) -> list[str]:
     """Return the lines of all families. A family without any model has its header lines."""
-    all_series = [LabelledModel(model, label_text(_labels(model))) for model in models]
+    all_series = labelled(models)
     lines: list[str] = []
     for family in (*COUNTS, *(DURATIONS if config.counter_latencies else ()), *OURS, *AUTOSCALE):
-        _render_values(lines, family, all_series)
+        render_values(lines, family, all_series)
     _render_failures(lines, all_series)
     _head(lines, REQUEST_DURATION, "Duration from request to final response in seconds", "histogram")
     for series in all_series:
@@ -259,8 +259,13 @@ def render_models(models: Iterable[Model], config: MetricsConfig, now_ns: int) -
                 _render_histogram(lines, FIRST_RESPONSE, series.labels, series.model.statistics.first_responses)
     if config.summary_latencies:
         for summary in SUMMARIES:
-            _render_summary(lines, summary, all_series, config.quantiles, now_ns)
+            render_summary(lines, summary, all_series, config.quantiles, now_ns)
     return lines
+
+
+def labelled(models: Iterable[Model]) -> list[LabelledModel]:
+    """Return the model versions with their labels."""
+    return [LabelledModel(model, label_text(_labels(model))) for model in models]
 
 
 def _labels(model: Model) -> dict[str, str]:
@@ -274,7 +279,8 @@ def _head(lines: list[str], name: str, help_text: str, kind: str) -> None:
     lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
 
 
-def _render_values(lines: list[str], family: Value, all_series: list[LabelledModel]) -> None:
+def render_values(lines: list[str], family: Value, all_series: list[LabelledModel]) -> None:
+    """Add the lines of a family with one value for each model version."""
     _head(lines, family.name, family.help, family.kind)
     name, value = family.name, family.value
     lines += [
@@ -327,9 +333,10 @@ def _exponent(rows: int) -> int:
     return max(rows - 1, 0).bit_length()
 
 
-def _render_summary(
+def render_summary(
     lines: list[str], family: Summary, all_series: list[LabelledModel], quantiles: tuple[float, ...], now_ns: int
 ) -> None:
+    """Add the lines of a family of quantiles; models without quantiles have none."""
     name = family.name
     _head(lines, name, family.help, "summary")
     for series in all_series:

@@ -14,6 +14,7 @@ from kernel.options import HttpOptions, MetricsOptions
 from protocols.access.restricted import Category
 from protocols.frontend import is_local
 from protocols.http.listener import HttpListener
+from protocols.http.metrics.cache_families import render_cache
 from protocols.http.metrics.custom_families import render_custom
 from protocols.http.metrics.families import render_models
 from protocols.http.metrics.server_families import ServerMetrics
@@ -89,6 +90,8 @@ class MetricsServer:
         now_ns = self._now_ns()
         models = self._kernel.catalog.ready_models()
         lines = render_models(models, self._config, now_ns)
+        if self._kernel.cache_figures is not None:
+            lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)
         custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)
         for line in left_out:

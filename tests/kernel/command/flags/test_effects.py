@@ -194,6 +194,28 @@ _LISTENER_EFFECTS = {
        for door in ("http", "grpc")},
 }  # fmt: skip
 
+CACHED = "--model-repository={cached} "
+NOT_LOADED = CACHED + "--exit-on-error=false "
+
+
+def hits(running: Running) -> object:
+    """Observe whether the second of two equal requests has the response of the first."""
+    for _ in range(2):
+        running.infer()
+    return running.call("/v2/models/m/stats").json["model_stats"][0]["inference_stats"]["cache_hit"]["count"]
+
+
+_SCHEDULING_EFFECTS = {
+    "cache-config": Effect("--cache-config=local,size=100000", hits, 1, CACHED),
+    "response-cache-byte-size": Effect("--response-cache-byte-size=100000", hits, 1, CACHED),
+    "rate-limit": Effect(
+        "--rate-limit=execution_count", index, [("m", "UNAVAILABLE")], NOT_LOADED + "--rate-limit-resource=R:1"
+    ),
+    "rate-limit-resource": Effect(
+        "--rate-limit-resource=R:1", index, [("m", "UNAVAILABLE")], NOT_LOADED + "--rate-limit=execution_count"
+    ),
+}
+
 _HTTP_EFFECTS = {
     "http-max-input-size": Effect("--http-max-input-size=10", lambda r: r.infer().status, 400),
     "http-header-forward-pattern": Effect(
@@ -331,7 +353,8 @@ _SERVER_EFFECTS = {
 }  # fmt: skip
 
 EFFECTS = {
-    **_MODEL_EFFECTS, **_LISTENER_EFFECTS, **_HTTP_EFFECTS, **_GRPC_EFFECTS, **_METRICS_EFFECTS, **_LOG_EFFECTS,
+    **_MODEL_EFFECTS, **_SCHEDULING_EFFECTS,
+    **_LISTENER_EFFECTS, **_HTTP_EFFECTS, **_GRPC_EFFECTS, **_METRICS_EFFECTS, **_LOG_EFFECTS,
     **_SERVER_EFFECTS,
 }  # fmt: skip
 
@@ -343,6 +366,8 @@ FILES: dict[str, Any] = {}
 def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
     write_model(tmp_path / "models", "m", CONFIG + 'instance_group [{ host_policy: "mine" }]')
     (tmp_path / "models/m/configs").mkdir()
+    needs = 'instance_group [{ rate_limiter { resources [{ name: "R" count: 2 }] } }]'
+    write_model(tmp_path / "cached", "m", f"{CONFIG} response_cache {{ enable: true }} {needs}")
     (tmp_path / "models/m/configs/fast.pbtxt").write_text(CONFIG + 'default_model_filename: "fast"')
     write_model(tmp_path / "other", "n")
     write_model(tmp_path / "same", "m")
@@ -352,7 +377,7 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log")
-        FILES.update((name, tmp_path / name) for name in ("models", "other", "same", "broken", "key"))
+        FILES.update((name, tmp_path / name) for name in ("models", "other", "same", "broken", "key", "cached"))
         FILES["key"].write_text("secret\n")
         yield
     FILES.clear()

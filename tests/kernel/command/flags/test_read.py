@@ -159,16 +159,23 @@ def test_numbers_that_are_too_low_are_raised_as_in_tritonserver() -> None:
 
 
 def test_a_flag_without_effect_is_logged_once_with_the_reason() -> None:
-    lines = notes("--http-thread-count=4", "--cache-config=local,size=1", "--cache-config=local,size=2")
+    lines = notes("--http-thread-count=4", "--cache-directory=/a", "--cache-directory=/b")
     assert lines == [
         "--http-thread-count has no effect: one event loop serves all connections; there is no thread pool",
-        "--cache-config has no effect: there is no response cache yet",
+        "--cache-directory has no effect: backends, caches and agents are Python packages; the server does not search "
+        "folders for them",
     ]
 
 
 def test_a_flag_without_effect_is_not_logged_with_its_silent_value() -> None:
-    assert notes("--allow-sagemaker=false", "--rate-limit=off", "--allow-gpu-metrics=false") == []
-    assert len(notes("--allow-sagemaker=true", "--rate-limit=execution_count")) == 2
+    assert notes("--allow-sagemaker=false", "--allow-gpu-metrics=false") == []
+    assert len(notes("--allow-sagemaker=true", "--allow-gpu-metrics=true")) == 2
+
+
+def test_resources_without_the_rate_limiter_are_logged() -> None:
+    line = "--rate-limit-resource has no effect without --rate-limit=execution_count"
+    assert notes("--rate-limit-resource=R:1") == notes("--rate-limit-resource=R:1", "--rate-limit=off") == [line]
+    assert notes("--rate-limit-resource=R:1", "--rate-limit=execution_count") == []
 
 
 def test_deprecated_flags_work_and_name_their_replacement() -> None:

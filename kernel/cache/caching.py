@@ -1,0 +1,138 @@
+"""The response cache of a server: which models use it, and what stands for a load of a model in keys.
+
+In a cache of this process, each load has entries of its own. In a cache that servers share, a load is known by its
+configuration and by the names, sizes and times of its files, so that servers with the same files share entries. A
+second load of the same files in one process is asked for by somebody who knows of another change: it has entries of its
+own again. The responses of an ensemble depend on its steps, whose loads are part of its keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from kernel import __version__
+from kernel.cache.access import CacheAccess
+from kernel.errors import ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+    from typing import Any
+
+    from kernel.cache.interface import ResponseCache
+    from kernel.loop.clock import Clock
+    from kernel.serving.catalog import Catalog
+    from kernel.serving.helper_tasks import Helpers, RegionAccess
+    from kernel.serving.model import Model
+
+_SALT_BYTE_SIZE = 16
+
+
+class ResponseCaching:
+    """Puts the cache in front of models. Implements `kernel.serving.model.ModelExtension`."""
+
+    def __init__(
+        self, cache: ResponseCache, catalog: Catalog, *, helpers: Helpers, regions: RegionAccess, clock: Clock
+    ) -> None:
+        self.cache = cache
+        self._catalog = catalog
+        self._helpers = helpers
+        self._regions = regions
+        self._clock = clock
+        #: What the files of loads were, for a shared cache.
+        self._seen: set[bytes] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def extend(self, model: Model, folder: Path) -> None:
+        """Put the cache in front of a model that is loaded from `folder`, if its configuration says so.
+
+        Called for every model, because ensembles need the salts of their steps.
+        """
+        model.cache_salt = await asyncio.to_thread(self._load_salt, model, folder)
+        spec = model.spec
+        if spec.response_cache and not spec.decoupled and not spec.sequence_batching:
+            salt = _EnsembleSalt(model, self._catalog) if spec.ensemble else None
+            CacheAccess(
+                model, self.cache, (lambda: model.cache_salt) if salt is None else salt.current,
+                helpers=self._helpers, regions=self._regions, start=self._start, clock=self._clock,
+            )  # fmt: skip
+
+    def _load_salt(self, model: Model, folder: Path) -> bytes:
+        """Return what stands for this load in keys. Blocks."""
+        if not self.cache.shared:
+            return secrets.token_bytes(_SALT_BYTE_SIZE)
+        salt = files_salt(model, folder)
+        if salt in self._seen:
+            return secrets.token_bytes(_SALT_BYTE_SIZE)
+        self._seen.add(salt)
+        return salt
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End all lookups and close the cache. The server has no requests any more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.cache.close()
+
+
+def files_salt(model: Model, folder: Path) -> bytes:
+    """Return what the configuration and the files of a model version have in common on all servers. Blocks."""
+    hasher = hashlib.blake2b(model.config.SerializeToString(deterministic=True), digest_size=_SALT_BYTE_SIZE)
+    hasher.update(f"\0{__version__}\0{model.name}\0{model.version}\0".encode())
+    version = folder / str(model.version)
+    for parent, folders, files in os.walk(version):
+        folders.sort()
+        for name in sorted(files):
+            path = os.path.join(parent, name)
+            try:
+                status = os.stat(path)
+            except FileNotFoundError:  # a broken link
+                continue
+            described = f"{os.path.relpath(path, version)}\0{status.st_size}\0{status.st_mtime_ns}\0"
+            hasher.update(described.encode(errors="surrogateescape"))
+    return hasher.digest()
+
+
+class _EnsembleSalt:
+    """The salt of an ensemble: its own, and those of all models that its steps reach."""
+
+    def __init__(self, model: Model, catalog: Catalog) -> None:
+        self._model = model
+        self._catalog = catalog
+        #: The generation of the catalog to which `_salt` belongs.
+        self._generation = -1
+        self._salt: bytes | None = None
+
+    def current(self) -> bytes | None:
+        """Return the salt, or None if a step cannot be executed now: then the ensemble says why."""
+        if self._generation != self._catalog.generation:
+            self._generation = self._catalog.generation
+            try:
+                salts = sorted(model.cache_salt for model in self._reached())
+            except ServingError:
+                self._salt = None
+            else:
+                self._salt = hashlib.blake2b(b"".join(salts), digest_size=_SALT_BYTE_SIZE).digest()
+        return self._salt
+
+    def _reached(self) -> set[Model]:
+        """Return the ensemble and the models of its steps, and of theirs. Raises `ServingError` if one is not ready."""
+        reached, found = {self._model}, [self._model]
+        while found:
+            for step in found.pop().config.ensemble_scheduling.step:
+                version = str(step.model_version) if step.model_version > 0 else ""
+                model = self._catalog.resolve(step.model_name, version)
+                if model not in reached:
+                    reached.add(model)
+                    found.append(model)
+        return reached

@@ -1,0 +1,53 @@
+"""The key of a request in the response cache. Pure.
+
+Two requests have the same key only if a model cannot tell them apart, but for their id, priority and timeout: the load
+of the model, inputs (names, datatypes, shapes, bytes), requested outputs with their classification, parameters, and
+fields of sequences. The key is a BLAKE2b hash of 256 bits, so that nobody can make two requests with the same key.
+Triton's key has only the model, the names of inputs and their bytes (core's cache_manager.cc).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.serving.request import Request
+    from shm.tensor import Buffer, Tensor
+
+#: The bytes of a key.
+KEY_BYTE_SIZE = 32
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def inputs_in_order(request: Request) -> list[Tensor]:
+    """Return the inputs in the order of their names, in which the key has them: their order says nothing."""
+    return sorted(request.inputs, key=_name)
+
+
+def describe(request: Request, salt: bytes) -> bytes:
+    """Return all of `request` that the key has, but for the bytes of its inputs. `salt` stands for the model's load."""
+    inputs = [(each.name, each.datatype, each.shape, each.byte_size) for each in inputs_in_order(request)]
+    outputs = [(each.name, each.classification) for each in request.outputs]
+    sequence = (request.correlation_id, request.sequence_start, request.sequence_end)
+    parameters = sorted(request.parameters.items())
+    return _encoder.encode((salt, inputs, outputs, parameters, sequence))
+
+
+def digest(description: bytes, contents: Iterable[Buffer]) -> bytes:
+    """Return the key for what `describe` returned, and the bytes of the inputs in the same order."""
+    # The description has the size of each input, and its own size stands before it: no bytes can change sides.
+    hasher = hashlib.blake2b(len(description).to_bytes(8), digest_size=KEY_BYTE_SIZE)
+    hasher.update(description)
+    for content in contents:
+        hasher.update(content)
+    return hasher.digest()
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.name

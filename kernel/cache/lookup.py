@@ -1,0 +1,254 @@
+"""One request of a model with a response cache: its key is found out, the cache is asked, and the request gets the
+response of the cache or goes to the model.
+
+A request with small inputs in the memory of the server takes one call, if the cache is local. All others wait: large
+inputs are hashed by a helper, and inputs in regions of clients are first copied by a helper. The model then gets the
+copy, because its client may change the region at any time: the response must belong to the bytes of the key, or one
+client could choose the responses of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kernel.cache.digest_in_helper import DigestTask
+from kernel.cache.key import describe, digest, inputs_in_order
+from kernel.cache.storing_sink import StoringSink
+from kernel.errors import RequestCancelled, ServingError
+from kernel.serving.response import Response
+from shm.tensor import Span, Tensor
+
+if TYPE_CHECKING:
+    from kernel.cache.access import CacheAccess
+    from kernel.cache.interface import CachedResponse
+    from kernel.serving.request import Request
+
+#: Inputs of up to this number of bytes are hashed in the event loop, which takes about 0.1 ms.
+HASHED_AT_ONCE = 64 << 10
+
+#: Seconds in which the key of a request must be known. Then it goes to the model, and its response is not stored.
+KEY_TIMEOUT_S = 5.0
+
+#: Bytes that go to a region of a client at a time. They are copied once in the event loop, for the helper.
+_WRITTEN_AT_ONCE = 1 << 20
+
+
+class Lookup:
+    """One request on its way through the cache. While it waits, it is the owner of the request."""
+
+    def __init__(self, access: CacheAccess, request: Request, salt: bytes) -> None:
+        self._access = access
+        self._request = request
+        self._salt = salt
+        self._description = describe(request, salt)
+        #: Whether the request waits at the cache: then it is in the record of live requests.
+        self._waits = False
+        #: Whether the request went to the model, or has its final response.
+        self._ended = False
+        self._key = b""
+        #: Ends the wait for the key.
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun_ns = access.clock.now_ns()
+
+    def begin(self) -> None:
+        """Look the request up. Raises `ServingError` if it goes to the model at once, and the model cannot take it."""
+        request = self._request
+        request.queue_start_ns = self._begun_ns
+        if _small_and_here(request):
+            self._ask(digest(self._description, [each.raw() for each in inputs_in_order(request)]))
+            if not self._ended:
+                self._wait()
+        else:
+            self._wait()
+            self._timer = asyncio.get_running_loop().call_later(KEY_TIMEOUT_S, self._execute_without_key)
+            self._access.start(self._find_key())
+
+    def _ask(self, key: bytes) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._key = key
+        self._access.cache.lookup(key, self._found)
+
+    # ---- kernel.serving.request.RequestOwner, while the request waits ----------------------------
+
+    def responded(self, request: Request, response: Response) -> None:
+        """Note the error of a request that was cancelled or abandoned. What the cache finds is not used then."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if response.error is not None:
+            self._access.model.statistics.record_failure(request, response.error, self._access.clock.now_ns())
+        self._stop_waiting()
+
+    def consumed(self, request: Request, count: int) -> None:
+        """Do nothing: a request that is looked up has no response to take."""
+
+    def cancelled(self, request: Request) -> None:
+        """Fail the request: no worker has it."""
+        request.fail(RequestCancelled())
+
+    def _wait(self) -> None:
+        self._waits = True
+        self._request.owner = self
+        self._access.model.live.at_cache.add(self._request)
+
+    def _stop_waiting(self) -> None:
+        self._waits = False
+        self._request.owner = None
+        self._access.model.left_cache(self._request)
+
+    # ---- the key -----------------------------------------------------------------------------
+
+    async def _find_key(self) -> None:
+        """Find the key out, then ask the cache. If that fails, let the model execute the request as it is.
+
+        It is not cancelled by the timeout, because a helper that is being started is started for all.
+        """
+        try:
+            await self._copy_inputs_of_client()
+            key = b"" if self._ended else await self._digest()
+        except ServingError:
+            self._execute_without_key()
+        else:
+            if not self._ended:
+                self._ask(key)
+
+    def _execute_without_key(self) -> None:
+        """Let the model execute the request, and do not store its response."""
+        if not self._ended:
+            self._execute(store=False)
+
+    async def _copy_inputs_of_client(self) -> None:
+        """Replace inputs in regions of clients by copies, which clients cannot change. Raises `ServingError`."""
+        for tensor in self._request.inputs:
+            if self._ended:
+                return
+            place = tensor.span
+            if place is None or not place.lease.region.of_client:
+                continue
+            read_from = place.shared()  # the request may end meanwhile
+            try:
+                copy = await self._access.regions.read(read_from)
+            finally:
+                read_from.lease.release()
+            if self._ended:
+                copy.lease.release()
+            else:
+                tensor.span = copy
+                place.lease.release()
+
+    async def _digest(self) -> bytes:
+        """Return the key. Raises `ServingError`."""
+        inputs = inputs_in_order(self._request)
+        if sum(each.byte_size for each in inputs) <= HASHED_AT_ONCE:
+            return digest(self._description, [each.raw() for each in inputs])
+        return await DigestTask(self._description, inputs).run(self._access.helpers)
+
+    # ---- what was found ------------------------------------------------------------------------
+
+    def _found(self, response: CachedResponse | None) -> None:
+        """Respond with what the cache has, or let the model execute the request."""
+        if self._ended:
+            if response is not None:
+                response.release()
+        elif response is None or not self._fits(response):
+            self._execute(store=response is None)
+            if response is not None:
+                response.release()
+        elif self._targets():
+            if not self._waits:
+                self._wait()
+            self._access.start(self._write(response))
+        else:
+            self._respond(response, response.outputs)
+
+    def _execute(self, *, store: bool) -> None:
+        """Let the model execute the request. Raises `ServingError` only within `begin`."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        request, access = self._request, self._access
+        if store:
+            lookup_ns = access.clock.now_ns() - self._begun_ns
+            request.sink = StoringSink(request.sink, access, self._key, self._salt, lookup_ns)
+        if not self._waits:
+            access.queue(request)
+            return
+        try:
+            access.queue(request)
+        except ServingError as error:  # no scheduler runs
+            request.fail(error)
+        else:
+            self._waits = False
+            access.model.left_cache(request)  # not before: it is live without a break
+
+    def _respond(self, response: CachedResponse, outputs: list[Tensor]) -> None:
+        """Send the response from the cache."""
+        self._ended = True
+        request, access = self._request, self._access
+        request.owner = None
+        access.model.statistics.record_cache_hit(request, self._begun_ns, access.clock.now_ns())
+        request.respond(
+            Response(
+                request.model_name, access.model.version_text, request.id, outputs, response.parameters,
+                leased=response.leased or any(each.span is not None for each in outputs),
+            )
+        )  # fmt: skip
+        if self._waits:
+            self._stop_waiting()
+
+    # ---- outputs in regions of clients -------------------------------------------------------------
+
+    def _targets(self) -> dict[str, Span]:
+        """Return where the client wants outputs, by name; none of them is named twice."""
+        return {each.name: each.span for each in self._request.outputs if each.span is not None}
+
+    def _fits(self, response: CachedResponse) -> bool:
+        """Whether each output has room where the client wants it. If not, the model says what is wrong."""
+        targets = self._targets()
+        return not targets or all(
+            each.name not in targets or each.byte_size <= targets[each.name].byte_size for each in response.outputs
+        )
+
+    async def _write(self, response: CachedResponse) -> None:
+        """Write outputs to the regions of the client, and respond."""
+        targets = {name: span.shared() for name, span in self._targets().items()}
+        responded = False
+        try:
+            outputs = [await self._placed(each, targets.get(each.name)) for each in response.outputs]
+            if not self._ended:
+                for output, cached in zip(outputs, response.outputs, strict=True):
+                    if output is not cached:
+                        cached.release()
+                        output.span = output.span and output.span.shared()
+                responded = True
+                self._respond(response, outputs)
+        except ServingError as error:  # the client has shortened the region, for example
+            if not self._ended:
+                self._request.fail(error)
+        finally:
+            if not responded:
+                response.release()
+            for target in targets.values():
+                target.lease.release()
+
+    async def _placed(self, output: Tensor, target: Span | None) -> Tensor:
+        """Return `output`, or where it was written to in a region of the client. Raises `ServingError`."""
+        if target is None:
+            return output
+        data = memoryview(output.raw())
+        for begin in range(0, len(data), _WRITTEN_AT_ONCE):
+            part = data[begin : begin + _WRITTEN_AT_ONCE]
+            await self._access.regions.write(part, Span(target.lease, target.offset + begin, len(part)))
+        return Tensor(output.name, output.datatype, output.shape, None, Span(target.lease, target.offset, len(data)))
+
+
+def _small_and_here(request: Request) -> bool:
+    """Whether the inputs can be hashed at once: they are small, and in memory that this process may read."""
+    byte_size = 0
+    for tensor in request.inputs:
+        byte_size += tensor.byte_size
+        if tensor.span is not None and tensor.span.lease.region.of_client:
+            return False
+    return byte_size <= HASHED_AT_ONCE

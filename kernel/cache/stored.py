@@ -1,0 +1,180 @@
+"""A response cache over a `CacheStore`, such as Redis: limits of time, number and memory, so that no request waits for
+a store that is slow or down.
+
+A lookup that fails or takes too long is a miss. After several failures in a row the store is not asked for some
+seconds (`kernel/cache/breaker.py`); requests meanwhile are misses at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from kernel.cache.breaker import CircuitBreaker
+from kernel.cache.encoding import FORMAT, BadEntry, decode, encode
+from kernel.observe.cache_figures import CacheFigures
+from kernel.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
+    from kernel.cache.interface import CachedResponse, CacheStore
+    from kernel.loop.clock import Clock
+    from kernel.serving.request import ParameterValue
+    from shm.tensor import Tensor
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: The most lookups at a time; a request beyond them is a miss.
+MAX_LOOKUPS = 128
+
+#: The most insertions at a time, and their bytes; a response beyond them is not stored.
+MAX_INSERTIONS = 64
+MAX_INSERTED_BYTE_SIZE = 32 << 20
+
+#: The largest value, so that encoding and decoding take at most about 2 ms of the event loop.
+DEFAULT_VALUE_LIMIT = 1 << 20
+
+
+class StoredCache:
+    """Implements `ResponseCache`."""
+
+    shared = True
+
+    def __init__(
+        self,
+        store: CacheStore,
+        clock: Clock,
+        *,
+        title: str,
+        timeout_s: float,
+        value_limit: int = DEFAULT_VALUE_LIMIT,
+    ) -> None:
+        """`title` names the store in the log. Each call of the store may take `timeout_s` seconds.
+
+        Responses that take more than `value_limit` bytes are not stored, and found values that do are no entries.
+        """
+        self.figures = CacheFigures()
+        self._store = store
+        self._clock = clock
+        self._title = title
+        self._timeout_s = timeout_s
+        self._value_limit = value_limit
+        self._breaker = CircuitBreaker()
+        self._lookups: set[asyncio.Task[None]] = set()
+        self._insertions: set[asyncio.Task[None]] = set()
+        #: Bytes of values that are being stored.
+        self._inserted_byte_size = 0
+        self._closed = False
+
+    # ---- kernel.cache.interface.ResponseCache ----------------------------------------------------
+
+    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
+        """See `ResponseCache`."""
+        self.figures.lookups += 1
+        if self._closed or len(self._lookups) >= MAX_LOOKUPS or not self._breaker.allows(self._clock.now_ns()):
+            found(None)
+            return
+        self._run(self._lookups, self._find(key, found))
+
+    def insert(self, key: bytes, outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | None) -> bool:
+        """See `ResponseCache`. The outputs are copied before this returns; that the key has an entry is not noticed."""
+        byte_size = sum(each.byte_size for each in outputs)
+        if (
+            byte_size > self._value_limit
+            or self._closed
+            or len(self._insertions) >= MAX_INSERTIONS
+            or self._inserted_byte_size + byte_size > MAX_INSERTED_BYTE_SIZE
+            or not self._breaker.allows(self._clock.now_ns())
+        ):
+            self.figures.not_stored += 1
+            return True
+        begun_ns = self._clock.now_ns()
+        value = encode(outputs, parameters)
+        self.figures.insertion_ns += self._clock.now_ns() - begun_ns
+        self._inserted_byte_size += len(value)
+        self._run(self._insertions, self._put(key, value))
+        return True
+
+    async def close(self) -> None:
+        """See `ResponseCache`. Insertions that are not finished are given up."""
+        self._closed = True
+        running = [*self._lookups, *self._insertions]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await self._call(self._store.close())
+
+    # ---- calls of the store ------------------------------------------------------------------------
+
+    def _run(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _find(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
+        begun_ns = self._clock.now_ns()
+        response: CachedResponse | None = None
+        try:
+            value = await self._call(self._store.get(_text(key)))
+            if value is not None:
+                response = self._decoded(value)
+        finally:  # also if this task is cancelled: the request waits
+            self.figures.lookup_ns += self._clock.now_ns() - begun_ns
+            self.figures.hits += response is not None
+            found(response)
+
+    def _decoded(self, value: object) -> CachedResponse | None:
+        """Return the response in a value, or None if it is none of ours."""
+        try:
+            if not isinstance(value, bytes):
+                raise BadEntry(f"a value of type {type(value).__name__}, expected bytes")
+            if len(value) > 2 * self._value_limit:
+                raise BadEntry(f"{len(value)} bytes, expected at most {2 * self._value_limit}")
+            return decode(value)
+        except BadEntry as error:
+            self.figures.failures += 1
+            logger.warning("%s has a value that is no response of this server: %s", self._title, error)
+            return None
+
+    async def _put(self, key: bytes, value: bytes) -> None:
+        begun_ns = self._clock.now_ns()
+        try:
+            await self._call(self._store.put(_text(key), value))
+        finally:
+            self._inserted_byte_size -= len(value)
+            self.figures.insertion_ns += self._clock.now_ns() - begun_ns
+
+    async def _call(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return the result of a call of the store, or None if it fails or takes too long."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                result = await work
+        except Exception as error:  # the store may be anybody's
+            self._failed(error)
+            return None
+        if self._breaker.succeeded():
+            logger.info("%s responds again", self._title)
+        return result
+
+    def _failed(self, error: Exception) -> None:
+        self.figures.failures += 1
+        cause = (
+            f"no response within {self._timeout_s:g} s" if isinstance(error, TimeoutError) else printable(str(error))
+        )
+        if self._breaker.failed(self._clock.now_ns()):
+            logger.error(
+                "%s has failed several times in a row and is not asked for some seconds at a time: %s",
+                self._title, cause,
+            )  # fmt: skip
+        else:
+            logger.debug("%s failed: %s", self._title, cause)
+
+
+def _text(key: bytes) -> str:
+    """Return the key as it is in the store."""
+    return f"naiad:{FORMAT}:{key.hex()}"

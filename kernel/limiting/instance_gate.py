@@ -1,0 +1,210 @@
+"""The instances of a model under the rate limiter: none is idle for the scheduler before the limiter says so.
+
+The gate takes the place of methods of one `InstanceSet`, so that schedulers know nothing of it, and models of a server
+without the limiter pay nothing. Under the limiter nothing is dispatched ahead of time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel.limiting.limiter import GLOBAL, InstanceNeeds, Resource
+from kernel.serving.events import InstanceIdle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
+    from kernel.limiting.limiter import Limiter
+    from kernel.observe.statistics import ExecutionTimes
+    from kernel.serving.batch import Batch
+    from kernel.serving.instances import Instance
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+
+
+class RateLimiting:
+    """Puts models under the limiter. Implements `kernel.serving.model.ModelExtension`."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+
+    async def extend(self, model: Model, folder: Path) -> None:
+        """Put the instances of a model under the limiter. Raises `InvalidArgument` if one could never execute."""
+        gate = InstanceGate(model, self._limiter)
+        gate.change(model.config)
+        model.on_change, model.on_closed = gate.change, gate.close
+
+
+class InstanceGate:
+    """Asks the limiter for each batch of a model."""
+
+    def __init__(self, model: Model, limiter: Limiter) -> None:
+        """Takes the place of methods of `model.instances` from now on."""
+        self._model = model
+        self._limiter = limiter
+        #: What each group of instances needs, by the name of the group and the device.
+        self._groups: dict[tuple[str, int], InstanceNeeds] = {}
+        self._gated: dict[Instance, GatedInstance] = {}
+        #: Executions of instances that are gone, by name: a restarted worker goes on counting.
+        self._former: dict[str, int] = {}
+        self._closed = False
+        instances = model.instances
+        self._has_room = getattr(instances, "has_room", None)
+        self._dispatch, self._executed, self._lost = instances.dispatch, instances.executed, instances.lost
+        self._add, self._set_apart, self._forget = instances.add, instances.set_apart, instances.forget
+        # mypy: methods of one object are replaced, for the reason above.
+        instances.idle_instance = self.idle_instance  # type: ignore[method-assign]
+        instances.soon_idle_instance = self.idle_instance  # type: ignore[method-assign]
+        instances.open_instance = self.idle_instance  # type: ignore[method-assign]
+        instances.dispatch = self.dispatch  # type: ignore[method-assign]
+        instances.executed = self.executed  # type: ignore[method-assign]
+        instances.lost = self.lost  # type: ignore[method-assign]
+        instances.add = self.add  # type: ignore[method-assign]
+        instances.set_apart = self.set_apart  # type: ignore[method-assign]
+        instances.forget = self.forget  # type: ignore[method-assign]
+        if self._has_room is not None:
+            instances.has_room = self.has_room  # type: ignore[attr-defined]
+
+    # ---- configurations --------------------------------------------------------------------------
+
+    def change(self, config: ModelConfig) -> None:
+        """Take the needs of instances from `config` from now on. Raises `InvalidArgument`; then nothing has changed."""
+        groups = {
+            (group.name, device): instance_needs(group, device)
+            for group in config.instance_group
+            if not group.passive
+            for device in (group.gpus or [0])
+        }
+        self._register(groups)
+        self._groups = groups
+
+    def _register(self, groups: dict[tuple[str, int], InstanceNeeds]) -> None:
+        # Instances of former groups may have batches or sequences still.
+        self._limiter.register(self, [*groups.values(), *(gated.needs for gated in self._gated.values())])
+
+    def close(self) -> None:
+        """The version is closed."""
+        self._closed = True
+        self._limiter.unregister(self)
+
+    def _gated_for(self, instance: Instance) -> GatedInstance:
+        found = self._gated.get(instance)
+        if found is None:
+            group = instance.name.rpartition("_")[0]
+            needs = self._groups.get((group, instance.record.device_id), InstanceNeeds())
+            found = self._gated[instance] = GatedInstance(self, instance, needs, self._former.pop(instance.name, 0))
+        return found
+
+    # ---- for schedulers --------------------------------------------------------------------------
+
+    def idle_instance(self) -> Instance | None:
+        """Return an instance that may start a batch now, or None. The one with the fewest executions is asked first."""
+        idle = [self._gated_for(each) for each in self._model.instances.serving if is_idle(each)]
+        for gated in sorted(idle, key=_product):
+            if self._limiter.may_start(gated):
+                return gated.instance
+        return None
+
+    def has_room(self, instance: Instance, most: int) -> bool:
+        """Whether this instance may start a batch now; for schedulers of sequences."""
+        assert self._has_room is not None
+        room = self._has_room(instance, min(most, instance.record.concurrency))
+        return room and self._limiter.may_start(self._gated_for(instance))
+
+    def dispatch(self, instance: Instance, batch: Batch) -> None:
+        """See `InstanceSet.dispatch`."""
+        gated = self._gated_for(instance)
+        self._limiter.started(gated)
+        self._dispatch(instance, batch)
+        if self._gated.get(instance) is gated:
+            gated.numbers.add(batch.number)
+        else:  # the instance was lost while it got the batch
+            self._limiter.ended(gated)
+
+    # ---- for supervision ---------------------------------------------------------------------------
+
+    def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
+        """See `InstanceSet.executed`."""
+        gated = self._gated_for(instance)
+        if batch.number in gated.numbers:  # not a batch of a warm-up
+            gated.numbers.discard(batch.number)
+            self._limiter.ended(gated)
+        self._executed(instance, batch, times)
+        self._limiter.wake_waiting()
+
+    def lost(self, instance: Instance, returned: list[Request]) -> None:
+        """See `InstanceSet.lost`."""
+        self._lost(instance, returned)
+        self._limiter.wake_waiting()
+
+    def add(self, instance: Instance) -> None:
+        """See `InstanceSet.add`."""
+        self._gated_for(instance)
+        self._add(instance)
+
+    def set_apart(self, instance: Instance) -> None:
+        """See `InstanceSet.set_apart`. It keeps the resources of the batches that it finishes."""
+        self._limiter.forget(self._gated_for(instance))
+        self._set_apart(instance)
+        self._limiter.wake_waiting()
+
+    def forget(self, instance: Instance) -> None:
+        """See `InstanceSet.forget`, which `InstanceSet.lost` calls, too."""
+        gated = self._gated.pop(instance, None)
+        if gated is not None:
+            self._limiter.ended(gated, len(gated.numbers))
+            self._limiter.forget(gated)
+            self._former[instance.name] = gated.executions
+            if not self._closed and gated.needs not in self._groups.values():
+                self._register(self._groups)  # it was the last that needed as much, perhaps
+        self._forget(instance)
+        self._limiter.wake_waiting()
+
+    # ---- for the limiter -----------------------------------------------------------------------------
+
+    def wants(self, instance: Instance) -> bool:
+        """Whether a request is queued that `instance` could take now."""
+        return self._model.live.queued > 0 and instance in self._model.instances.serving and is_idle(instance)
+
+    def wake(self, instance: Instance) -> None:
+        """Let the scheduler ask for `instance` again."""
+        self._model.inbox.post(InstanceIdle(instance))
+
+
+class GatedInstance:
+    """Implements `kernel.limiting.limiter.LimitedInstance`."""
+
+    def __init__(self, gate: InstanceGate, instance: Instance, needs: InstanceNeeds, executions: int) -> None:
+        self.instance = instance
+        self.needs = needs
+        self.executions = executions
+        #: The numbers of its batches that have resources. Batches of a warm-up have none.
+        self.numbers: set[int] = set()
+        self._gate = gate
+
+    def wants_to_run(self) -> bool:
+        """See `LimitedInstance`."""
+        return self._gate.wants(self.instance)
+
+    def wake(self) -> None:
+        """See `LimitedInstance`."""
+        self._gate.wake(self.instance)
+
+
+def instance_needs(group: ModelInstanceGroup, device: int) -> InstanceNeeds:
+    """Return what each instance of a group on one device needs. Of a resource that is named twice, the last counts."""
+    limiter = group.rate_limiter
+    counts = {
+        Resource(each.name, GLOBAL if getattr(each, "global") else device): each.count for each in limiter.resources
+    }
+    return InstanceNeeds(counts, max(1, limiter.priority))
+
+
+def is_idle(instance: Instance) -> bool:
+    """Whether the instance has fewer batches than its concurrency."""
+    return len(instance.record.batches) < instance.record.concurrency
+
+
+def _product(gated: GatedInstance) -> int:
+    return gated.executions * gated.needs.priority

@@ -1,0 +1,206 @@
+"""A cache over a store elsewhere: a store that fails, hangs or lies costs a miss, and is left alone for a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kernel.cache.breaker import FAILURE_LIMIT, FIRST_PAUSE_NS
+from kernel.cache.stored import MAX_INSERTED_BYTE_SIZE, MAX_INSERTIONS, MAX_LOOKUPS, StoredCache
+from kernel.testing import FakeClock
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kernel.cache.interface import CachedResponse
+
+OUTPUT = Tensor("OUT", "UINT8", [3], b"abc")
+
+
+class FakeStore:
+    """A store in a dictionary."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.calls = 0
+        self.closed = False
+        #: Raised by each call.
+        self.error: Exception | None = None
+        #: Each call waits for it.
+        self.gate: asyncio.Event | None = None
+
+    async def get(self, key: str) -> bytes | None:
+        await self._called()
+        return self.values.get(key)  # type: ignore[return-value]  # what a store might return
+
+    async def put(self, key: str, value: bytes) -> None:
+        await self._called()
+        self.values[key] = value
+
+    async def _called(self) -> None:
+        self.calls += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Case:
+    def __init__(self, **more: object) -> None:
+        self.store, self.clock = FakeStore(), FakeClock()
+        options: dict[str, object] = {"title": "the store", "timeout_s": 5, **more}
+        self.cache = StoredCache(self.store, self.clock, **options)  # type: ignore[arg-type]
+
+    async def find(self, key: bytes = b"key") -> CachedResponse | None:
+        found = asyncio.get_running_loop().create_future()
+        self.cache.lookup(key, found.set_result)
+        result: CachedResponse | None = await found
+        return result
+
+    async def put(self, key: bytes = b"key", output: Tensor = OUTPUT) -> None:
+        self.cache.insert(key, [output], None)
+        await settled()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[Case], Awaitable[None]], **more: object) -> None:
+    async def main() -> None:
+        case = Case(**more)
+        async with asyncio.timeout(20):
+            await scenario(case)
+            await case.cache.close()
+        assert case.store.closed
+
+    asyncio.run(main())
+
+
+def test_what_was_stored_is_found() -> None:
+    async def scenario(case: Case) -> None:
+        assert await case.find() is None
+        await case.put()
+        found = await case.find()
+        assert found is not None
+        assert [(t.name, t.shape, t.data) for t in found.outputs] == [("OUT", [3], b"abc")]
+        assert [*case.store.values] == ["naiad:1:6b6579"]
+        figures = case.cache.figures
+        assert (figures.lookups, figures.hits, figures.failures, figures.not_stored) == (2, 1, 0, 0)
+
+    run(scenario)
+
+
+def test_a_store_that_fails_is_a_miss_and_is_soon_asked_no_more() -> None:
+    async def scenario(case: Case) -> None:
+        case.store.error = ConnectionError("refused")
+        for _ in range(FAILURE_LIMIT):
+            assert await case.find() is None
+        assert case.store.calls == FAILURE_LIMIT
+        assert await case.find() is None
+        await case.put()
+        assert case.store.calls == FAILURE_LIMIT
+        assert (case.cache.figures.failures, case.cache.figures.not_stored) == (FAILURE_LIMIT, 1)
+
+    run(scenario)
+
+
+def test_a_store_that_works_again_is_used_again() -> None:
+    async def scenario(case: Case) -> None:
+        await case.put()
+        case.store.error = ConnectionError("refused")
+        for _ in range(FAILURE_LIMIT):
+            await case.find()
+        case.store.error = None
+        assert await case.find() is None
+        case.clock.advance(FIRST_PAUSE_NS)
+        assert await case.find() is not None
+        assert await case.find() is not None
+
+    run(scenario)
+
+
+def test_a_store_that_hangs_is_a_miss_after_the_timeout() -> None:
+    async def scenario(case: Case) -> None:
+        case.store.gate = asyncio.Event()
+        assert await case.find() is None
+        assert case.cache.figures.failures == 1
+
+    run(scenario, timeout_s=0.01)
+
+
+def test_values_that_are_no_responses_are_misses() -> None:
+    async def scenario(case: Case) -> None:
+        for value in (b"", b"rubbish", "text", b"x" * 100):
+            case.store.values["naiad:1:6b6579"] = value
+            assert await case.find() is None
+        assert case.cache.figures.failures == 4
+        case.store.values.clear()
+        await case.put()
+        assert await case.find() is not None, "such values do not make the store look as if it were down"
+
+    run(scenario)
+
+
+def test_large_responses_are_not_stored_and_large_values_not_taken() -> None:
+    async def scenario(case: Case) -> None:
+        await case.put(output=Tensor("OUT", "UINT8", [101], bytes(101)))
+        assert case.store.values == {}
+        case.store.values["naiad:1:6b6579"] = bytes(201)
+        assert await case.find() is None
+        assert (case.cache.figures.not_stored, case.cache.figures.failures) == (1, 1)
+
+    run(scenario, value_limit=100)
+
+
+def test_lookups_beyond_the_limit_are_misses_at_once() -> None:
+    async def scenario(case: Case) -> None:
+        case.store.gate = asyncio.Event()
+        lookups = [asyncio.create_task(case.find()) for _ in range(MAX_LOOKUPS)]
+        await settled()
+        assert await case.find() is None
+        assert case.store.calls == MAX_LOOKUPS
+        case.store.gate.set()
+        assert await asyncio.gather(*lookups) == [None] * MAX_LOOKUPS
+
+    run(scenario)
+
+
+def test_insertions_are_limited_in_number_and_bytes() -> None:
+    async def scenario(case: Case) -> None:
+        case.store.gate = asyncio.Event()
+        for number in range(MAX_INSERTIONS + 1):
+            case.cache.insert(bytes([number]), [OUTPUT], None)
+        assert case.cache.figures.not_stored == 1
+        case.store.gate.set()
+        await settled()
+        assert len(case.store.values) == MAX_INSERTIONS
+        case.store.gate.clear()
+        large = Tensor("OUT", "UINT8", [MAX_INSERTED_BYTE_SIZE // 2], bytes(MAX_INSERTED_BYTE_SIZE // 2))
+        for number in range(2):
+            case.cache.insert(bytes([200 + number]), [large], None)
+        assert case.cache.figures.not_stored == 2
+        case.store.gate.set()
+        await settled()
+        assert len(case.store.values) == MAX_INSERTIONS + 1
+
+    run(scenario, value_limit=MAX_INSERTED_BYTE_SIZE)
+
+
+def test_a_lookup_that_runs_when_the_cache_is_closed_finds_nothing() -> None:
+    async def scenario(case: Case) -> None:
+        case.store.gate = asyncio.Event()
+        found: list[CachedResponse | None] = []
+        case.cache.lookup(b"key", found.append)
+        await settled()
+        await case.cache.close()
+        assert found == [None]
+        case.cache.lookup(b"key", found.append)
+        assert found == [None, None]
+
+    run(scenario)
