@@ -15,12 +15,11 @@ import anyio
 
 from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
-from backends.supervision.launcher import LocalLauncher
 from backends.supervision.output.limits import OutputLimits
+from backends.supervision.processes.worker_processes import WorkerProcesses
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
-from backends.supervision.watcher_process import SessionWatcher
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -185,22 +184,28 @@ class Server:
         self._kernel.repository = self._lifecycle
 
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
-        """Make what all workers share: the watcher, the helpers, the watchdog. Returns what makes supervisors."""
+        """Make what all workers share: their launchers, the helpers, the watchdog. Returns what makes supervisors."""
         options = self._options
-        self._watcher = watcher = SessionWatcher()
-        output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
-        launcher = LocalLauncher(
-            shared_memory=options.worker_shared_memory, output_limits=output_limits, watcher=watcher
+        try:
+            processes = self._processes = WorkerProcesses(
+                # A program may wait for all of its children, and fork where it has threads: neither is ours to change.
+                options.worker_start if self._owner.owns_process else "spawn",
+                shared_memory=options.worker_shared_memory,
+                output_limits=OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s),
+                task_module=_HELPER_TASKS,
+            )
+        except OSError as error:
+            raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
+        self._helpers = helpers = HelperPool(
+            processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
-        helper_launcher = LocalLauncher(task_module=_HELPER_TASKS, watcher=watcher)
-        self._helpers = helpers = HelperPool(helper_launcher, options.arena_byte_size, budget, count=_helper_count())
         self._kernel.helpers = helpers
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(
             round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
         )
         return lambda: InstanceSupervisor(
-            launcher,
+            processes.launcher,
             poller,
             helpers,
             arena_byte_size=options.arena_byte_size,
@@ -227,7 +232,7 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await self._lifecycle.close(at_once=bool(code))
                     await self._helpers.close()
-                    await self._watcher.close()
+                    await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:

@@ -24,7 +24,10 @@ _PREFIX = "naiad."
 #: Seconds that an execution may take; 0 for no limit. Takes precedence over --execution-timeout.
 EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
 
-_NAMES = (EXECUTION_TIMEOUT,)
+#: Names of modules, with commas between, that are imported once before the workers of the model are forked.
+PRELOAD = _PREFIX + "preload"
+
+_NAMES = (EXECUTION_TIMEOUT, PRELOAD)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -47,7 +50,23 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
     timeout_ns: int | None = None
     if EXECUTION_TIMEOUT in config.parameters:
         timeout_ns = _seconds(config, EXECUTION_TIMEOUT)
+    preloaded_modules(config)
     return ModelParameters(timeout_ns)
+
+
+def preloaded_modules(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of the modules that are imported before workers are forked. Raises `BadConfig`."""
+    if PRELOAD not in config.parameters:
+        return ()
+    text = config.parameters[PRELOAD].string_value
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise BadConfig(
+                f"parameter '{PRELOAD}' of model '{config.name}' must be names of modules with commas between, such as "
+                f"'torch,transformers'; found '{text}'"
+            )
+    return names
 
 
 def _seconds(config: ModelConfig, name: str) -> int:
