@@ -43,7 +43,6 @@ def become_worker(forked: ForkedWorker, kernel: int, title: ProcessTitle) -> Non
     sys.argv = words[1:]
     _seed()
     gc.enable()
-    forked.preloader.start_blas_threads(request.backend)
     run_worker(request.title, socket_fd, kernel, remote=request.remote, task_module=request.task_module)
 
 

@@ -49,7 +49,6 @@ class ForkedWorker(msgspec.Struct, frozen=True, eq=False):
     fds: list[int]
     #: The process between the zygote and this one.
     between: int
-    preloader: Preloader
 
 
 class Zygote:
@@ -111,7 +110,7 @@ class Zygote:
             except OSError as error:
                 os._exit(error.errno or 1)
             if pid == 0:
-                return ForkedWorker(request, fds, between, self._preloader)
+                return ForkedWorker(request, fds, between)
             self._worker_pid[0] = pid
             os._exit(0)
         _, status = os.waitpid(between, 0)

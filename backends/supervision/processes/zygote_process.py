@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: What a zygote runs; tests replace it.
+ZYGOTE_MODULE = "backends.zygote"
+
 #: How long a zygote may take to fork a worker, with the import of its backend, and to import what a model has chosen,
 #: in seconds.
 FORK_TIMEOUT_S = 30.0
@@ -145,7 +148,7 @@ class ZygoteProcess:
 
     def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "backends.zygote", str(fd), str(os.getpid()), messages.ROOM],
+            [sys.executable, "-m", ZYGOTE_MODULE, str(fd), str(os.getpid()), messages.ROOM],
             stdin=subprocess.DEVNULL,
             stdout=self._capture.stdout_fd,
             stderr=self._capture.stderr_fd,
