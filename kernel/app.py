@@ -37,13 +37,6 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
-from protocols.access.exposure import OpenPort, describe_exposure
-from protocols.access.keys import KeyReader
-from protocols.frontend import is_local
-from protocols.grpc.server import GrpcServer
-from protocols.http.metrics.server import MetricsServer
-from protocols.http.server import HttpServer
-from protocols.listening import listening_address
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from shm.budget import ByteBudget
@@ -277,6 +270,12 @@ class Server:
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, before any model is loaded, so that wrong options end the start at once."""
+        # Imported now: this takes 0.3 s, in which the zygote imports what workers need.
+        from protocols.access.keys import KeyReader
+        from protocols.grpc.server import GrpcServer
+        from protocols.http.metrics.server import MetricsServer
+        from protocols.http.server import HttpServer
+
         doors: list[FrontDoor] = []
         kernel, options, keys = self._kernel, self._options, KeyReader()
         log_access, admin = options.log.access, options.admin
@@ -301,6 +300,12 @@ class Server:
 
     def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
+        from protocols.access.exposure import OpenPort, describe_exposure
+        from protocols.frontend import is_local
+        from protocols.grpc.server import GrpcServer
+        from protocols.http.server import HttpServer
+        from protocols.listening import listening_address
+
         options, ports = self._options, []
         for door in doors:
             if isinstance(door, (HttpServer, GrpcServer)):

@@ -238,8 +238,8 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
         contextlib.redirect_stderr(errors),
         _own_log(running.log),
         mock.patch.object(app, "Terminal", Operator),
-        mock.patch.object(app, "GrpcServer", SeenGrpcServer),
-        mock.patch.object(app, "MetricsServer", SeenMetricsServer),
+        mock.patch("protocols.grpc.server.GrpcServer", SeenGrpcServer),
+        mock.patch("protocols.http.metrics.server.MetricsServer", SeenMetricsServer),
         mock.patch.object(app, "InstanceSupervisor", supervisor),
     ):
         try:
