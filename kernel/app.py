@@ -129,7 +129,12 @@ class Server:
                 self._build()
             except ServingError as error:
                 raise StartFailed(_creating_server(error)) from None
-            return await self._run_until_stop(sockets, self._make_doors(sockets))
+            try:
+                doors = self._make_doors(sockets)
+            except BaseException:  # an option of a front door is wrong
+                await self._processes.close()
+                raise
+            return await self._run_until_stop(sockets, doors)
 
     def _build(self) -> None:
         options = self._options

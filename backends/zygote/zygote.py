@@ -85,8 +85,7 @@ class Zygote:
                     return forked
             finally:
                 if forked is None:
-                    for fd in fds:
-                        os.close(fd)
+                    _close(fds)
 
     def _preload(self, message: PreloadChosen) -> None:
         try:
@@ -97,7 +96,7 @@ class Zygote:
             self._send(Preloaded())
 
     def _fork(self, request: ForkWorker, fds: list[int]) -> ForkedWorker | None:
-        """Fork a worker and respond. Returns None in the zygote, and what it is in the worker."""
+        """Fork a worker, close `fds`, and respond. Returns None in the zygote, and what it is in the worker."""
         try:
             between = os.fork()
         except OSError as error:
@@ -114,6 +113,7 @@ class Zygote:
             self._worker_pid[0] = pid
             os._exit(0)
         _, status = os.waitpid(between, 0)
+        _close(fds)
         if status == 0:
             self._send(Forked(request.number, self._worker_pid[0]))
         else:
@@ -137,3 +137,8 @@ class Zygote:
     def _send(self, message: ZygoteMessage) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next receive finds it, too
             self._socket.send(encode(message))
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

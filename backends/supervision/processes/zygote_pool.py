@@ -78,6 +78,8 @@ class ZygotePool:
         Raises `ZygoteLost` after too many ends in a row, and `OSError` if none can be started.
         """
         slot = self._slot(preload)
+        if slot.zygote is not None and not slot.zygote.forks:
+            slot.zygote = None
         if slot.zygote is None:
             if self._closed or slot.not_before > asyncio.get_running_loop().time():
                 raise ZygoteLost("it has ended too often, and is started again later")
@@ -153,7 +155,7 @@ class ZygotePool:
         if not self._running:
             self._none_runs.set()
         slot = self._slots.get(zygote.preload)
-        if slot is None or slot.zygote is not zygote:
+        if slot is None or (slot.zygote is not zygote and slot.zygote is not None):
             return
         slot.zygote = None
         if self._closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -108,6 +109,11 @@ class ZygoteProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def forks(self) -> bool:
+        """Whether it has not ended, and is not being ended."""
+        return not (self.ended or self._ending)
+
     async def ready(self) -> None:
         """Wait until what the model has chosen is imported.
 
@@ -130,7 +136,11 @@ class ZygoteProcess:
                 self._send(msgspec.structs.replace(request, number=number), fds)
                 async with asyncio.timeout(FORK_TIMEOUT_S):
                     pid: int = await future
-                    return pid
+                # What models preload runs in the zygote: like a worker, it is not trusted.
+                if not _is_child(pid):
+                    self._drop(f"it says that it has forked process {pid}, which is no child of this one")
+                    raise ZygoteLost("it has sent a wrong message")
+                return pid
             except TimeoutError:
                 logger.error("the zygote did not start a worker within %.0f s and is killed", FORK_TIMEOUT_S)
                 self.end()
@@ -158,29 +168,31 @@ class ZygoteProcess:
 
     def _send(self, request: messages.ForkWorker, fds: list[int]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ends: `_exited` follows
             self._socket.sendmsg([messages.encode(request)], rights)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise ZygoteLost("it has ended") from error
 
     def _readable(self) -> None:
-        if not self._receive():
-            self._loop.remove_reader(self._socket)  # it ends: `_exited` follows
-
-    def _receive(self) -> bool:
-        """Handle the next message. Returns False at the end of the connection."""
-        try:
-            data = self._socket.recv(messages.MAX_MESSAGE)
-        except BlockingIOError:
-            return True
-        except ConnectionResetError:
-            return False
+        data = self._receive()
         if data:
             self._handle(data)
-        return bool(data)
+        elif data is not None:
+            self._loop.remove_reader(self._socket)  # it ends: `_exited` follows
+
+    def _receive(self) -> bytes | None:
+        """Return the next message, b"" at the end of the connection, None if there is nothing now."""
+        try:
+            return self._socket.recv(messages.MAX_MESSAGE)
+        except (BlockingIOError, ConnectionResetError):
+            # A reset says once that the zygote has not read all requests. What it had sent before comes after that.
+            return None
 
     def _handle(self, data: bytes) -> None:
-        match messages.to_kernel_decoder.decode(data):
+        try:
+            message = messages.to_kernel_decoder.decode(data)
+        except msgspec.DecodeError as error:
+            self._drop(f"it has sent what is no message: {error}")
+            return
+        match message:
             case messages.Preloaded():
                 self._is_ready()
             case messages.Forked(number=number, pid=pid):
@@ -198,6 +210,10 @@ class ZygoteProcess:
                 self._ending = True
                 if future := self._waiting(number):
                     future.set_exception(BackendLeavesThreads(backend))
+
+    def _drop(self, problem: str) -> None:
+        logger.error("a zygote is killed: %s", problem)
+        self.end()
 
     def _waiting(self, number: int) -> asyncio.Future[int] | None:
         future = self._forks.get(number)
@@ -222,8 +238,9 @@ class ZygoteProcess:
         cause = describe_exit(self._process.wait())
         self._children.remove(self._process.pid)
         self.ended = True
-        while self._receive():  # what it has sent before its end
-            pass
+        for _ in range(MAX_FORKS + 1):  # what it has sent before its end, and perhaps a reset
+            if data := self._receive():
+                self._handle(data)
         self._socket.close()
         self._capture.close()
         for future in self._forks.values():
@@ -233,3 +250,11 @@ class ZygoteProcess:
             text = f"the preload failed: its process has ended ({cause})"
             self._ready.set_exception(ZygoteLost(cause) if self._ending else InvalidArgument(text))
         self._on_ended(self, "" if self._ending else cause)
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from backends.supervision.processes import zygote_pool, zygote_process
+from backends.supervision.processes import children, zygote_pool, zygote_process
 from backends.supervision.processes.forking import ForkingLauncher
+from backends.supervision.processes.spawning import SpawningLauncher
+from backends.transport import zygote_messages as messages
 from kernel.errors import InvalidArgument, Unavailable
 from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
 from tests.backends.supervision.processes.started_workers import (
@@ -302,3 +305,47 @@ def test_a_zygote_holds_nothing_but_its_socket() -> None:
             assert Path(f"/proc/{zygote}/comm").read_text() == "naiad-zygote\n"
 
     run(scenario())
+
+
+@pytest.mark.parametrize("start", ["auto", "fork"])
+def test_on_a_system_that_does_not_list_children_workers_are_spawned_unless_all_must_be_forked(
+    start: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def not_listed() -> list[int]:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/self/task/1/children")
+
+    monkeypatch.setattr(children, "_child_numbers", not_listed)
+
+    async def scenario() -> None:
+        if start == "fork":
+            with pytest.raises(FileNotFoundError):
+                async with worker_processes(start):
+                    pass
+            return
+        async with worker_processes(start) as processes:
+            assert isinstance(processes.launcher, SpawningLauncher)
+            assert "workers are started without forks" in caplog.text
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (b"garbage", "it has sent what is no message"),
+        (messages.encode(messages.Forked(1, 1)), "it says that it has forked process 1, which is no child of this one"),
+    ],
+)
+def test_what_a_zygote_says_is_not_trusted(
+    sent: bytes, problem: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zygote_process, "ZYGOTE_MODULE", "tests.backends.zygote.wrong_zygote")
+    monkeypatch.setenv("WRONG_RESPONSE", sent.hex())
+
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            with pytest.raises(Unavailable, match="could not be forked"):
+                await launch(processes.launcher)
+
+    run(scenario())
+    assert problem in caplog.text
