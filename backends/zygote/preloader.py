@@ -9,10 +9,12 @@ set (`backends/worker/process.py`).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
 import runpy
+import sys
 from pathlib import Path
 
 from backends.registry import BUILT_IN
@@ -70,6 +72,11 @@ def thread_names() -> list[str]:
 
 
 def _imported() -> None:
+    """Prepare this process for forks after an import."""
+    # What was printed and not written yet would be written by each fork.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
     if thread_names()[1:]:
         _end_threads()
     # Garbage collections in workers then leave the pages of these objects shared.

@@ -46,8 +46,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 1.0
 _LOOK_SOON_S = 0.01
 
-#: How many looks the end of the server waits for the end of inherited processes.
-_LAST_LOOKS = 100
+#: How many looks follow one another soon, and how many the end of the server waits for the end of these processes.
+_SOON_LOOKS = 100
 
 
 class Inherited(msgspec.Struct, frozen=True):
@@ -83,6 +83,8 @@ class KernelChildren:
         self._forks = 0
         self._inherits = False
         self._timer: asyncio.TimerHandle | None = None
+        #: How many looks may follow soon; some processes cannot be killed.
+        self._soon = _SOON_LOOKS
 
     def new_mark(self) -> str:
         """Return the mark of a worker that is to be started: no other worker of this machine has it now."""
@@ -107,6 +109,7 @@ class KernelChildren:
     def remove(self, pid: int) -> None:
         """The process `pid` has ended, and was waited for."""
         self._started.pop(pid, None)
+        self._soon = _SOON_LOOKS
         if self._inherits:
             self._look_in(_LOOK_SOON_S)
 
@@ -126,7 +129,7 @@ class KernelChildren:
         if not self._inherits:
             return
         self._inherits = False
-        for _ in range(_LAST_LOOKS):
+        for _ in range(_SOON_LOOKS):
             found = self._inherited()
             if not found:
                 break
@@ -153,12 +156,15 @@ class KernelChildren:
                     _end(child)
                     left_behind = True
         # What these processes have started is inherited next.
-        self._look_in(_LOOK_SOON_S if left_behind else _LOOK_S)
+        soon = left_behind and self._soon > 0
+        self._soon = self._soon - 1 if left_behind else _SOON_LOOKS
+        self._look_in(_LOOK_SOON_S if soon else _LOOK_S)
 
     def _inherited(self) -> list[Inherited]:
         own_session = os.getsid(0)
-        found = []
-        for pid in _child_numbers():
+        found, children = [], _child_numbers()
+        self._earlier.intersection_update(children)
+        for pid in children:
             if pid in self._started or pid in self._earlier:
                 continue
             stat = stat_of(pid)

@@ -85,7 +85,10 @@ class ForkingLauncher:
                 request = msgspec.structs.replace(request, imports_late=late)
                 try:
                     return await self._fork_once(request, ends, needs.preload)
-                except BackendLeavesThreads:
+                except BackendLeavesThreads as error:
+                    lost = ZygoteLost(f"what is imported before a fork leaves {error}")
+                    if late:
+                        self._zygotes.give_up(str(lost))
                     self._zygotes.imported_late.add(request.backend)
                 except ZygoteLost as error:
                     lost = error

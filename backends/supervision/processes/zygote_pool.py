@@ -55,6 +55,8 @@ class ZygotePool:
         #: The zygotes that have not ended, and whether there are none.
         self._running: set[ZygoteProcess] = set()
         self._none_runs = asyncio.Event()
+        #: Why nothing can be forked on this system; "" if it can.
+        self._problem = ""
         #: Backends whose import leaves threads: their workers import them after the fork.
         self.imported_late: set[str] = set()
 
@@ -81,6 +83,8 @@ class ZygotePool:
         if slot.zygote is not None and not slot.zygote.forks:
             slot.zygote = None
         if slot.zygote is None:
+            if self._problem:
+                raise ZygoteLost(self._problem)
             if self._closed or slot.not_before > asyncio.get_running_loop().time():
                 raise ZygoteLost("it has ended too often, and is started again later")
             self._make_room(preload)
@@ -91,6 +95,11 @@ class ZygotePool:
             slot.idle_timer.cancel()
             slot.idle_timer = None
         return slot.zygote
+
+    def give_up(self, problem: str) -> None:
+        """Start no more zygotes: what all workers need cannot be imported before a fork."""
+        logger.error("workers are not forked any more: %s", problem)
+        self._problem = problem
 
     def has_forked(self, preload: PreloadSet) -> None:
         """A zygote of the set has forked a worker: if it ends, the next one is started at once."""
@@ -161,7 +170,7 @@ class ZygotePool:
         if self._closed:
             return
         if not cause:
-            if zygote.preload == _NOTHING_CHOSEN:
+            if zygote.preload == _NOTHING_CHOSEN and not self._problem:
                 self.start()
         else:
             self._start_later(slot, f"has ended: {cause}", zygote.preload)

@@ -50,7 +50,7 @@ class ZygoteLost(Exception):
 
 
 class BackendLeavesThreads(Exception):
-    """The worker was not forked, because the import of this backend leaves threads. The zygote has ended."""
+    """The worker was not forked, because its backend was imported and there are these threads. The zygote has ended."""
 
 
 class ZygoteProcess:
@@ -209,7 +209,7 @@ class ZygoteProcess:
                 logger.warning("backend '%s' leaves %s: it is not imported before workers are forked", backend, text)
                 self._ending = True
                 if future := self._waiting(number):
-                    future.set_exception(BackendLeavesThreads(backend))
+                    future.set_exception(BackendLeavesThreads(text))
 
     def _drop(self, problem: str) -> None:
         logger.error("a zygote is killed: %s", problem)
