@@ -1,4 +1,4 @@
-"""`python -m bench [rows | curve | growth | heavy | start | micro | draw]`: the command line of the measurements."""
+"""`python -m bench [rows | curve | growth | heavy | start | restart | micro | draw]`: the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bench import against as against_commit
-from bench import compare, curve, growth, machine, start, store
+from bench import compare, curve, growth, machine, restart, start, store
 from bench.checkout import UnknownCommit
 from bench.heavy import command as heavy
 from bench.server import ServerFailed
@@ -108,6 +108,12 @@ def heavy_command(only: Only = "", rounds: HeavyRounds = 1, without_triton: With
 def start_command() -> None:
     """Time from the command until every port listens, and memory in use. 10 seconds."""
     start.run()
+
+
+@cli.command("restart")
+def restart_command() -> None:
+    """Time from the kill of a worker until the next one responds, forked and spawned. 20 seconds."""
+    restart.run()
 
 
 @cli.command("micro")

@@ -34,6 +34,9 @@ class ServerFailed(Exception):
 class ServerProcess:
     """`python -m kernel run` over a repository. It is ready when the `with` block begins and stopped at its end."""
 
+    #: Flags of all servers, behind their own.
+    more_flags: tuple[str, ...] = ()
+
     def __init__(self, repository: Path | None, *flags: str, tree: Path | None = None, module: str = "kernel") -> None:
         """`tree` is the source tree whose server is started; by default the one that this process imports.
 
@@ -42,7 +45,7 @@ class ServerProcess:
         self._tree = tree
         self._module = module
         self._flags = [f"--model-repository={repository}"] if repository is not None else []
-        self._flags += flags
+        self._flags += (*flags, *self.more_flags)
         self.http_port = self.grpc_port = self.metrics_port = 0
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None

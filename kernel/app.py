@@ -16,12 +16,11 @@ import anyio
 
 from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
-from backends.supervision.launcher import LocalLauncher
 from backends.supervision.output.limits import OutputLimits
+from backends.supervision.processes.worker_processes import WorkerProcesses
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
-from backends.supervision.watcher_process import SessionWatcher
 from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
@@ -40,13 +39,6 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
-from protocols.access.exposure import OpenPort, describe_exposure
-from protocols.access.keys import KeyReader
-from protocols.frontend import is_local
-from protocols.grpc.server import GrpcServer
-from protocols.http.metrics.server import MetricsServer
-from protocols.http.server import HttpServer
-from protocols.listening import listening_address
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
@@ -128,7 +120,12 @@ class Server:
                 self._build()
             except ServingError as error:
                 raise StartFailed(_creating_server(error)) from None
-            return await self._run_until_stop(sockets, self._make_doors(sockets))
+            try:
+                doors = self._make_doors(sockets)
+            except BaseException:  # an option of a front door is wrong
+                await self._processes.close()
+                raise
+            return await self._run_until_stop(sockets, doors)
 
     def _build(self) -> None:
         options = self._options
@@ -205,22 +202,28 @@ class Server:
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
-        """Make what all workers share: the watcher, the helpers, the watchdog. Returns what makes supervisors."""
+        """Make what all workers share: their launchers, the helpers, the watchdog. Returns what makes supervisors."""
         options = self._options
-        self._watcher = watcher = SessionWatcher()
-        output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
-        launcher = LocalLauncher(
-            shared_memory=options.worker_shared_memory, output_limits=output_limits, watcher=watcher
+        try:
+            processes = self._processes = WorkerProcesses(
+                # A program may wait for all of its children, and fork where it has threads: neither is ours to change.
+                options.worker_start if self._owner.owns_process else "spawn",
+                shared_memory=options.worker_shared_memory,
+                output_limits=OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s),
+                task_module=_HELPER_TASKS,
+            )
+        except OSError as error:
+            raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
+        self._helpers = helpers = HelperPool(
+            processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
-        helper_launcher = LocalLauncher(task_module=_HELPER_TASKS, watcher=watcher)
-        self._helpers = helpers = HelperPool(helper_launcher, options.arena_byte_size, budget, count=_helper_count())
         self._kernel.helpers = helpers
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(
             round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
         )
         return lambda: InstanceSupervisor(
-            launcher,
+            processes.launcher,
             poller,
             helpers,
             arena_byte_size=options.arena_byte_size,
@@ -249,7 +252,7 @@ class Server:
                     if self._caching is not None:
                         await self._caching.close()
                     await self._helpers.close()
-                    await self._watcher.close()
+                    await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure:
@@ -294,6 +297,12 @@ class Server:
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, before any model is loaded, so that wrong options end the start at once."""
+        # Imported now: this takes 0.3 s, in which the zygote imports what workers need.
+        from protocols.access.keys import KeyReader
+        from protocols.grpc.server import GrpcServer
+        from protocols.http.metrics.server import MetricsServer
+        from protocols.http.server import HttpServer
+
         doors: list[FrontDoor] = []
         kernel, options, keys = self._kernel, self._options, KeyReader()
         log_access, admin = options.log.access, options.admin
@@ -318,6 +327,12 @@ class Server:
 
     def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
+        from protocols.access.exposure import OpenPort, describe_exposure
+        from protocols.frontend import is_local
+        from protocols.grpc.server import GrpcServer
+        from protocols.http.server import HttpServer
+        from protocols.listening import listening_address
+
         options, ports = self._options, []
         for door in doors:
             if isinstance(door, (HttpServer, GrpcServer)):

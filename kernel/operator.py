@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 class ServerOperator(Protocol):
     """Starts and stops a server, and gets its news. The server calls the methods on its event loop, in this order."""
 
+    @property
+    def owns_process(self) -> bool:
+        """Whether the process is the server's alone, and the server's loop runs in its main thread."""
+
     def begin(self, log: LogSettings) -> None:
         """Prepare the process; no part of the server exists yet. May raise `BadOption`."""
 

@@ -208,6 +208,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     max_decompression_ratio: int = 200
     #: Whether the kernel shares memory with workers; otherwise it sends tensors over connections.
     worker_shared_memory: bool = True
+    #: How worker processes start: auto, fork or spawn.
+    worker_start: str = "auto"
 
     @property
     def demo(self) -> bool:

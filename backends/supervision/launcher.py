@@ -1,37 +1,24 @@
-"""Starts workers. Supervision uses only these interfaces, and does not know where workers run.
+"""What starts workers. Supervision uses only these interfaces, and does not know where and how workers are started.
 
-`LocalLauncher` starts processes on this machine. A launcher for other hosts returns a `Launched` over its own
-connection; workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).
+`backends/supervision/processes/` has the launchers of this machine. A launcher for other hosts returns a `Launched`
+over its own connection; workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-import os
 import signal
-import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Protocol
 
-from backends.supervision.output.capture import OutputCapture
-from backends.supervision.output.limits import OutputLimits
-from backends.supervision.output.worker_output import WorkerOutput
-from kernel.loop.clock import LoopClock
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
-    from backends.supervision.watcher_process import SessionWatcher
-
-logger = logging.getLogger(__name__)
+    from backends.supervision.output.worker_output import WorkerOutput
 
 #: How long to wait for the end of a killed process, in seconds.
 KILL_WAIT_S = 10.0
-
-_DEFAULT_LIMITS = OutputLimits()
 
 
 class Launched(Protocol):
@@ -70,165 +57,12 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
-    async def launch(self, title: str, *, helper: bool = False) -> Launched:
-        """Start a worker whose output is logged under `title`. Raises `OSError`.
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> Launched:
+        """Start a worker whose output is logged under `title`. Raises `OSError` or `ServingError`.
 
-        A `helper` runs no model, has low priority, and always shares memory with the kernel.
+        A `helper` runs no model, has low priority, and always shares memory with the kernel. `needs` are those of the
+        model that the worker will load.
         """
-
-
-class LocalLauncher:
-    """Starts workers on this machine, each as a new interpreter."""
-
-    def __init__(
-        self,
-        *,
-        shared_memory: bool = True,
-        task_module: str = "",
-        output_limits: OutputLimits = _DEFAULT_LIMITS,
-        watcher: SessionWatcher | None = None,
-    ) -> None:
-        """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts.
-
-        `task_module` is the module whose functions helpers run as tasks. `output_limits` are for what each worker
-        prints. `watcher` ends what models have started.
-        """
-        self.shared_memory = shared_memory
-        self.output_limits = output_limits
-        self._task_module = task_module
-        self._watcher = watcher
-
-    async def launch(self, title: str, *, helper: bool = False) -> Launched:
-        """See `Launcher`."""
-        ours, theirs = socket.socketpair()
-        try:
-            capture = OutputCapture(WorkerOutput(title, self.output_limits, LoopClock()))
-        except BaseException:
-            ours.close()
-            theirs.close()
-            raise
-        try:
-            # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
-            # together with the processes that its model started.
-            process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child is forked
-                [
-                    sys.executable,
-                    "-m",
-                    "backends.worker",
-                    f"--model={title}",
-                    f"--fd={theirs.fileno()}",
-                    f"--kernel={os.getpid()}",
-                    *([f"--helper={self._task_module}"] if helper else []),
-                    *([] if self.shared_memory or helper else ["--remote"]),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=capture.stdout_fd,
-                stderr=capture.stderr_fd,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            capture.close()
-            raise
-        finally:
-            theirs.close()
-            capture.close_child_ends()
-        try:
-            return LocalProcess(process, ours, capture, self._watcher)
-        except OSError:  # no descriptor is left to watch it
-            process.kill()
-            process.wait()
-            ours.close()
-            capture.close()
-            raise
-
-
-class LocalProcess:
-    """A worker process on this machine, watched by its pidfd."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        sock: socket.socket,
-        capture: OutputCapture,
-        watcher: SessionWatcher | None = None,
-    ) -> None:
-        """The process leads a session of its own, which `watcher` ends after it."""
-        self.socket = sock
-        self._watcher = watcher
-        self.output = capture.output
-        self.pid = process.pid
-        self._process = process
-        self._capture = capture
-        self._callback: Callable[[str], None] | None = None
-        self._ended = asyncio.Event()
-        self._cause = ""
-        self._pidfd = os.pidfd_open(process.pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
-        if watcher is not None:
-            watcher.add(process.pid)
-
-    def on_lost(self, callback: Callable[[str], None]) -> None:
-        if self._ended.is_set():
-            asyncio.get_running_loop().call_soon(callback, self._cause)
-        else:
-            self._callback = callback
-
-    @property
-    def stopped(self) -> bool:
-        # One system call, which leaves the report for the next call (waitid(2)). A process that a debugger holds does
-        # not count as stopped.
-        if self._ended.is_set():
-            return False
-        try:
-            found = os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-        return found is not None
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the process and all processes of its group."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the process and all processes of its group."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if not self._ended.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-
-    async def stop(self, grace_s: float) -> None:
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._ended.wait()
-        except TimeoutError:
-            logger.warning("worker %d did not end within %.1f s and is killed", self.pid, grace_s)
-            self.kill()
-            await self._wait_for_kill()
-
-    async def _wait_for_kill(self) -> None:
-        try:
-            async with asyncio.timeout(KILL_WAIT_S):
-                await self._ended.wait()
-        except TimeoutError:  # the unload of a model, and the end of the server, must not wait for ever
-            logger.error("worker %d could not be killed: it is in a system call that does not end", self.pid)
-
-    def _exited(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._cause = describe_exit(self._process.wait())
-        # Processes that the model started must not outlive it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        if self._watcher is not None:  # those with a process group of their own
-            self._watcher.remove(self.pid)
-        self._capture.close()
-        self._ended.set()
-        if self._callback is not None:
-            self._callback(self._cause)
 
 
 def ended_by_bus_error(cause: str) -> bool:

@@ -13,6 +13,7 @@ from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.texts import shortened
 from kernel.errors import ErrorCode, InternalError, Unavailable, file_error, worker_error
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +58,11 @@ class WorkerSession:
         self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
         self.on_lost: Callable[[str], None] | None = None
 
-    async def start(self, launcher: Launcher, *, helper: bool = False) -> None:
+    async def start(self, launcher: Launcher, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> None:
         """Start the worker, or a helper, and wait for its `Hello`. Raises `ServingError`."""
         self._response = asyncio.get_running_loop().create_future()
         try:
-            self._launched = await launcher.launch(self._title, helper=helper)
+            self._launched = await launcher.launch(self._title, helper=helper, needs=needs)
         except OSError as error:
             raise file_error(f"a worker process could not be started: {error}", error) from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)

@@ -24,6 +24,7 @@ from backends.supervision.watch.instance_watch import (
 )
 from backends.transport import wire
 from kernel.errors import ExecutionTimeout, InternalError, NotFinishedInTime, ServingError, Unavailable
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.instances import Condition
 
 if TYPE_CHECKING:
@@ -93,11 +94,11 @@ class InstanceSupervisor:
         #: The error of the requests of a worker that is being ended.
         self._ending: ServingError | None = None
 
-    async def start(self, title: str) -> None:
+    async def start(self, title: str, needs: WorkerNeeds = NO_NEEDS) -> None:
         """Start a worker process without a model. Raises `ServingError`."""
         self._session = WorkerSession(title)
         self._watchdog.add(self)
-        await self._session.start(self._launcher)
+        await self._session.start(self._launcher, needs=needs)
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """Return the configuration completed from the model file, in JSON. Raises `ServingError`."""
@@ -113,7 +114,7 @@ class InstanceSupervisor:
             self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus,
         )  # fmt: skip
         if self._session is None:
-            await self.start(plan.name)
+            await self.start(plan.name, plan.needs)
         assert self._session is not None
         load_ns = await self._load_into(self._session, self._load)
         self._loaded = True
@@ -304,7 +305,7 @@ class InstanceSupervisor:
             session = WorkerSession(name)
             try:
                 self._session, self._watch = session, InstanceWatch(ExecutionLimits())
-                await session.start(self._launcher)
+                await session.start(self._launcher, needs=self._plan.needs)
                 load_ns = await self._load_into(session, self._load)
             except ServingError as error:
                 self._session = None

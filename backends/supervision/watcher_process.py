@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from backends.supervision import session_watcher
 from backends.supervision.backoff import Backoff
+from backends.supervision.processes.children import KernelChildren
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +28,9 @@ _STOP_GRACE_S = 5.0
 class SessionWatcher:
     """Gives the watcher the sessions of workers. Never waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, children: KernelChildren | None = None) -> None:
+        """`children` records the watcher's process."""
+        self._children = children or KernelChildren()
         self._sessions: set[int] = set()
         self._backoff = Backoff()
         self._restart: asyncio.TimerHandle | None = None
@@ -82,6 +85,7 @@ class SessionWatcher:
             self._start_later(f"cannot be started: {error}")
             return
         self._ended.clear()
+        self._children.add(self._process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
         self._write(b"+", sorted(self._sessions))
 
@@ -124,6 +128,7 @@ class SessionWatcher:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         code = self._process.wait()
+        self._children.remove(self._process.pid)
         self._process = None
         self._close_input()
         self._ended.set()

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import socket
+import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -291,8 +292,16 @@ class BlockingChannel:
         self._fds: deque[int] = deque()
         self._sent = 0
         self._outbox: Outbox | None = None
+        self._on_idle: Callable[[], None] | None = None
         #: See `Outbox.progress`; without an outbox the kernel does not see it.
         self.progress = memoryview(bytearray(8)).cast("Q")
+
+    def watch_idle(self, idle_s: float, callback: Callable[[], None]) -> None:
+        """Call `callback` each time when `receive` has waited for `idle_s` seconds. Costs other calls nothing."""
+        self._on_idle = callback
+        seconds, part = divmod(idle_s, 1)
+        timeout = struct.pack("@ll", int(seconds), int(part * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
     def share_outbox(self) -> None:
         """Create the outbox and send its descriptor to the kernel."""
@@ -347,11 +356,14 @@ class BlockingChannel:
     def receive(self, *, wait: bool = True) -> list[bytes] | None:
         """Return the complete messages of one read, perhaps none, or None at the end of the connection.
 
-        Without `wait` it does not block, and returns an empty list if there is nothing to read.
+        Without `wait` it does not block, and returns an empty list if there is nothing to read; with `wait`, when it
+        has waited for the time of `watch_idle`.
         """
         try:
             data, fds = _receive(self._socket, 0 if wait else _DONTWAIT)
         except (BlockingIOError, InterruptedError):
+            if wait and self._on_idle is not None:
+                self._on_idle()
             return []
         except ConnectionResetError:
             return None

@@ -15,6 +15,7 @@ import msgspec
 from backends.base import ModelArguments, Timings
 from backends.helper.region_io import RegionIo
 from backends.helper.tasks import TaskRunner
+from backends.process_control import give_memory_back
 from backends.registry import backend_class
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 #: How long an executed batch may stay unsent, so that several are sent at once, in nanoseconds.
 MAX_UNSENT_NS = 300_000
 
+#: When a worker is idle and gives freed memory back, in seconds.
+IDLE_S = 30.0
+
 
 class Worker:
     """One model instance behind one channel. Implements `backends.base.Host`."""
@@ -64,6 +68,8 @@ class Worker:
         self._send_lock = threading.Lock()
         #: Which batch was begun last; the kernel reads it, see `backends.transport.outbox.Progress`.
         self._progress = channel.progress
+        #: What `_progress` was when freed memory was given back the last time; -1 if it never was.
+        self._given_back_after = -1
         #: When the oldest unsent batch was executed; 0 if none is unsent.
         self._unsent_since_ns = 0
         self._regions = AttachedRegions()
@@ -106,6 +112,7 @@ class Worker:
             if self._local and SHARES_MEMORY:
                 self._channel.share_outbox()
                 self._progress = self._channel.progress
+            self._channel.watch_idle(IDLE_S, self._idle)
             self._serve()
         except (KernelGone, BrokenPipeError, ConnectionResetError):
             return
@@ -127,6 +134,13 @@ class Worker:
             if isinstance(message, wire.Stop):
                 return
             handlers[type(message)](message)
+
+    def _idle(self) -> None:
+        """The worker has waited for a while: give memory back, once after its last batch."""
+        begun = self._progress[0]
+        if begun != self._given_back_after:
+            self._given_back_after = begun
+            give_memory_back()
 
     # ---- Host --------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class Terminal:
         self._log: ServerLog | None = None
 
     @property
+    def owns_process(self) -> bool:
+        return True
+
+    @property
     def _prints_tables(self) -> bool:
         return self._options.log.format != "json"
 

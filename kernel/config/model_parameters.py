@@ -30,7 +30,10 @@ EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
 SCHEDULER = _PREFIX + "scheduler"
 BATCHING = _PREFIX + "batching"
 
-_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA)
+#: Names of modules, with commas between, that are imported once before the workers of the model are forked.
+PRELOAD = _PREFIX + "preload"
+
+_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -66,6 +69,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         raise BadConfig(f"parameter '{SCHEDULER}' is for models with instances; '{config.name}' is an ensemble")
     if batching and not config.HasField("dynamic_batching"):
         raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
+    preloaded_modules(config)
     return ModelParameters(timeout_ns, scheduler, batching, autoscale_settings(config), fair_queuing(config))
 
 
@@ -77,6 +81,21 @@ def _name(config: ModelConfig, name: str) -> str:
     if not text:
         raise BadConfig(f"parameter '{name}' of model '{config.name}' must be a name; found an empty string_value")
     return text
+
+
+def preloaded_modules(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of the modules that are imported before workers are forked. Raises `BadConfig`."""
+    if PRELOAD not in config.parameters:
+        return ()
+    text = config.parameters[PRELOAD].string_value
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise BadConfig(
+                f"parameter '{PRELOAD}' of model '{config.name}' must be names of modules with commas between, such as "
+                f"'torch,transformers'; found '{text}'"
+            )
+    return names
 
 
 def _seconds(config: ModelConfig, name: str) -> int:

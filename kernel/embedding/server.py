@@ -91,6 +91,10 @@ class EmbeddedServer:
         )
         if options.log != own:
             raise BadOption("an embedded server logs by Python's logging: set levels, formats and files there")
+        if options.worker_start == "fork":
+            raise BadOption(
+                "an embedded server cannot fork its workers: it would have to inherit processes in place of the program"
+            )
         self._options = options
         self._lock = threading.Lock()
         self._running: ServerThread | None = None

@@ -57,6 +57,10 @@ class ServerThread:
         self._stopping = False
         self._has_served = False
 
+    @property
+    def owns_process(self) -> bool:
+        return False
+
     # ---- for other threads -------------------------------------------------------------------
 
     def start(self) -> None:

@@ -24,6 +24,7 @@ from kernel.repository.limits import ignored_settings, refuse_batching_library, 
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
+from kernel.repository.worker_needs import worker_needs
 from kernel.serving.model import Model
 from kernel.serving.sequences.sequence_model import loaded_model
 
@@ -254,7 +255,7 @@ class VersionLoader:
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
-        await keeper.start(source.name)
+        await keeper.start(source.name, await asyncio.to_thread(worker_needs, config, str(source.path)))
         if self._settings.auto_complete:
             settings = backend_config(self._settings.backend_configs, config.backend)
             completed = await keeper.complete(to_json(config), str(source.path), version, settings)
@@ -270,8 +271,11 @@ class VersionLoader:
         """
         settings = backend_config(self._settings.backend_configs, config.backend)
         policies = self._settings.host_policies
+        needs = worker_needs(config, str(source.path))
         return [
-            msgspec.structs.replace(plan, backend_config=settings, cpus=policy_cpus(policies.get(plan.host_policy, {})))
+            msgspec.structs.replace(
+                plan, backend_config=settings, cpus=policy_cpus(policies.get(plan.host_policy, {})), needs=needs
+            )
             for plan in plan_instances(config, str(source.path), version, count)
         ]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.repository.host_policy import policy_name
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,12 +32,13 @@ class InstancePlan(msgspec.Struct, frozen=True):
     passive: bool = False
     #: The backend's settings from the command line.
     backend_config: dict[str, str] = {}
+    needs: WorkerNeeds = NO_NEEDS
 
 
 class InstanceKeeper(Protocol):
     """Keeps one instance alive in a worker. Implemented by `backends.supervision.supervisor.InstanceSupervisor`."""
 
-    async def start(self, title: str) -> None:
+    async def start(self, title: str, needs: WorkerNeeds) -> None:
         """Start a worker process without a model. Raises `ServingError`."""
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from kernel.repository.placement import InstancePlan
+    from kernel.repository.worker_needs import WorkerNeeds
     from kernel.serving.batch import Batch
     from kernel.serving.model import Model, SchedulerFactory
 
@@ -77,7 +78,7 @@ class FakeKeeper:
         self.finished: asyncio.Event | None = None
         made.append(self)
 
-    async def start(self, title: str) -> None:
+    async def start(self, title: str, needs: WorkerNeeds) -> None:
         """Do nothing."""
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:

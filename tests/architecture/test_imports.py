@@ -33,7 +33,8 @@ _FOR_WORKERS = {
 }  # fmt: skip
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
-    "backends/metric_registry", "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
+    "backends/metric_registry", "backends/process_control",
+    "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
     "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
@@ -92,6 +93,7 @@ ROOMS = {
     "backends/python": _FOR_WORKERS | _WORKER_SIDE,
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
     "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
     "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/transport"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,

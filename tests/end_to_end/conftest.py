@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from bench.server import ServerProcess
+
 #: Writes one Python model: name, configuration behind `backend`, source of model.py.
 WriteModel = Callable[[str, str, str], Path]
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def worker_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Start the workers of all servers of a test in one way."""
+    start: str = request.param
+    monkeypatch.setattr(ServerProcess, "more_flags", (f"--worker-start={start}",))
+    return start
 
 
 @pytest.fixture

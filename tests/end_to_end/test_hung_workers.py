@@ -17,6 +17,9 @@ import pytest
 
 from bench.server import ServerProcess, wait_for
 
+#: Faults have the same effects however workers are started.
+pytestmark = pytest.mark.usefixtures("worker_start")
+
 WriteModel = Callable[[str, str, str], Path]
 
 CONFIG = """

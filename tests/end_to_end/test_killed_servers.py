@@ -11,12 +11,13 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from bench.server import ServerProcess, wait_for
 
-if TYPE_CHECKING:
-    import pytest
+#: Faults have the same effects however workers are started.
+pytestmark = pytest.mark.usefixtures("worker_start")
 
 WriteModel = Callable[[str, str, str], Path]
 

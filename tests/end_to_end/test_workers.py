@@ -12,7 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.server import ServerProcess, wait_for
+
+#: Faults have the same effects however workers are started.
+pytestmark = pytest.mark.usefixtures("worker_start")
 
 WriteModel = Callable[[str, str, str], Path]
 

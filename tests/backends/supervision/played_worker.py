@@ -18,6 +18,7 @@ from backends.transport.channel import BlockingChannel
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
@@ -42,7 +43,7 @@ class FakeWorker:
         self._on_lost: Callable[[str], None] | None = None
         self.output = WorkerOutput("m_0", OutputLimits(), FakeClock())
 
-    async def launch(self, title: str, *, helper: bool = False) -> FakeWorker:
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> FakeWorker:
         return self
 
     def on_lost(self, callback: Callable[[str], None]) -> None:

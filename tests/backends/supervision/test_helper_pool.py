@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from backends.supervision.helper_pool import HelperPool
-from backends.supervision.launcher import LocalLauncher
+from backends.supervision.processes.spawning import SpawningLauncher
 from kernel.errors import ArenaFull, InternalError, InvalidArgument, NoMemory, RequestCancelled, Unavailable
 from shm.arena import Arena
 from tests.backends.supervision.recorded_task import RecordedTask
@@ -22,7 +22,7 @@ SIZE = 1 << 20
 
 def run(scenario: Callable[[HelperPool], Awaitable[None]], *, count: int = 2, task_timeout_s: float = 60.0) -> None:
     async def main() -> None:
-        launcher = LocalLauncher(task_module="tests.backends.supervision.task_functions")
+        launcher = SpawningLauncher(task_module="tests.backends.supervision.task_functions")
         pool = HelperPool(launcher, 1 << 22, count=count, task_timeout_s=task_timeout_s)
         async with asyncio.timeout(50):
             try:

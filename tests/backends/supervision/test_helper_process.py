@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.supervision.helper_process import Helper
-from backends.supervision.launcher import LocalLauncher, LocalProcess
+from backends.supervision.processes.local_process import LocalProcess
+from backends.supervision.processes.spawning import SpawningLauncher
 from kernel.errors import InvalidArgument, Unavailable
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
 SIZE = 1 << 20
 
 
-class RecordingLauncher(LocalLauncher):
+class RecordingLauncher(SpawningLauncher):
     def __init__(self) -> None:
         super().__init__()
         self.started: list[LocalProcess] = []
 
-    async def launch(self, title: str, *, helper: bool = False) -> LocalProcess:
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
         process = await super().launch(title, helper=helper)
         assert isinstance(process, LocalProcess)
         self.started.append(process)

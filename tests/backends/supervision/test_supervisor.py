@@ -18,6 +18,7 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.repository.placement import InstancePlan
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
@@ -41,7 +42,7 @@ class SilentWorker(FakeWorker):
         self.launched = 0
         self.output = WorkerOutput("m_0", OutputLimits(), FakeClock())
 
-    async def launch(self, title: str, *, helper: bool = False) -> SilentWorker:
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> SilentWorker:
         self.launched += 1
         return self
 

@@ -16,6 +16,7 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ServerStopping
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.repository.placement import InstancePlan
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
@@ -56,7 +57,7 @@ class Workers:
     def __init__(self) -> None:
         self.made: list[LoadingWorker] = []
 
-    async def launch(self, title: str, *, helper: bool = False) -> LoadingWorker:
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LoadingWorker:
         self.made.append(LoadingWorker())
         return self.made[-1]
 

@@ -206,3 +206,17 @@ def test_a_message_longer_than_a_worker_may_send_is_not_sent() -> None:
     assert ours.recv(1 << 16) == frame(wire.encoder.encode(wire.Log("INFO", "short")))
     ours.close()
     worker.close()
+
+
+def test_a_worker_that_has_waited_for_a_while_notices_it_and_receives_the_next_message_all_the_same() -> None:
+    ours, theirs = socket.socketpair()
+    worker = BlockingChannel(theirs)
+    idle: list[bool] = []
+    worker.watch_idle(0.001, lambda: idle.append(True))
+    assert worker.receive() == []
+    assert worker.receive(wait=False) == []
+    assert idle == [True]
+    ours.send(frame(b"message"))
+    assert worker.receive() == [b"message"]
+    worker.close()
+    ours.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 
 from backends.transport import wire
 from backends.transport.outbox import Progress
+from backends.worker.loop import Worker
 from backends.worker.request import OutputValue
 from kernel.errors import BadConfig, Unavailable
 from shm.tensor import Tensor
@@ -290,4 +292,52 @@ def test_a_model_may_respond_when_its_batch_has_ended(bench: Bench) -> None:
     kept[0].finish()
     first, last = bench.next(wire.Responded), bench.next(wire.Responded)
     assert (first.request, first.final, last.request, last.final, last.response) == (1, False, 1, True, None)
+    bench.stop()
+
+
+class Idleness:
+    """How often a worker was idle, and how often it gave memory back."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.times = threading.Semaphore(0)
+
+    def wait(self) -> None:
+        """Wait until the worker has been idle two times more: what it did before has been noticed then."""
+        while self.times.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            self.times.acquire()
+
+
+@pytest.fixture
+def idleness(monkeypatch: pytest.MonkeyPatch) -> Idleness:
+    """Workers are idle after a millisecond."""
+    found, noticed = Idleness(), Worker._idle
+
+    def give_back() -> None:
+        found.given += 1
+
+    def notice(worker: Worker) -> None:
+        noticed(worker)
+        found.times.release()
+
+    monkeypatch.setattr("backends.worker.loop.IDLE_S", 0.001)
+    monkeypatch.setattr("backends.worker.loop.give_memory_back", give_back)
+    monkeypatch.setattr(Worker, "_idle", notice)
+    return found
+
+
+def test_an_idle_worker_gives_memory_back_once_after_its_last_batch(idleness: Idleness, bench: Bench) -> None:
+    bench.load()
+    idleness.wait()
+    given = idleness.given
+    idleness.wait()
+    assert idleness.given == given
+    bench.send(wire.Execute(1, [request(1)]))
+    bench.next(wire.Executed)
+    idleness.wait()
+    assert idleness.given == given + 1
+    idleness.wait()
+    assert idleness.given == given + 1
     bench.stop()

@@ -95,7 +95,9 @@ class Response:
 class Running:
     """A running server, and the records of its parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forks: bool) -> None:
+        #: Whether workers may be forked.
+        self.forks = forks
         self.kernel: Kernel
         self.ports: Mapping[str, int] = {}
         self.supervisors: list[Supervisor] = []
@@ -151,6 +153,11 @@ class _TestTerminal(Terminal):
     look: Callable[[Running], object]
     found: object = None
 
+    @property
+    def owns_process(self) -> bool:
+        """Whether workers may be forked: only in the test of that flag, because the process is that of all tests."""
+        return self.running.forks
+
     def begin(self, log: LogSettings) -> None:
         super().begin(log)
         self._open = asyncio.Event()
@@ -204,7 +211,8 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
 
     If the server does not start, the result is None, and `Running.errors` has the reason.
     """
-    running = Running()
+    words = list(words)
+    running = Running(forks=any(word.startswith("--worker-start") for word in words))
 
     class Operator(_TestTerminal):
         pass
@@ -230,8 +238,8 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
         contextlib.redirect_stderr(errors),
         _own_log(running.log),
         mock.patch.object(app, "Terminal", Operator),
-        mock.patch.object(app, "GrpcServer", SeenGrpcServer),
-        mock.patch.object(app, "MetricsServer", SeenMetricsServer),
+        mock.patch("protocols.grpc.server.GrpcServer", SeenGrpcServer),
+        mock.patch("protocols.http.metrics.server.MetricsServer", SeenMetricsServer),
         mock.patch.object(app, "InstanceSupervisor", supervisor),
     ):
         try:

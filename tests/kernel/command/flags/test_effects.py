@@ -344,6 +344,9 @@ _SERVER_EFFECTS = {
     "worker-shared-memory": Effect(
         "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].shared_memory, False
     ),
+    "worker-start": Effect(
+        "--worker-start=fork", lambda r: type(r.supervisors[0].options["launcher"]).__name__, "ForkingLauncher"
+    ),
     "memory-byte-size": Effect(
         "--memory-byte-size=5000000", lambda r: r.supervisors[0].options["budget"].limit_byte_size, 5000000
     ),

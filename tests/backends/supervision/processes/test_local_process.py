@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
-from backends.supervision.launcher import LocalLauncher, LocalProcess, describe_exit
+from backends.supervision.launcher import describe_exit
 from backends.supervision.output.capture import OutputCapture
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.output.worker_output import WorkerOutput
-from backends.supervision.watcher_process import SessionWatcher
-from backends.transport import wire
-from backends.transport.framing import MAX_WORKER_FRAME, FrameReader
+from backends.supervision.processes.local_process import LocalProcess
 from kernel.loop.clock import LoopClock
-from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -41,20 +34,6 @@ print(child.pid, flush=True)
 sys.stdin.read()
 sys.exit(3)
 """
-
-
-class RecordingWatcher(SessionWatcher):
-    """Has no process, and keeps the sessions that live."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sessions: set[int] = set()
-
-    def add(self, session: int) -> None:
-        self.sessions.add(session)
-
-    def remove(self, session: int) -> None:
-        self.sessions.remove(session)
 
 
 def started(code: str) -> tuple[LocalProcess, subprocess.Popen[bytes]]:
@@ -208,7 +187,7 @@ def test_nothing_waits_for_ever_for_a_process_that_cannot_be_killed(
         launched, process = started(FOREVER)
         with monkeypatch.context() as patched:
             patched.setattr(LocalProcess, "kill", lambda self: None)
-            patched.setattr("backends.supervision.launcher.KILL_WAIT_S", 0.001)
+            patched.setattr("backends.supervision.processes.local_process.KILL_WAIT_S", 0.001)
             await launched.stop(0.001)
         assert "could not be killed" in caplog.text
         launched.kill()
@@ -238,65 +217,6 @@ def test_what_a_model_has_started_ends_with_its_worker(killed: bool) -> None:
     run(scenario())
 
 
-def test_a_real_worker_says_hello_and_ends_when_the_kernel_is_gone() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        launched = await LocalLauncher().launch("m_0")
-        assert isinstance(launched, LocalProcess)
-        launched.socket.setblocking(False)
-        reader = FrameReader(MAX_WORKER_FRAME)
-        raw: list[bytes] = []
-        while not raw:
-            raw = reader.feed(await loop.sock_recv(launched.socket, 4096))
-        hello = wire.to_kernel_decoder.decode(raw[0])
-        assert isinstance(hello, wire.Hello)
-        assert (hello.protocol, hello.pid, hello.local) == (wire.PROTOCOL, launched.pid, True)
-        assert os.getsid(launched.pid) == launched.pid, "signals of the terminal do not reach it"
-        launched.socket.close()
-        assert await end_of(launched) == "exit code 0"
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("helper", [False, True])
-def test_the_session_of_a_worker_or_helper_is_watched_until_it_has_ended(helper: bool) -> None:
-    async def scenario() -> None:
-        watcher = RecordingWatcher()
-        launcher = LocalLauncher(task_module="tests.backends.supervision.task_functions", watcher=watcher)
-        launched = await launcher.launch("m_0", helper=helper)
-        assert isinstance(launched, LocalProcess)
-        assert watcher.sessions == {launched.pid}
-        launched.kill()
-        await end_of(launched)
-        assert watcher.sessions == set()
-        launched.socket.close()
-
-    run(scenario())
-
-
-def test_what_a_worker_prints_is_logged_under_its_title(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        launched = await LocalLauncher().launch("m_0")
-        launched.socket.send(b"\xff\xff\xff\xff")  # a length that no message has: the worker fails
-        await end_of(launched)
-        launched.socket.close()
-
-    with caplog.at_level(logging.WARNING, "model"):
-        run(scenario())
-    assert any("m_0: " in record.getMessage() and "BadFrame" in record.getMessage() for record in caplog.records)
-
-
-def test_a_worker_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(sys, "executable", "/no/such/interpreter")
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(FileNotFoundError):
-            await LocalLauncher().launch("m_0")
-        assert len(os.listdir("/proc/self/fd")) == before
-
-    run(scenario())
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -308,38 +228,3 @@ def test_a_worker_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest
 )
 def test_an_end_is_described_by_its_code_or_signal(code: int, said: str) -> None:
     assert describe_exit(code) == said
-
-
-def test_a_start_without_enough_descriptors_leaves_nothing_behind() -> None:
-    """As many as a worker needs, one after the other, are there before the next one lacks."""
-
-    async def main() -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        watcher = RecordingWatcher()
-        launcher, children = LocalLauncher(watcher=watcher), psutil.Process().children()
-        outcomes = []
-        for free_count in range(20):
-            before = open_descriptors()
-            free = [fd for fd in range(len(before) + free_count + 1) if fd not in before]
-            try:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (free[free_count], hard))
-                launched = await launcher.launch("m")
-            except OSError as error:
-                outcomes.append(errno.errorcode[error.errno or 0])
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-                assert open_descriptors() == before
-                assert psutil.Process().children() == children
-                assert watcher.sessions == set()
-            else:
-                assert len(watcher.sessions) == 1
-                launched.kill()
-                await end_of(launched)
-                launched.socket.close()
-                outcomes.append("started")
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        failures = outcomes.count("EMFILE")
-        assert outcomes == ["EMFILE"] * failures + ["started"] * (20 - failures)
-        assert failures > 6, "a socket pair, two pipes and a pidfd"
-
-    asyncio.run(main())

@@ -1,0 +1,111 @@
+"""Starts workers as forks of a process that has imported already what they need (`backends/zygote/zygote.py`).
+
+A fork is ready after a few milliseconds, and shares the memory of what was imported. docs/decisions/forked-workers.md
+has the reasons for how it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.supervision.processes.worker_ends import worker_ends
+from backends.supervision.processes.zygote_process import BackendLeavesThreads, ZygoteLost
+from backends.transport.zygote_messages import ForkWorker
+from kernel.errors import Unavailable
+from kernel.repository.worker_needs import NO_NEEDS, PreloadSet, WorkerNeeds
+
+if TYPE_CHECKING:
+    from backends.supervision.processes.local_process import LocalProcess
+    from backends.supervision.processes.spawning import SpawningLauncher
+    from backends.supervision.processes.worker_ends import WorkerEnds
+    from backends.supervision.processes.zygote_pool import ZygotePool
+
+logger = logging.getLogger(__name__)
+
+#: How often a worker is tried to be forked before it is spawned, or fails.
+_ATTEMPTS = 3
+
+
+class ForkedChild(msgspec.Struct, frozen=True):
+    """A forked worker, see `ChildProcess`."""
+
+    pid: int
+
+    def wait(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+
+class ForkingLauncher:
+    """Forks workers. Spawns those that must not be forked, and where no zygote can be had."""
+
+    def __init__(self, spawning: SpawningLauncher, zygotes: ZygotePool, *, always: bool) -> None:
+        """With `always` a worker is forked whatever its model needs, and never spawned in place of a fork."""
+        self._spawning = spawning
+        self._zygotes = zygotes
+        self._always = always
+
+    @property
+    def shared_memory(self) -> bool:
+        return self._spawning.shared_memory
+
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
+        """See `Launcher`. Raises `InvalidArgument` if what the model wants to be preloaded cannot be imported."""
+        # Nobody has shown yet that drivers of GPUs go on working in forks of a process which has never used them.
+        if needs.gpu and not self._always:
+            return await self._spawning.launch(title, helper=helper, needs=needs)
+        try:
+            return await self._fork(title, helper=helper, needs=needs)
+        except ZygoteLost as error:
+            if self._always or needs.preload != PreloadSet():
+                raise Unavailable(f"the worker could not be forked: {error}") from None
+            logger.warning("the worker of '%s' is started without a fork: %s", title, error)
+        return await self._spawning.launch(title, helper=helper, needs=needs)
+
+    async def _fork(self, title: str, *, helper: bool, needs: WorkerNeeds) -> LocalProcess:
+        """Fork the worker, if a zygote dies from another one. Raises `ZygoteLost` if they all do."""
+        spawning = self._spawning
+        mark = spawning.children.new_mark()
+        request = ForkWorker(
+            0,
+            title,
+            mark,
+            backend="" if helper else needs.backend,
+            remote=not (spawning.shared_memory or helper),
+            task_module=spawning.task_module if helper else "",
+        )
+        with worker_ends(title, spawning.output_limits) as ends:
+            lost = ZygoteLost()
+            for _ in range(_ATTEMPTS):
+                late = request.backend in self._zygotes.imported_late
+                request = msgspec.structs.replace(request, imports_late=late)
+                try:
+                    return await self._fork_once(request, ends, needs.preload)
+                except BackendLeavesThreads as error:
+                    lost = ZygoteLost(f"what is imported before a fork leaves {error}")
+                    if late:
+                        self._zygotes.give_up(str(lost))
+                    self._zygotes.imported_late.add(request.backend)
+                except ZygoteLost as error:
+                    lost = error
+            raise lost
+
+    async def _fork_once(self, request: ForkWorker, ends: WorkerEnds, preload: PreloadSet) -> LocalProcess:
+        children = self._spawning.children
+        zygote = self._zygotes.join(preload)
+        try:
+            await zygote.ready()
+            # Until the worker is recorded, nobody may take it for something that a model has left behind.
+            with children.forking():
+                pid = await zygote.fork(request, ends.worker_fds)
+                launched = self._spawning.watched(ForkedChild(pid), ends, request.mark)
+        except BaseException:
+            self._zygotes.leave(preload)
+            raise
+        self._zygotes.has_forked(preload)
+        launched.on_ended(lambda: self._zygotes.leave(preload))
+        return launched

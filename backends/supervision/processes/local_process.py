@@ -1,0 +1,129 @@
+"""A worker process on this machine, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Protocol
+
+from backends.supervision.launcher import KILL_WAIT_S, describe_exit
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from backends.supervision.output.capture import OutputCapture
+    from backends.supervision.watcher_process import SessionWatcher
+
+logger = logging.getLogger(__name__)
+
+
+class ChildProcess(Protocol):
+    """A child of this process, which nobody else waits for. `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is its own until `wait` has returned."""
+
+    def wait(self) -> int:
+        """Wait for its end. Returns the exit code, or the negative number of the signal that has ended it."""
+
+
+class LocalProcess:
+    """A worker process on this machine, watched by its pidfd."""
+
+    def __init__(
+        self,
+        process: ChildProcess,
+        sock: socket.socket,
+        capture: OutputCapture,
+        watcher: SessionWatcher | None = None,
+    ) -> None:
+        """The process leads a session of its own, which `watcher` ends after it."""
+        self.socket = sock
+        self._watcher = watcher
+        self._on_ended: list[Callable[[], None]] = []
+        self.output = capture.output
+        self.pid = process.pid
+        self._process = process
+        self._capture = capture
+        self._callback: Callable[[str], None] | None = None
+        self._ended = asyncio.Event()
+        self._cause = ""
+        self._pidfd = os.pidfd_open(process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
+        if watcher is not None:
+            watcher.add(process.pid)
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        if self._ended.is_set():
+            asyncio.get_running_loop().call_soon(callback, self._cause)
+        else:
+            self._callback = callback
+
+    def on_ended(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the process has ended and was waited for, before the callback of `on_lost`."""
+        self._on_ended.append(callback)
+
+    @property
+    def stopped(self) -> bool:
+        # One system call, which leaves the report for the next call (waitid(2)). A process that a debugger holds does
+        # not count as stopped.
+        if self._ended.is_set():
+            return False
+        try:
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return found is not None
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the process and all processes of its group."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the process and all processes of its group."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._ended.is_set():
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:  # it has not made its group yet
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, number)
+
+    async def stop(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._ended.wait()
+        except TimeoutError:
+            logger.warning("worker %d did not end within %.1f s and is killed", self.pid, grace_s)
+            self.kill()
+            await self._wait_for_kill()
+
+    async def _wait_for_kill(self) -> None:
+        try:
+            async with asyncio.timeout(KILL_WAIT_S):
+                await self._ended.wait()
+        except TimeoutError:  # the unload of a model, and the end of the server, must not wait for ever
+            logger.error("worker %d could not be killed: it is in a system call that does not end", self.pid)
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._cause = describe_exit(self._process.wait())
+        # Processes that the model started must not outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self._watcher is not None:  # those with a process group of their own
+            self._watcher.remove(self.pid)
+        for callback in self._on_ended:
+            callback()
+        self._capture.close()
+        self._ended.set()
+        if self._callback is not None:
+            self._callback(self._cause)

@@ -1,0 +1,86 @@
+"""Starts each worker as an interpreter of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from backends.supervision.output.limits import OutputLimits
+from backends.supervision.processes.children import KernelChildren
+from backends.supervision.processes.local_process import LocalProcess
+from backends.supervision.processes.worker_ends import worker_ends
+from backends.transport.zygote_messages import MARK
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
+
+if TYPE_CHECKING:
+    from backends.supervision.processes.local_process import ChildProcess
+    from backends.supervision.processes.worker_ends import WorkerEnds
+    from backends.supervision.watcher_process import SessionWatcher
+
+_DEFAULT_LIMITS = OutputLimits()
+
+
+class SpawningLauncher:
+    """Starts workers on this machine, each as a new interpreter."""
+
+    def __init__(
+        self,
+        *,
+        shared_memory: bool = True,
+        task_module: str = "",
+        output_limits: OutputLimits = _DEFAULT_LIMITS,
+        watcher: SessionWatcher | None = None,
+        children: KernelChildren | None = None,
+    ) -> None:
+        """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts.
+
+        `task_module` is the module whose functions helpers run as tasks. `output_limits` are for what each worker
+        prints. `watcher` ends what models have started. `children` records the workers.
+        """
+        self.shared_memory = shared_memory
+        self.output_limits = output_limits
+        self.task_module = task_module
+        self.watcher = watcher
+        self.children = children or KernelChildren()
+
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
+        """See `Launcher`."""
+        mark = self.children.new_mark()
+        with worker_ends(title, self.output_limits) as ends:
+            fd, stdout, stderr = ends.worker_fds
+            # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
+            # together with the processes that its model started.
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child is forked
+                [
+                    sys.executable,
+                    "-m",
+                    "backends.worker",
+                    f"--model={title}",
+                    f"--fd={fd}",
+                    f"--kernel={os.getpid()}",
+                    *([f"--helper={self.task_module}"] if helper else []),
+                    *([] if self.shared_memory or helper else ["--remote"]),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[fd],
+                start_new_session=True,
+                env={**os.environ, MARK: mark},
+            )
+            return self.watched(process, ends, mark)
+
+    def watched(self, process: ChildProcess, ends: WorkerEnds, mark: str) -> LocalProcess:
+        """Return a worker that has just been started. Raises `OSError` if no descriptor is left to watch it."""
+        try:
+            launched = LocalProcess(process, ends.kernel_socket, ends.capture, self.watcher)
+        except OSError:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        self.children.add(process.pid, mark)
+        launched.on_ended(lambda: self.children.remove(launched.pid))
+        return launched

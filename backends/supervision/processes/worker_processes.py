@@ -1,0 +1,63 @@
+"""What all workers and helpers of a server share: how they are started, and what ends with them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from backends.supervision.processes.children import KernelChildren
+from backends.supervision.processes.forking import ForkingLauncher
+from backends.supervision.processes.spawning import SpawningLauncher
+from backends.supervision.processes.zygote_pool import ZygotePool
+from backends.supervision.watcher_process import SessionWatcher
+
+if TYPE_CHECKING:
+    from backends.supervision.output.limits import OutputLimits
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcesses:
+    """Makes the launchers of a server, on its loop. `close` follows after all workers have ended."""
+
+    def __init__(
+        self, worker_start: str, *, shared_memory: bool, output_limits: OutputLimits, task_module: str
+    ) -> None:
+        """`worker_start` is `fork`, `spawn`, or `auto`: forks where they are known to be safe, where the system can.
+
+        To fork workers, this process becomes a subreaper. Raises `OSError` for `fork` on a system that cannot do that.
+        See `SpawningLauncher` for the others.
+        """
+        children = self._children = KernelChildren()
+        watcher = self._watcher = SessionWatcher(children)
+        self._zygotes: ZygotePool | None = None
+        models = SpawningLauncher(
+            shared_memory=shared_memory, output_limits=output_limits, watcher=watcher, children=children
+        )
+        helpers = SpawningLauncher(
+            task_module=task_module, output_limits=output_limits, watcher=watcher, children=children
+        )
+        #: Starts workers of models, and helpers.
+        self.launcher: SpawningLauncher | ForkingLauncher = models
+        self.helper_launcher: SpawningLauncher | ForkingLauncher = helpers
+        if worker_start == "spawn":
+            return
+        try:
+            children.inherit()
+        except OSError as error:
+            if worker_start == "fork":
+                raise
+            logger.warning("workers are started without forks, which takes longer: %s", error)
+            return
+        zygotes = self._zygotes = ZygotePool(children, output_limits)
+        zygotes.start()
+        always = worker_start == "fork"
+        self.launcher = ForkingLauncher(models, zygotes, always=always)
+        self.helper_launcher = ForkingLauncher(helpers, zygotes, always=always)
+
+    async def close(self) -> None:
+        """End the zygotes, the watcher, and what models have left behind."""
+        if self._zygotes is not None:
+            await self._zygotes.close()
+        await self._watcher.close()
+        await self._children.close()

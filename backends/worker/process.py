@@ -1,0 +1,55 @@
+"""The process of a worker, however it was started: what it is to the system, and its channel to the kernel."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+from backends.helper.tasks import limit_memory
+from backends.process_control import die_with_parent, set_process_name
+from backends.transport.channel import BlockingChannel
+from backends.worker.loop import Worker
+
+logger = logging.getLogger(__name__)
+
+#: Helpers have low priority: models and the kernel run first.
+_HELPER_NICENESS = 10
+
+
+def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_module: str = "") -> None:
+    """Be the worker called `title` until the kernel ends it. The process must be a child of the process `kernel`.
+
+    `fd` is the worker's end of the connection, and is the worker's now. With `remote` the worker shares no memory with
+    the kernel. With a `task_module` it is a helper. Raises `SystemExit` if the worker fails.
+    """
+    die_with_parent(kernel)
+    set_process_name(title)
+    prepare_environment()
+    # On Ctrl-C only the kernel acts: it drains and then stops its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    channel = BlockingChannel(socket.socket(fileno=fd))
+    if task_module:
+        os.nice(_HELPER_NICENESS)
+        limit_memory()
+    try:
+        Worker(channel, local=not remote, task_module=task_module).run()
+    except Exception:
+        # Before the connection ends: then the kernel kills the process, which threads of the model may keep alive.
+        logger.exception("the worker failed")
+        sys.exit(1)
+    finally:
+        channel.close()
+
+
+def prepare_environment() -> None:
+    """Set what libraries read when they are imported. What the operator has set stays.
+
+    Since 1.29, the import of ONNX Runtime starts a thread that sends telemetry, and makes a database in the user's
+    cache folder, which it keeps open. A server tells nobody what it serves unless it is asked to; and a process with a
+    second thread cannot be forked safely.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

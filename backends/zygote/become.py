@@ -1,0 +1,54 @@
+"""What a forked process does to become a worker that is as separate from others as one that was started by itself."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from backends.transport.zygote_messages import MARK, MARK_OPTION
+
+if TYPE_CHECKING:
+    from backends.zygote.title import ProcessTitle
+    from backends.zygote.zygote import ForkedWorker
+
+_ADOPTION_CHECK_S = 0.0001
+
+
+def become_worker(forked: ForkedWorker, kernel: int, title: ProcessTitle) -> None:
+    """Run the worker; returns when it has ended. The process must have been forked by a `Zygote` of `kernel`."""
+    from backends.worker.process import run_worker  # imported by the preloader, which takes care of threads
+
+    request = forked.request
+    socket_fd, stdout, stderr = forked.fds
+    for fd, target in ((stdout, 1), (stderr, 2)):
+        os.dup2(fd, target)
+        os.close(fd)
+    # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed together with
+    # the processes that its model starts.
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    while os.getppid() == forked.between:  # it ends at once, and the kernel, or init if that is gone, adopts this one
+        time.sleep(_ADOPTION_CHECK_S)
+    os.environ[MARK] = request.mark
+    # The command line that `SpawningLauncher` would give it; the mark is for processes that the model forks.
+    words = ["-m", "backends.worker", f"--model={request.title}", f"--kernel={kernel}", f"{MARK_OPTION}{request.mark}"]
+    title.set([sys.executable, *words])
+    sys.argv = words[1:]
+    _seed()
+    gc.enable()
+    run_worker(request.title, socket_fd, kernel, remote=request.remote, task_module=request.task_module)
+
+
+def _seed() -> None:
+    """Give the generators of random numbers that were imported before the fork other states than those of others."""
+    random.seed()
+    legacy = sys.modules.get("numpy.random")
+    if legacy is not None:
+        legacy.seed()

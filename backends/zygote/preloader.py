@@ -1,0 +1,95 @@
+"""Imports what workers need, once, before they are forked.
+
+Only the thread that forks is in the new process, so after each import the zygote must have one thread. OpenBLAS starts
+its threads when it is loaded, ends them before a fork, and starts them again when a process first needs them. So a fork
+for nothing ends them here (`_end_threads`). ONNX Runtime starts one for its telemetry, unless ORT_DISABLE_TELEMETRY is
+set (`backends/worker/process.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from backends.registry import BUILT_IN
+
+
+class PreloadFailed(Exception):
+    """The message says what was imported and why it failed."""
+
+
+class Preloader:
+    """What this process has imported."""
+
+    def __init__(self) -> None:
+        """Import what all workers need."""
+        self._backends: set[str] = set()
+        importlib.import_module("backends.worker.process").prepare_environment()
+        _imported()
+
+    def import_backend(self, name: str) -> None:
+        """Import a built-in backend, once. Others are imported by the worker: nobody knows what they do at import.
+
+        An error is the worker's: it imports the backend again, and responds with the error.
+        """
+        if name in self._backends or name not in BUILT_IN:
+            return
+        self._backends.add(name)
+        with contextlib.suppress(Exception):
+            importlib.import_module(BUILT_IN[name].partition(":")[0])
+        _imported()
+
+    def import_chosen(self, modules: tuple[str, ...], file: str) -> None:
+        """Import modules that a model has chosen, and run its file. Raises `PreloadFailed`."""
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                raise PreloadFailed(f"'{module}' cannot be imported: {type(error).__name__}: {error}") from error
+        if file:
+            try:
+                runpy.run_path(file)
+            except Exception as error:
+                raise PreloadFailed(f"{Path(file).name} failed: {type(error).__name__}: {error}") from error
+        _imported()
+        if (threads := thread_names())[1:]:
+            what = ", ".join((*modules, *([Path(file).name] if file else [])))
+            raise PreloadFailed(
+                f"after '{what}' there are {len(threads)} threads ({', '.join(threads)}). Only what starts no threads "
+                "can be imported before workers are forked"
+            )
+
+
+def thread_names() -> list[str]:
+    """Return the names of the threads of this process."""
+    return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+
+
+def _imported() -> None:
+    """Prepare this process for forks after an import."""
+    # What was printed and not written yet would be written by each fork.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+    if thread_names()[1:]:
+        _end_threads()
+    # Garbage collections in workers then leave the pages of these objects shared.
+    gc.collect()
+    gc.freeze()
+
+
+def _end_threads() -> None:
+    """Let libraries end threads that they end before a fork (pthread_atfork(3)), and start again when they need them.
+
+    This process has used none of them, so none holds anything.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)

@@ -1,0 +1,61 @@
+"""What the start of a worker depends on, before it gets its model: read from the configuration of the model.
+
+Workers of models with the same needs can be forked from one process that has imported the same modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.config.model_parameters import preloaded_modules
+from kernel.errors import BadConfig
+
+if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+#: A file beside config.pbtxt that is run once, before workers of the model are forked.
+PRELOAD_FILE = "preload.py"
+
+_KIND_GPU = 1
+
+
+class PreloadSet(msgspec.Struct, frozen=True):
+    """What a model wants to be imported before its workers are forked, beside what all workers need."""
+
+    #: Of the parameter `naiad.preload`, in its order.
+    modules: tuple[str, ...] = ()
+    #: Path of the model's `preload.py`, and the digest of its content; "" if it has none.
+    file: str = ""
+    digest: str = ""
+
+
+class WorkerNeeds(msgspec.Struct, frozen=True):
+    """What the start of a worker depends on."""
+
+    #: The name of the backend; "" if it is not known.
+    backend: str = ""
+    preload: PreloadSet = PreloadSet()
+    #: Whether an instance of the model runs on a GPU.
+    gpu: bool = False
+
+
+#: The needs of a helper.
+NO_NEEDS = WorkerNeeds()
+
+
+def worker_needs(config: ModelConfig, model_dir: str) -> WorkerNeeds:
+    """Return the needs of the workers of a model. Reads its `preload.py`. Raises `BadConfig`."""
+    modules = preloaded_modules(config)
+    file = Path(model_dir, PRELOAD_FILE)
+    path = digest = ""
+    if file.is_file():
+        try:
+            path, digest = str(file), hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise BadConfig(f"model '{config.name}': its {PRELOAD_FILE} cannot be read: {error.strerror}") from error
+    gpu = any(group.kind == _KIND_GPU for group in config.instance_group)
+    return WorkerNeeds(config.backend, PreloadSet(modules, path, digest), gpu)

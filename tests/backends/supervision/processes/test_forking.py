@@ -1,0 +1,351 @@
+"""Zygotes: what they import, how they end, and that a worker starts whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from backends.supervision.processes import children, zygote_pool, zygote_process
+from backends.supervision.processes.forking import ForkingLauncher
+from backends.supervision.processes.spawning import SpawningLauncher
+from backends.transport import zygote_messages as messages
+from kernel.errors import InvalidArgument, Unavailable
+from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
+from tests.backends.supervision.processes.started_workers import (
+    hello_of,
+    launch,
+    run,
+    stop,
+    until,
+    worker_processes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backends.supervision.processes.worker_processes import WorkerProcesses
+
+
+def zygotes() -> list[int]:
+    """Return the process ids of the zygotes of this process."""
+    return [child.pid for child in psutil.Process().children() if b"backends.zygote" in command_line(child.pid)]
+
+
+def command_line(pid: int) -> bytes:
+    """Return the command line of a process; b"" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def is_forked(pid: int) -> bool:
+    """Whether a worker that lives is a fork: those say their mark in the command line."""
+    return b"\0--mark=" in command_line(pid)
+
+
+def preloading(folder: Path, source: str = "", modules: Sequence[str] = ()) -> WorkerNeeds:
+    """Return the needs of a model with this `preload.py`, or none, and these modules."""
+    file = folder / "preload.py"
+    if source:
+        file.write_text(source)
+    return WorkerNeeds("identity", PreloadSet(tuple(modules), str(file) if source else "", source))
+
+
+async def zygote_of(processes: WorkerProcesses) -> int:
+    """Return the process id of the zygote, which has forked something."""
+    await stop(await launch(processes.launcher))
+    [zygote] = zygotes()
+    return zygote
+
+
+def test_workers_are_forked_from_one_zygote() -> None:
+    async def scenario() -> None:
+        async with worker_processes("auto") as processes:
+            workers = [await launch(processes.launcher, f"m_{number}") for number in range(3)]
+            helper = await processes.helper_launcher.launch("helper", helper=True)
+            for each in (*workers, helper):
+                await hello_of(each)
+            assert all(is_forked(each.pid) for each in workers)
+            assert len(zygotes()) == 1
+            for each in (*workers, helper):
+                await stop(each)
+        assert zygotes() == []
+
+    run(scenario())
+
+
+def test_instances_on_gpus_are_spawned_unless_all_must_be_forked() -> None:
+    async def scenario() -> None:
+        needs = WorkerNeeds("identity", gpu=True)
+        for start, forked in (("auto", False), ("fork", True)):
+            async with worker_processes(start) as processes:
+                worker = await launch(processes.launcher, needs=needs)
+                await hello_of(worker)
+                assert is_forked(worker.pid) == forked
+                await stop(worker)
+
+    run(scenario())
+
+
+def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_is_replaced() -> None:
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            worker = await launch(processes.launcher)
+            await hello_of(worker)
+            [zygote] = zygotes()
+            os.kill(zygote, signal.SIGKILL)
+            await until(lambda: zygotes() not in ([zygote], []))
+            second = await launch(processes.launcher, "m_1")
+            await hello_of(second)
+            assert is_forked(second.pid)
+            assert psutil.Process(worker.pid).is_running()
+            await stop(worker)
+            await stop(second)
+
+    run(scenario())
+
+
+def test_a_worker_that_was_being_forked_is_forked_by_the_next_zygote() -> None:
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            zygote = await zygote_of(processes)
+            os.kill(zygote, signal.SIGSTOP)
+            starting = asyncio.ensure_future(launch(processes.launcher))
+            await asyncio.sleep(0)  # it is sent in this iteration
+            await asyncio.sleep(0)
+            os.kill(zygote, signal.SIGKILL)
+            worker = await starting
+            await hello_of(worker)
+            assert is_forked(worker.pid)
+            await stop(worker)
+
+    run(scenario())
+
+
+def test_a_zygote_that_does_not_respond_is_killed_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            zygote = await zygote_of(processes)
+            monkeypatch.setattr(zygote_process, "FORK_TIMEOUT_S", 0.01)
+            os.kill(zygote, signal.SIGSTOP)
+            launched = asyncio.ensure_future(launch(processes.launcher))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            monkeypatch.setattr(zygote_process, "FORK_TIMEOUT_S", 30)
+            worker = await launched
+            assert "did not start a worker" in caplog.text
+            await hello_of(worker)
+            await stop(worker)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("start", ["auto", "fork"])
+def test_without_a_zygote_workers_are_spawned_unless_all_must_be_forked(
+    start: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zygote_process, "ZYGOTE_MODULE", "no.such.module")
+
+    async def scenario() -> None:
+        async with worker_processes(start) as processes:
+            assert isinstance(processes.launcher, ForkingLauncher)
+            if start == "fork":
+                with pytest.raises(Unavailable, match="could not be forked"):
+                    await launch(processes.launcher)
+                return
+            worker = await launch(processes.launcher)
+            await hello_of(worker)
+            assert not is_forked(worker.pid)
+            assert "is started without a fork" in caplog.text
+            await stop(worker)
+
+    run(scenario())
+
+
+def test_a_backend_whose_import_leaves_threads_is_imported_after_the_fork(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zygote_process, "ZYGOTE_MODULE", "tests.backends.zygote.strange_zygote")
+
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            for _ in range(2):
+                worker = await launch(processes.launcher, needs=WorkerNeeds("identity"))
+                await hello_of(worker)
+                assert is_forked(worker.pid)
+                await stop(worker)
+        assert caplog.text.count("backend 'identity' leaves 2 threads") == 1
+
+    run(scenario())
+
+
+# ---- preloading ------------------------------------------------------------------------------
+
+
+def test_each_set_of_modules_has_a_zygote_until_its_workers_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_pool, "IDLE_S", 0.01)
+    needs = preloading(tmp_path, "import os; os.environ['PRELOADED_BY'] = str(os.getpid())")
+
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            await zygote_of(processes)
+            first = await launch(processes.launcher, "m_0", needs=needs)
+            second = await launch(processes.launcher, "m_1", needs=needs)
+            await hello_of(first)
+            await hello_of(second)
+            assert len(zygotes()) == 2
+            await stop(first)
+            assert len(zygotes()) == 2, "a worker of it lives"
+            await stop(second)
+            await until(lambda: len(zygotes()) == 1)
+
+    run(scenario())
+
+
+def test_the_zygote_that_was_not_used_for_the_longest_time_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_pool, "MAX_CHOSEN", 1)
+
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            first = await launch(processes.launcher, "m_0", needs=preloading(tmp_path, modules=["json"]))
+            second = await launch(processes.launcher, "m_1", needs=preloading(tmp_path, modules=["csv"]))
+            await until(lambda: len(zygotes()) == 2)
+            third = await launch(processes.launcher, "m_2", needs=preloading(tmp_path, modules=["json"]))
+            await until(lambda: len(zygotes()) == 2)
+            for worker in (first, second, third):
+                await hello_of(worker)
+                await stop(worker)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("source", "modules", "text"),
+    [
+        ("", ["no_such_module_x"], "the preload failed: 'no_such_module_x' cannot be imported: ModuleNotFoundError: "),
+        ("raise RuntimeError('no luck')", [], "the preload failed: preload.py failed: RuntimeError: no luck"),
+        ("import os; os._exit(3)", [], "the preload failed: its process has ended (exit code 3)"),
+        ("import sys; sys.exit(4)", [], "the preload failed: its process has ended (exit code 4)"),
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+            ["json"],
+            "the preload failed: after 'json, preload.py' there are 2 threads (",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_preloaded_fails_the_start_with_the_reason(
+    tmp_path: Path, source: str, modules: list[str], text: str
+) -> None:
+    async def scenario() -> None:
+        async with worker_processes("auto") as processes:
+            await zygote_of(processes)
+            with pytest.raises(InvalidArgument) as failure:
+                await launch(processes.launcher, needs=preloading(tmp_path, source, modules))
+            assert failure.value.message.startswith(text)
+            await until(lambda: len(zygotes()) == 1)
+            worker = await launch(processes.launcher)
+            await hello_of(worker)
+            await stop(worker)
+
+    run(scenario())
+
+
+def test_a_preload_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zygote_process, "PRELOAD_TIMEOUT_S", 0.2)
+    needs = preloading(tmp_path, "import signal; signal.pause()")
+
+    async def scenario() -> None:
+        async with worker_processes("auto") as processes:
+            with pytest.raises(InvalidArgument, match=r"the preload was not done after 0 s"):
+                await launch(processes.launcher, needs=needs)
+            await until(lambda: len(zygotes()) == 1)
+
+    run(scenario())
+
+
+def test_a_start_that_is_cancelled_leaves_no_worker() -> None:
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            zygote = await zygote_of(processes)
+            os.kill(zygote, signal.SIGSTOP)
+            starting = asyncio.ensure_future(launch(processes.launcher))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            os.kill(zygote, signal.SIGCONT)
+            await stop(await launch(processes.launcher))
+            await until(lambda: not any(is_forked(child.pid) for child in psutil.Process().children()))
+
+    run(scenario())
+
+
+def test_a_zygote_holds_nothing_but_its_socket() -> None:
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            zygote = await zygote_of(processes)
+            targets = [os.readlink(f"/proc/{zygote}/fd/{fd}") for fd in os.listdir(f"/proc/{zygote}/fd")]
+            assert sorted(target.partition(":")[0] for target in targets) == ["/dev/null", "pipe", "pipe", "socket"]
+            assert len(os.listdir(f"/proc/{zygote}/task")) == 1
+            assert Path(f"/proc/{zygote}/comm").read_text() == "naiad-zygote\n"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("start", ["auto", "fork"])
+def test_on_a_system_that_does_not_list_children_workers_are_spawned_unless_all_must_be_forked(
+    start: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def not_listed() -> list[int]:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/self/task/1/children")
+
+    monkeypatch.setattr(children, "_child_numbers", not_listed)
+
+    async def scenario() -> None:
+        if start == "fork":
+            with pytest.raises(FileNotFoundError):
+                async with worker_processes(start):
+                    pass
+            return
+        async with worker_processes(start) as processes:
+            assert isinstance(processes.launcher, SpawningLauncher)
+            assert "workers are started without forks" in caplog.text
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (b"garbage", "it has sent what is no message"),
+        (messages.encode(messages.Forked(1, 1)), "it says that it has forked process 1, which is no child of this one"),
+    ],
+)
+def test_what_a_zygote_says_is_not_trusted(
+    sent: bytes, problem: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zygote_process, "ZYGOTE_MODULE", "tests.backends.zygote.wrong_zygote")
+    monkeypatch.setenv("WRONG_RESPONSE", sent.hex())
+
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            with pytest.raises(Unavailable, match="could not be forked"):
+                await launch(processes.launcher)
+
+    run(scenario())
+    assert problem in caplog.text
