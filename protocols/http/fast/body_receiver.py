@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from protocols.http.fast.call import FastCall
     from protocols.http.fast.connection import FastConnection
-    from protocols.receive_budget import ReceiveBudget
+    from protocols.iteration_budget import IterationBudget
 
 #: A buffer grows to `_GROWTH` times the bytes that have come, at least to `_LEAST_BYTE_SIZE`: memory is not taken for
 #: an announced size alone, and a body is not copied too often.
@@ -104,7 +104,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, connection: FastConnection, incoming: IncomingBody, transport: asyncio.Transport, budget: ReceiveBudget
+        self, connection: FastConnection, incoming: IncomingBody, transport: asyncio.Transport, budget: IterationBudget
     ) -> None:
         """`incoming` has a receive buffer, and is not complete."""
         self._connection = connection
@@ -119,7 +119,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         budget, loop = self._budget, asyncio.get_running_loop()
         if budget.is_fresh:
             loop.call_soon(budget.reset)
-        pauses = budget.received(byte_size) and self._incoming.received + byte_size < self._incoming.byte_size
+        pauses = budget.moved(byte_size) and self._incoming.received + byte_size < self._incoming.byte_size
         self._connection.body_received(self._incoming, byte_size)
         if pauses:
             self._transport.pause_reading()
