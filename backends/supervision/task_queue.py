@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kernel.serving.helper_tasks import HelperTask
 
 #: A task with more bytes of sources is large: it takes up to seconds, others milliseconds.
-LARGE_BYTE_SIZE = 1 << 20
+LARGE_BYTE_SIZE = 256 << 10
 
 
 class TaskQueue:

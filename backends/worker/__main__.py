@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 
+from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
@@ -18,9 +19,6 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-
-#: Helpers have low priority: models and the kernel run first.
-_HELPER_NICENESS = 10
 
 
 def main() -> None:
@@ -37,7 +35,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     channel = BlockingChannel(socket.socket(fileno=arguments.fd))
     if arguments.helper is not None:
-        os.nice(_HELPER_NICENESS)
+        lower_priority()
         limit_memory()
     try:
         Worker(channel, local=not arguments.remote, task_module=arguments.helper or "").run()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from kernel.errors import ArenaFull, lacks_descriptors
+from kernel.errors import ArenaFull, NoDescriptorLeft, lacks_descriptors
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kernel.memory.client_regions import RegionRegistry
     from kernel.serving.model import Model
     from kernel.serving.request import Request
@@ -89,27 +86,25 @@ class InputPlacer:
         return self._budget or _NO_LIMIT
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
-        """Return a buffer for a message that a helper decodes; its model may be unknown. Raises `ArenaFull`."""
+        """Return a buffer for a message that a helper decodes; its model may be unknown.
+
+        Raises `ArenaFull` and `NoDescriptorLeft`.
+        """
         return ReceiveBuffer(self.take_for_helper(byte_size), 0, byte_size, of_model=False)
 
     def take_for_helper(self, byte_size: int) -> Block:
-        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
+        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull` and `NoDescriptorLeft`."""
         if self._message_arena is None:
-            self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget)
+            try:
+                self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget)
+            except OSError as error:
+                if lacks_descriptors(error):
+                    raise NoDescriptorLeft from error
+                raise
         block = self._message_arena.take(byte_size)
         if block is None:
             raise ArenaFull(byte_size, "message")
         return block
-
-    def reserve(self, byte_size: int) -> Callable[[], None] | None:
-        """See `Kernel.reserve`. Without a budget there is always room."""
-        budget = self._budget
-        if budget is None:
-            return _nothing
-        if not budget.has_room(byte_size):
-            return None
-        budget.add(byte_size)
-        return functools.partial(budget.remove, byte_size)
 
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
         """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
@@ -142,10 +137,6 @@ class InputPlacer:
         block.view()[:] = tensor.data
         tensor.span = block.span
         tensor.data = None  # so that the received message can be freed
-
-
-def _nothing() -> None:
-    """End a reservation without a budget."""
 
 
 def _use_in_place(tensor: Tensor, buffer: ReceiveBuffer) -> bool:

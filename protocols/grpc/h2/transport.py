@@ -17,7 +17,7 @@ from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
 from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
-from protocols.iteration_budget import IterationBudget
+from protocols.iteration_budget import COUNTED_READ_BYTE_SIZE, IterationBudget
 from protocols.listening import send_small_writes_at_once
 from protocols.written_releases import WrittenReleases
 
@@ -129,11 +129,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.last_received_ns = now_ns = time.monotonic_ns()
         self._write_scheduled = True  # it is done below, not in another iteration
         pauses = False
-        if self._receives_directly:
-            self._stream_frames.received_directly(byte_size)
+        if byte_size >= COUNTED_READ_BYTE_SIZE:
             if self._budget.is_fresh:
                 self._loop.call_soon(self._budget.reset)
             pauses = self._budget.moved(byte_size)
+        if self._receives_directly:
+            self._stream_frames.received_directly(byte_size)
         else:
             self._end += byte_size
             self._start += receiving.receive(self._memory[self._start : self._end], now_ns)

@@ -116,7 +116,11 @@ class FastConnection(asyncio.Protocol):
         self._active_s = fast_path.now_s
         incoming = self._incoming
         if incoming is not None:
-            if len(data) == self._missing == incoming.byte_size and incoming.receive_buffer is None:  # all of a body
+            if (  # all of a body
+                len(data) == self._missing == incoming.byte_size
+                and incoming.receive_buffer is None
+                and incoming.refusal is None
+            ):
                 self._incoming, self._missing = None, 0
                 self._calls.append(incoming.call)
                 incoming.call.start(data)
@@ -332,7 +336,7 @@ class FastConnection(asyncio.Protocol):
         incoming.add(body)
         self._missing = infer.body_byte_size - len(body)
         self._begin_s = self._fast_path.now_s
-        if incoming.receive_buffer is not None:
+        if not incoming.is_small:
             self._transport.set_protocol(BodyReceiver(self, incoming, self._transport, self._fast_path.budget))
 
     def body_received(self, incoming: IncomingBody, byte_size: int) -> None:
@@ -346,7 +350,7 @@ class FastConnection(asyncio.Protocol):
     def _end_body(self, incoming: IncomingBody) -> None:
         """All of a body has come."""
         self._incoming = None
-        if incoming.receive_buffer is not None:
+        if not incoming.is_small:
             self._transport.set_protocol(self)
         self._calls.append(incoming.call)
         incoming.start_call()

@@ -101,7 +101,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         kernel = inference.kernel
         try:
             found = inference.prepared_bodies.match(head, body, kernel.catalog.generation, self)
-            if found is not None:
+            if found is not None and (received_in is None or received_in.of_model):
                 request, prepared = found
                 self._outputs, self._template = prepared.outputs, prepared.template
                 self._request, self.request_id = request, request.id
@@ -119,7 +119,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         """Submit the request in `body`, for which nothing is prepared. Raises `ServingError`."""
         head, inference = self.head, self.inference
         request = Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
-        if head.header_length > LOOP_BYTE_SIZE:
+        if head.header_length > LOOP_BYTE_SIZE or (received_in is not None and not received_in.of_model):
             sources = sources_of(inference.kernel, body, received_in)
             self.decode_in_helper(request, sources, head.header_length)
             return

@@ -221,7 +221,7 @@ def test_a_large_response_leaves_in_pieces_as_the_socket_accepts_them() -> None:
         connection.pause_writing()
         taken = len(wire.output)
         await asyncio.sleep(0)
-        assert len(wire.output) == taken <= ITERATION_BYTE_SIZE
+        assert len(wire.output) == taken < 2 * ITERATION_BYTE_SIZE
         assert not released
         connection.resume_writing()
         await some_iterations()
