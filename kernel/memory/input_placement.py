@@ -10,6 +10,8 @@ from shm.arena import INLINE_LIMIT, Arena
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.memory.client_regions import RegionRegistry
     from kernel.serving.model import Model
     from kernel.serving.request import Request
@@ -23,11 +25,21 @@ _NO_LIMIT = ByteBudget(1 << 62)
 class InputPlacer:
     """Gives each input its place. Each model has its own arena, so that no worker sees the inputs of another model."""
 
-    def __init__(self, regions: RegionRegistry, arena_byte_size: int, budget: ByteBudget | None = None) -> None:
-        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one."""
+    def __init__(
+        self,
+        regions: RegionRegistry,
+        arena_byte_size: int,
+        budget: ByteBudget | None = None,
+        later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one.
+
+        `later` is that of `Arena`.
+        """
         self._regions = regions
         self._arena_byte_size = arena_byte_size
         self._budget = budget
+        self._later = later
         #: Messages for helpers; None before the first.
         self._message_arena: Arena | None = None
 
@@ -96,7 +108,7 @@ class InputPlacer:
         """Return a block that only helpers read; the caller releases it. Raises `ArenaFull` and `NoDescriptorLeft`."""
         if self._message_arena is None:
             try:
-                self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget)
+                self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget, self._later)
             except OSError as error:
                 if lacks_descriptors(error):
                     raise NoDescriptorLeft from error
@@ -127,7 +139,8 @@ class InputPlacer:
 
     def _arena(self, model: Model) -> Arena:
         if model.input_arena is None:
-            model.input_arena = Arena(f"naiad inputs of {model.name}", self._arena_byte_size, self._budget)
+            name = f"naiad inputs of {model.name}"
+            model.input_arena = Arena(name, self._arena_byte_size, self._budget, self._later)
         return model.input_arena
 
     def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:
