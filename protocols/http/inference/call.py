@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, NoMemory, ServingError
 from kernel.serving.request import Request
-from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
+from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, peer_of_sink, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer
@@ -258,7 +258,9 @@ class HttpInferCall(msgspec.Struct, eq=False):
         encoding = self.head.encoding
         if takes_long(response, self._outputs, encoding):
             self._request = None  # it has its response, and is not to be cancelled
-            self._task = task = ResponseTask(self.inference.kernel, response, self._outputs, encoding, self.finish)
+            self._task = task = ResponseTask(
+                self.inference.kernel, response, self._outputs, encoding, self.finish, peer_of_sink(self)
+            )
             task.start()
             return None
         encoded = encode_infer(response, self._outputs)
