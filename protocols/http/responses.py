@@ -8,9 +8,12 @@ import msgspec
 from aiohttp import web
 
 from kernel import __version__
+from kernel.errors import NoMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kernel.errors import ServingError
 
 JSON = "application/json"
 PLAIN = "text/plain"
@@ -20,6 +23,9 @@ SERVER_HEADER = {"Server": f"naiad/{__version__}"}
 
 #: The status of a request that lacks the header of a restricted API, as in Triton.
 RESTRICTED = 403
+
+#: Headers of a response to a request that found no memory.
+_RETRY_LATER = {"Retry-After": "1"}
 
 _encoder = msgspec.json.Encoder()
 
@@ -41,6 +47,11 @@ def empty_response(*, plain: bool = False, status: int = 200) -> web.Response:
 def error_body(text: str) -> bytes:
     """Return `{"error": text}`; what UTF-8 cannot carry, such as bytes of a path, becomes `?`."""
     return _encoder.encode({"error": text.encode(errors="replace").decode()})
+
+
+def retry_headers(error: ServingError) -> dict[str, str]:
+    """Return the headers that say when to try again, where that helps."""
+    return _RETRY_LATER if isinstance(error, NoMemory) and error.retry_later else {}
 
 
 def error_content_type(*, plain: bool) -> str:

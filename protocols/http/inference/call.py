@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import InternalError, InvalidArgument, NoMemory, ServingError
+from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, peer_of_sink, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
@@ -22,7 +22,7 @@ from protocols.http.inference.raw_input import decode_raw
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.inference.response_task import BINARY, HEADER_LENGTH, ResponseTask, takes_long
 from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_output_format
-from protocols.http.responses import JSON
+from protocols.http.responses import JSON, retry_headers
 from protocols.internal_errors import unexpected_error
 from protocols.response_sinks import OnlyResponse
 from protocols.status import HTTP_STATUS
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 #: What Triton calls this call in errors.
 ENTRY_POINT = "HTTP end point"
-
-#: Headers of a response to a request that found no memory.
-RETRY_LATER = {"Retry-After": "1"}
 
 
 class HttpInference:
@@ -293,6 +290,5 @@ def decode_body(
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
     response = http_error(HTTP_STATUS[error.code], error.text, plain=plain)
-    if isinstance(error, NoMemory) and error.retry_later:
-        response.headers = RETRY_LATER
+    response.headers = retry_headers(error)
     return response
