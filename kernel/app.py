@@ -147,7 +147,8 @@ class Server:
             allow_client_shm=options.allow_client_shm,
             max_decompression_ratio=options.max_decompression_ratio,
         )
-        self._kernel = Kernel(catalog, regions, InputPlacer(regions, options.arena_byte_size, budget), clock, settings)
+        inputs = InputPlacer(regions, options.arena_byte_size, budget, _in_next_iteration)
+        self._kernel = Kernel(catalog, regions, inputs, clock, settings)
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         new_supervisor = self._supervisor_maker(polling, budget)
         caching = self._caching = self._make_caching(catalog, clock, budget)
@@ -363,6 +364,12 @@ class Server:
                 return 1
         logger.info("Stopped: every accepted request was answered")
         return 0
+
+
+def _in_next_iteration(callback: Callable[[], None]) -> None:
+    """Call `callback` in the next event-loop iteration; never if the server's loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop().call_soon(callback)
 
 
 def _helper_count() -> int:

@@ -110,5 +110,8 @@ class StreamPort:
         self.request: Request | None = None
 
     def send(self, response: Response) -> None:
-        assert self.request is not None, "the port was not given its request"
-        self._stream.put(self.request, response)
+        request = self.request
+        assert request is not None, "the port was not given its request"
+        if response.final:
+            self.request = None  # the request refers to its sink: such a cycle waits for the garbage collector
+        self._stream.put(request, response)

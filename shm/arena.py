@@ -16,9 +16,11 @@ from shm.blocks import BlockAllocator
 from shm.lease import BlockLease, LeasedBlock
 from shm.memfd import sealed_memfd
 from shm.region import FileHandle, Region, RegionKind
+from shm.returned_pages import ReturnedPages
 from shm.tensor import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from shm.budget import ByteBudget
@@ -60,8 +62,17 @@ _MAX_NAME_BYTE_SIZE = 249
 class Arena:
     """An arena of this process, mapped. `capacity`, in bytes, is a power of two."""
 
-    def __init__(self, name: str, capacity: int, budget: ByteBudget | None = None) -> None:
-        """Blocks are taken within `budget`, if there is one, which other arenas may share."""
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        budget: ByteBudget | None = None,
+        later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """Blocks are taken within `budget`, if there is one, which other arenas may share.
+
+        `later` calls a function a little later, for an event loop: the pages of large blocks are given back in steps.
+        """
         self.allocator = BlockAllocator(capacity)
         fd = sealed_memfd(os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTE_SIZE]), capacity)
         try:
@@ -71,6 +82,8 @@ class Arena:
             os.close(fd)
             raise
         self._closed = False
+        self._later = later
+        self._returned_pages = ReturnedPages(self._remove_pages, self.allocator.returned)
         self._budget = budget
         #: The byte sizes of the blocks in use, as the budget counts them.
         self._charged: dict[int, int] = {}
@@ -88,6 +101,9 @@ class Arena:
         if self._budget is not None and not self._budget.has_room(byte_size):
             return None
         offset = self.allocator.take(byte_size)
+        if offset is None and self._returned_pages:
+            self._returned_pages.finish()
+            offset = self.allocator.take(byte_size)
         if offset is None:
             return None
         if self._budget is not None:
@@ -102,8 +118,24 @@ class Arena:
         if self._closed:
             return
         unused = self.allocator.free(offset)
-        if unused is not None:
-            self._mapping.madvise(mmap.MADV_REMOVE, *unused)
+        if unused is None:
+            return
+        waiting = bool(self._returned_pages)
+        self._returned_pages.add(*unused)
+        if self._later is None:
+            self._returned_pages.finish()
+        elif not waiting:
+            self._later(self._return_pages)
+
+    def _return_pages(self) -> None:
+        """Give back some pages of freed blocks."""
+        if not self._closed and self._returned_pages:
+            self._returned_pages.step()
+            if self._returned_pages and self._later is not None:
+                self._later(self._return_pages)
+
+    def _remove_pages(self, offset: int, byte_size: int) -> None:
+        self._mapping.madvise(mmap.MADV_REMOVE, offset, byte_size)
 
     def close(self) -> None:
         """Drop the region: it is unmapped and closed after the last lease and the last view."""

@@ -27,6 +27,8 @@ class BlockAllocator:
         self._free: dict[int, dict[int, None]] = {capacity: {0: None}}
         self._cached: dict[int, list[int]] = {}
         self._used: dict[int, int] = {}
+        #: Freed blocks whose pages the caller of `free` gives back.
+        self._returning: dict[int, int] = {}
         #: By offset of a block in use or cached: the most bytes that a user has asked for. Only these may have pages.
         self._touched: dict[int, int] = {}
         self.used_bytes = 0
@@ -56,8 +58,9 @@ class BlockAllocator:
         return offset
 
     def free(self, offset: int) -> tuple[int, int] | None:
-        """Free the block at `offset`. Returns (offset, size) if the caller should return its pages to the system.
+        """Free the block at `offset`. Returns (offset, size) if the caller is to return its pages to the system.
 
+        Then it is not taken again before the caller has called `returned`.
         Raises KeyError if no block in use starts there, which is a bug of the caller.
         """
         size = self._used.pop(offset)
@@ -68,8 +71,12 @@ class BlockAllocator:
             self._cached_total += touched
             return None
         del self._touched[offset]
-        self._join(offset, size)
+        self._returning[offset] = size
         return offset, size
+
+    def returned(self, offset: int) -> None:
+        """The block at `offset` has no pages any more: it can be taken again."""
+        self._join(offset, self._returning.pop(offset))
 
     def size_of(self, offset: int) -> int:
         """Return the size of the block in use at `offset`."""
@@ -110,7 +117,7 @@ class BlockAllocator:
 
     def check(self) -> None:
         """Recompute the invariants: the blocks fill the capacity without gap or overlap."""
-        blocks = list(self._used.items())
+        blocks = [*self._used.items(), *self._returning.items()]
         blocks += [(offset, size) for size, offsets in self._cached.items() for offset in offsets]
         blocks += [(offset, size) for size, offsets in self._free.items() for offset in offsets]
         position = 0

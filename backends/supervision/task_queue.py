@@ -1,26 +1,54 @@
-"""Which task a free helper runs next. Pure."""
+"""Which task a free helper runs next: peers take turns, so that one with many tasks delays no other. Pure."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING
+import heapq
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from kernel.serving.helper_tasks import HelperTask
 
 #: A task with more bytes of sources is large: it takes up to seconds, others milliseconds.
-LARGE_BYTE_SIZE = 1 << 20
+LARGE_BYTE_SIZE = 256 << 10
+
+#: Bytes that count for each task beside its own.
+_TASK_BYTE_SIZE = 16 << 10
+
+#: How many peers that have had their turn are remembered before they are looked through.
+_REMEMBERED_PEERS = 256
+
+
+class _Entry(NamedTuple):
+    """A task that waits. The one with the least `start` is next, and of those the one that came first.
+
+    No two have the same number, so the tasks themselves are never compared.
+    """
+
+    start: int
+    number: int
+    task: HelperTask
 
 
 class TaskQueue:
-    """Tasks that wait for a helper. One helper is kept free of large tasks, so that small ones never wait for them."""
+    """Tasks that wait for a helper. One helper is kept free of large tasks, so that small ones never wait for them.
+
+    Each peer gets an equal part of the bytes that are worked on (start-time fair queuing). Time is counted in bytes: a
+    task starts when its peer's task before it ends, or now, whichever is later, and the least start is next. Time goes
+    on more slowly than a single peer's tasks end. So the first task of a peer waits for none that another peer still
+    has waiting, however many these are, but new peers without end do not keep the others waiting.
+    """
 
     def __init__(self, helper_count: int) -> None:
         self._max_running_large = max(1, helper_count - 1)
         self._running_large = 0
         self._number = 0
-        self._small: deque[tuple[int, HelperTask]] = deque()
-        self._large: deque[tuple[int, HelperTask]] = deque()
+        self._now = 0
+        #: How many tasks of a peer wait.
+        self._waiting: dict[str, int] = {}
+        #: When the last task of a peer ends; that of a peer that is not in it has ended.
+        self._ends: dict[str, int] = {}
+        self._small: list[_Entry] = []
+        self._large: list[_Entry] = []
 
     def __len__(self) -> int:
         return len(self._small) + len(self._large)
@@ -28,23 +56,30 @@ class TaskQueue:
     def add(self, task: HelperTask) -> None:
         """Let `task` wait."""
         self._number += 1
-        (self._large if is_large(task) else self._small).append((self._number, task))
+        start = max(self._now, self._ends.get(task.peer, 0))
+        self._ends[task.peer] = start + _cost(task)
+        self._waiting[task.peer] = self._waiting.get(task.peer, 0) + 1
+        heapq.heappush(self._large if is_large(task) else self._small, _Entry(start, self._number, task))
+        if len(self._ends) > _REMEMBERED_PEERS + len(self):
+            self._ends = {peer: end for peer, end in self._ends.items() if end > self._now}
 
     def take(self) -> HelperTask | None:
-        """Return the oldest task that may run on a free helper, which `ended` must be called for; None if none may."""
+        """Return the next task that may run on a free helper, which `ended` must be called for; None if none may."""
         large = self._large if self._running_large < self._max_running_large else None
-        if large and (not self._small or large[0][0] < self._small[0][0]):
+        if large and (not self._small or large[0] < self._small[0]):
             self._running_large += 1
-            return large.popleft()[1]
-        return self._small.popleft()[1] if self._small else None
+            return self._take_first(large)
+        return self._take_first(self._small) if self._small else None
 
     def remove(self, task: HelperTask) -> bool:
         """Return whether `task` waited; then it does not any more."""
-        for waiting in (self._small, self._large):
-            for entry in waiting:
-                if entry[1] is task:
-                    waiting.remove(entry)
-                    return True
+        waiting = self._large if is_large(task) else self._small
+        for index, entry in enumerate(waiting):
+            if entry.task is task:
+                del waiting[index]
+                heapq.heapify(waiting)
+                self._left(task.peer)
+                return True
         return False
 
     def ended(self, task: HelperTask) -> None:
@@ -52,6 +87,26 @@ class TaskQueue:
         if is_large(task):
             self._running_large -= 1
 
+    def _take_first(self, waiting: list[_Entry]) -> HelperTask:
+        start, _, task = heapq.heappop(waiting)
+        self._now = max(self._now, start + _cost(task) // (len(self._waiting) + 1))
+        self._left(task.peer)
+        return task
+
+    def _left(self, peer: str) -> None:
+        """A task of `peer` does not wait any more."""
+        self._waiting[peer] -= 1
+        if not self._waiting[peer]:
+            del self._waiting[peer]
+
 
 def is_large(task: HelperTask) -> bool:
-    return sum(source.byte_size for source in task.sources) > LARGE_BYTE_SIZE
+    return _byte_size(task) > LARGE_BYTE_SIZE
+
+
+def _cost(task: HelperTask) -> int:
+    return _TASK_BYTE_SIZE + _byte_size(task)
+
+
+def _byte_size(task: HelperTask) -> int:
+    return sum(source.byte_size for source in task.sources)

@@ -8,15 +8,13 @@ import signal
 import socket
 import sys
 
+from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
 from backends.process_control import die_with_parent, set_process_name
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
 
 logger = logging.getLogger(__name__)
-
-#: Helpers have low priority: models and the kernel run first.
-_HELPER_NICENESS = 10
 
 
 def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_module: str = "") -> None:
@@ -33,7 +31,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     channel = BlockingChannel(socket.socket(fileno=fd))
     if task_module:
-        os.nice(_HELPER_NICENESS)
+        lower_priority()
         limit_memory()
     try:
         Worker(channel, local=not remote, task_module=task_module).run()

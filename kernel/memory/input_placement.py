@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from kernel.errors import ArenaFull, lacks_descriptors
+from kernel.errors import ArenaFull, NoDescriptorLeft, lacks_descriptors
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
 from shm.arena import INLINE_LIMIT, Arena
 from shm.budget import ByteBudget
@@ -26,11 +25,21 @@ _NO_LIMIT = ByteBudget(1 << 62)
 class InputPlacer:
     """Gives each input its place. Each model has its own arena, so that no worker sees the inputs of another model."""
 
-    def __init__(self, regions: RegionRegistry, arena_byte_size: int, budget: ByteBudget | None = None) -> None:
-        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one."""
+    def __init__(
+        self,
+        regions: RegionRegistry,
+        arena_byte_size: int,
+        budget: ByteBudget | None = None,
+        later: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one.
+
+        `later` is that of `Arena`.
+        """
         self._regions = regions
         self._arena_byte_size = arena_byte_size
         self._budget = budget
+        self._later = later
         #: Messages for helpers; None before the first.
         self._message_arena: Arena | None = None
         #: How many tensors were copied to an arena, and their bytes.
@@ -91,27 +100,25 @@ class InputPlacer:
         return self._budget or _NO_LIMIT
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
-        """Return a buffer for a message that a helper decodes; its model may be unknown. Raises `ArenaFull`."""
+        """Return a buffer for a message that a helper decodes; its model may be unknown.
+
+        Raises `ArenaFull` and `NoDescriptorLeft`.
+        """
         return ReceiveBuffer(self.take_for_helper(byte_size), 0, byte_size, of_model=False)
 
     def take_for_helper(self, byte_size: int) -> Block:
-        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
+        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull` and `NoDescriptorLeft`."""
         if self._message_arena is None:
-            self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget)
+            try:
+                self._message_arena = Arena("naiad messages", self._arena_byte_size, self._budget, self._later)
+            except OSError as error:
+                if lacks_descriptors(error):
+                    raise NoDescriptorLeft from error
+                raise
         block = self._message_arena.take(byte_size)
         if block is None:
             raise ArenaFull(byte_size, "message")
         return block
-
-    def reserve(self, byte_size: int) -> Callable[[], None] | None:
-        """See `Kernel.reserve`. Without a budget there is always room."""
-        budget = self._budget
-        if budget is None:
-            return _nothing
-        if not budget.has_room(byte_size):
-            return None
-        budget.add(byte_size)
-        return functools.partial(budget.remove, byte_size)
 
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
         """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
@@ -134,7 +141,8 @@ class InputPlacer:
 
     def _arena(self, model: Model) -> Arena:
         if model.input_arena is None:
-            model.input_arena = Arena(f"naiad inputs of {model.name}", self._arena_byte_size, self._budget)
+            name = f"naiad inputs of {model.name}"
+            model.input_arena = Arena(name, self._arena_byte_size, self._budget, self._later)
         return model.input_arena
 
     def _copy_to_arena(self, tensor: Tensor, model: Model) -> None:
@@ -146,10 +154,6 @@ class InputPlacer:
         tensor.data = None  # so that the received message can be freed
         self.copies += 1
         self.copied_byte_size += byte_size
-
-
-def _nothing() -> None:
-    """End a reservation without a budget."""
 
 
 def _use_in_place(tensor: Tensor, buffer: ReceiveBuffer) -> bool:

@@ -29,6 +29,10 @@ class HelperTask(Protocol):
     #: Inline or in spans of arenas.
     sources: list[Tensor]
 
+    @property
+    def peer(self) -> str:
+        """Whose task it is: peers take turns. Empty if that is not known."""
+
     def needs_memory(self, message: bytes) -> Span:
         """Return a writable span of an arena of this process for the result.
 

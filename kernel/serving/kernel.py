@@ -271,13 +271,6 @@ class Kernel:
         """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
         return self._inputs.take_for_helper(byte_size)
 
-    def reserve(self, byte_size: int) -> Callable[[], None] | None:
-        """Count `byte_size` bytes of a message that is received into ordinary memory in the server's budget.
-
-        Returns the function that ends this, to be called once, or None if the budget has no room.
-        """
-        return self._inputs.reserve(byte_size)
-
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
         """Return a buffer in which to receive a request for `model`; see `InputPlacer.receive_buffer`."""
         return self._inputs.receive_buffer(model, byte_size, first_tensor)

@@ -36,6 +36,8 @@ _MAX_GATHERED_BYTE_SIZE = 2**20
 
 #: Compressions of messages that the server understands, for `grpc-accept-encoding`, and zlib's window bits for them.
 ACCEPTED_ENCODINGS = ("identity", "deflate", "gzip")
+#: Compressed bytes that zlib gets in one step: at an error, and at the limit, it copies all that it has not inflated.
+_INFLATED_AT_A_TIME = 256 << 10
 _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
 PREFIX = struct.Struct(">BL")
@@ -59,13 +61,19 @@ class InflatedTooLarge(Exception):
 def inflate(message: Buffer, encoding: str, limit: int) -> bytes | None:
     """Return the content of a compressed message; None if it is broken. Raises `InflatedTooLarge`."""
     inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
-    try:
-        inflated = inflater.decompress(message, limit + 1)
-    except zlib.error:
-        return None
-    if len(inflated) > limit:
-        raise InflatedTooLarge(limit)
-    return inflated if inflater.eof else None
+    compressed, parts, byte_size = memoryview(message), [], 0
+    for start in range(0, len(compressed), _INFLATED_AT_A_TIME):
+        try:
+            part = inflater.decompress(compressed[start : start + _INFLATED_AT_A_TIME], limit + 1 - byte_size)
+        except zlib.error:
+            return None
+        byte_size += len(part)
+        if byte_size > limit:
+            raise InflatedTooLarge(limit)
+        parts.append(part)
+        if inflater.eof:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+    return None
 
 
 def broken_compression(encoding: str) -> str:
@@ -211,7 +219,7 @@ class MessageReader:
         self.received_directly(taken)
 
     def _take_content(self, data: memoryview) -> int:
-        if self._large is None and self._refusal is None and self._is_due(directly=True):
+        if self._large is None and self._refusal is None and self._is_due():
             self._allocate()
             if self.fault is not None:
                 return 0

@@ -19,8 +19,8 @@ from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.rpcs.infer import InferCall
 from protocols.grpc.service import MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
+from protocols.iteration_budget import IterationBudget
 from protocols.listening import listen
-from protocols.receive_budget import ReceiveBudget
 
 if TYPE_CHECKING:
     import socket
@@ -93,7 +93,7 @@ class GrpcListener:
     async def start(self) -> None:
         options = self._options
         acceptor = LoggingAcceptor(self) if options.log_access else self
-        budget = ReceiveBudget()
+        budget = IterationBudget()
         self._server = await listen(
             self._sock,
             lambda: ServerConnection(acceptor, options.keepalive, budget),

@@ -22,12 +22,19 @@ class AwaitedRequest:
     """Decodes one request in a helper. A `protocols.helpers.request_task.Preparing`."""
 
     def __init__(
-        self, kernel: Kernel, model: Model, request: Request, name: str, arguments: bytes, sources: list[Tensor]
+        self,
+        kernel: Kernel,
+        model: Model,
+        request: Request,
+        name: str,
+        arguments: bytes,
+        sources: list[Tensor],
+        peer: str | None = None,
     ) -> None:
         """The arguments are those of `RequestTask`."""
         self._kernel = kernel
         self._request = request
-        self._task = RequestTask(kernel, model, request, self, name, arguments, sources)
+        self._task = RequestTask(kernel, model, request, self, name, arguments, sources, peer)
         self._submitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def submit(self) -> None:
@@ -66,11 +73,13 @@ class AwaitedTask:
         arguments: bytes,
         sources: list[Tensor],
         take_memory: Callable[[bytes], Block] | None = None,
+        peer: str = "",
     ) -> None:
         """`take_memory` returns memory for the result, for what the function has found out; it is `memory` then."""
         self.name = name
         self.arguments = arguments
         self.sources = sources
+        self.peer = peer
         self.memory: Block | None = None
         self._kernel = kernel
         self._take_memory = take_memory

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
     from kernel.serving.request import Request
+    from kernel.serving.response import Sink
     from shm.arena import Block
     from shm.tensor import Buffer
 
@@ -48,11 +49,13 @@ class RequestTask:
         name: str,
         arguments: bytes,
         sources: list[Tensor],
+        peer: str | None = None,
     ) -> None:
         """The task owns the leases of `sources`, and from the end on `request` owns those of its inputs.
 
-        Without `model` the helper finds out its name and version.
+        Without `model` the helper finds out its name and version. Without `peer` the request's sink is asked.
         """
+        self.peer = peer_of_sink(request.sink) if peer is None else peer
         self.name = name
         self.arguments = arguments
         self.sources = sources
@@ -136,6 +139,14 @@ class RequestTask:
     def _release_sources(self) -> None:
         for source in self.sources:
             source.release()
+
+
+def peer_of_sink(sink: Sink) -> str:
+    """Return who waits for a response, for the turns of helpers; empty if the client is not known, or has gone."""
+    try:
+        return sink.peer
+    except ServingError:
+        return ""
 
 
 def sources_of(kernel: Kernel, body: Buffer, received_in: ReceiveBuffer | None) -> list[Tensor]:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from kernel.errors import ServingError
+from protocols.access.peer_identity import peer_identity
+
 if TYPE_CHECKING:
     from protocols.http.inference.call import HttpInference
     from protocols.http.openapi.endpoint import OpenApi
@@ -72,3 +75,14 @@ class HttpCall:
         self.error_headers: dict[str, str] = {}
         #: Headers of every response; a handler adds them itself only where it begins to send.
         self.response_headers = response_headers
+
+    @property
+    def peer(self) -> str:
+        """Who the client is, for the turns of helpers; empty if it is not known, or has gone.
+
+        Asks the system with some calls: for large requests only.
+        """
+        try:
+            return peer_identity(self.http.transport)
+        except ServingError:
+            return ""

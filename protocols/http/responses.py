@@ -24,6 +24,9 @@ SERVER_HEADER = {"Server": f"naiad/{__version__}"}
 #: The status of a request that lacks the header of a restricted API, as in Triton.
 RESTRICTED = 403
 
+#: Headers of a response to a request that found no memory, or whose client has used up its quota.
+_RETRY_LATER = {"Retry-After": "1"}
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -53,7 +56,7 @@ def error_content_type(*, plain: bool) -> str:
 
 def retry_headers(error: ServingError) -> dict[str, str]:
     """Return the headers that say when the client may send the request again; none where that would not help."""
-    return {"Retry-After": "1"} if may_retry(error) else {}
+    return _RETRY_LATER if may_retry(error) else {}
 
 
 def error_response(

@@ -48,5 +48,6 @@ async def write(stream: web.StreamResponse, parts: Sequence[Buffer]) -> None:
             for start in range(0, len(view), PIECE_BYTE_SIZE):
                 async with asyncio.timeout(TIMEOUTS.send_s):
                     await stream.write(bytes(view[start : start + PIECE_BYTE_SIZE]))
+                await asyncio.sleep(0)  # a client that reads fast takes every piece at once
     except TimeoutError:
         raise ConnectionResetError("the client does not read its response") from None

@@ -86,3 +86,12 @@ def test_a_stream_gives_responses_in_order_and_releases_those_left_at_its_end() 
         assert (taken.count, left.count, late.count) == (1, 1, 1)
 
     asyncio.run(main())
+
+
+def test_a_request_with_its_final_response_leaves_nothing_for_the_garbage_collector() -> None:
+    port = StreamSink().port()
+    request = port.request = Request("m", [], port)
+    port.send(response(final=False))
+    assert port.request is request
+    port.send(response())
+    assert port.request is None

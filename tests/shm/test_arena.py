@@ -15,7 +15,9 @@ from shm.memfd import read_only_fd
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from shm.arena import Block
 
 CAPACITY = 1 << 16
 
@@ -77,6 +79,57 @@ def test_pages_of_freed_blocks_beyond_those_that_are_kept_go_back_to_the_system(
         assert again is not None
         assert bytes(again.view()[:4096]) == bytes(4096), "a page that was given back is zeros"
         again.release()
+
+
+def full_arena(later: Callable[[Callable[[], None]], None]) -> tuple[Arena, Block, Block]:
+    """Return an arena with a block that is kept when it is freed, and one of 8 MiB with pages, which is not."""
+    arena = Arena("test", 1 << 28, None, later)
+    kept, given_back = arena.take(1 << 27), arena.take(1 << 23)
+    assert kept is not None
+    assert given_back is not None
+    given_back.view()[:] = b"\1" * (1 << 23)
+    return arena, kept, given_back
+
+
+def test_pages_are_given_back_a_little_at_a_time() -> None:
+    calls: list[Callable[[], None]] = []
+    arena, kept, given_back = full_arena(calls.append)
+    with arena:
+        kept.release()
+        given_back.release()
+        sizes = [os.fstat(arena.region.fd).st_blocks]
+        while calls:
+            assert len(calls) == 1
+            calls.pop()()
+            sizes.append(os.fstat(arena.region.fd).st_blocks)
+        assert sizes == sorted(set(sizes), reverse=True)
+        assert len(sizes) > 2
+        assert sizes[-1] == 0
+        arena.allocator.check()
+
+
+def test_a_block_that_needs_memory_which_is_being_given_back_gets_it_at_once() -> None:
+    calls: list[Callable[[], None]] = []
+    arena, kept, given_back = full_arena(calls.append)
+    with arena:
+        kept.release()
+        given_back.release()
+        everything = arena.take(1 << 28)
+        assert everything is not None
+        assert bytes(everything.view()[: 1 << 28 : 1 << 20]) == bytes(256)
+        calls.pop()()
+        assert not calls
+        everything.release()
+
+
+def test_what_was_to_be_given_back_is_forgotten_when_the_arena_is_closed() -> None:
+    calls: list[Callable[[], None]] = []
+    arena, kept, given_back = full_arena(calls.append)
+    kept.release()
+    given_back.release()
+    arena.close()
+    calls.pop()()
+    assert not calls
 
 
 # ---- the memory -----------------------------------------------------------------------------

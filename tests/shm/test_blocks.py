@@ -19,6 +19,7 @@ class Blocks(RuleBasedStateMachine):
         super().__init__()
         self.allocator = BlockAllocator(CAPACITY, cached_bytes=8 * MIN_BLOCK)
         self.taken: dict[int, int] = {}
+        self.returning: list[int] = []
 
     @rule(byte_size=st.integers(1, CAPACITY))
     def take(self, byte_size: int) -> None:
@@ -33,8 +34,17 @@ class Blocks(RuleBasedStateMachine):
     @rule(data=st.data())
     def give(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.taken)))
-        del self.taken[offset]
-        self.allocator.free(offset)
+        size = self.taken.pop(offset)
+        returning = self.allocator.free(offset)
+        if returning is not None:
+            assert returning[0] == offset
+            assert returning[1] >= size
+            self.returning.append(offset)
+
+    @precondition(lambda self: self.returning)
+    @rule()
+    def return_pages(self) -> None:
+        self.allocator.returned(self.returning.pop())
 
     @invariant()
     def consistent(self) -> None:
@@ -72,6 +82,10 @@ def test_pages_of_blocks_beyond_the_kept_ones_are_given_back() -> None:
     offset = allocator.take(8 * MIN_BLOCK)
     assert offset is not None
     assert allocator.free(offset) == (offset, 8 * MIN_BLOCK)
+    assert allocator.block_count == allocator.used_bytes == 0
+    assert allocator.take(CAPACITY) is None, "it still has pages"
+    allocator.returned(offset)
+    assert allocator.take(CAPACITY) == 0
 
 
 def test_giving_a_block_twice_is_an_error() -> None:

@@ -17,8 +17,8 @@ from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
 from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
+from protocols.iteration_budget import COUNTED_READ_BYTE_SIZE, IterationBudget
 from protocols.listening import send_small_writes_at_once
-from protocols.receive_budget import ReceiveBudget
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ _DATA_SENT, _CLOSED_STREAM = StreamEvent.DATA_SENT, StreamState.CLOSED
 #: How much is received at once; there must be room for any frame that is not DATA.
 RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_CONTROL_FRAME_BYTE_SIZE)
 
-#: How much output is given to the socket at once, and how much may wait for it before nothing more is read.
-WRITE_BYTE_SIZE = 2**20
+#: How much output may wait for the socket before nothing more is read.
 MAX_BACKLOG_BYTE_SIZE = 64 * 2**10
 
 #: Output up to this size is joined, which costs a copy; pieces of more are written as they are.
@@ -64,13 +63,13 @@ class ServerConnection(asyncio.BufferedProtocol):
     """A client's connection. Calls respond on `sending` and then call `schedule_write`."""
 
     def __init__(
-        self, acceptor: CallAcceptor, rules: KeepaliveRules | None = None, budget: ReceiveBudget | None = None
+        self, acceptor: CallAcceptor, rules: KeepaliveRules | None = None, budget: IterationBudget | None = None
     ) -> None:
         """Without `rules` the connection lives as long as its client wants, and is never pinged.
 
         `budget` is for large messages, and shared by all connections.
         """
-        self._budget = budget or ReceiveBudget()
+        self._budget = budget or IterationBudget()
         self.http2 = H2Connection(rules)
         self.sending = self.http2.sending
         self.transport: asyncio.Transport
@@ -130,11 +129,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.last_received_ns = now_ns = time.monotonic_ns()
         self._write_scheduled = True  # it is done below, not in another iteration
         pauses = False
-        if self._receives_directly:
-            self._stream_frames.received_directly(byte_size)
+        if byte_size >= COUNTED_READ_BYTE_SIZE:
             if self._budget.is_fresh:
                 self._loop.call_soon(self._budget.reset)
-            pauses = self._budget.received(byte_size)
+            pauses = self._budget.moved(byte_size)
+        if self._receives_directly:
+            self._stream_frames.received_directly(byte_size)
         else:
             self._end += byte_size
             self._start += receiving.receive(self._memory[self._start : self._end], now_ns)
@@ -248,7 +248,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._closing or self._write_paused:
             self._update_reading()
             return
-        has_more = bool(sending.waiting) and sending.pump(WRITE_BYTE_SIZE)
+        has_more = bool(sending.waiting) and self._pump()
         if byte_size := queue.byte_size:
             output = queue.take()
             if byte_size > _JOINED_BYTE_SIZE:
@@ -268,6 +268,16 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._acceptor.connection_idle()
         if self._read_paused:
             self._update_reading()
+
+    def _pump(self) -> bool:
+        """Put waiting data into the queue, as much as this iteration has room for; returns whether there is more."""
+        budget, queue = self._budget, self.sending.write_queue
+        before = queue.byte_size
+        has_more = self.sending.pump(before + budget.room)
+        if (byte_size := queue.byte_size - before) and budget.is_fresh:
+            self._loop.call_soon(budget.reset)
+        budget.moved(byte_size)
+        return has_more
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _RAW_FIELD = 7
 _VARINT, _FIXED64, _WITH_LENGTH, _FIXED32 = 0, 1, 2, 5
 
-#: The most fields of a message that is parsed on the event loop. To walk over 1024 fields takes about 1 ms.
-_MAX_FIELDS = 1024
+#: The most fields of a message that is parsed on the event loop. To walk over 128 fields takes about 0.1 ms.
+_MAX_FIELDS = 128
 
 
 class MessageField(msgspec.Struct, frozen=True):

@@ -97,5 +97,8 @@ class StreamRequestSink(msgspec.Struct, eq=False):
         return last_value(self.call.call.request_head.fields, name)
 
     def send(self, response: Response) -> None:
-        assert self.request is not None
-        self.call.put(self.request, response)
+        request = self.request
+        assert request is not None
+        if response.final:
+            self.request = None  # the request refers to its sink: such a cycle waits for the garbage collector
+        self.call.put(request, response)

@@ -147,7 +147,9 @@ async def _submit(call: HttpCall, model: Model, request: Request) -> None:
         await read_body_into(call.http, limit, lambda byte_size: json_too_large(call, byte_size), collector.add)
         if collector.byte_size > LOOP_BYTE_SIZE:
             arguments = msgspec.msgpack.encode(DecodeGenerateArguments(model.spec, limit))
-            await AwaitedRequest(kernel, model, request, DECODE_GENERATE, arguments, collector.sources()).submit()
+            sources = collector.sources()
+            task = AwaitedRequest(kernel, model, request, DECODE_GENERATE, arguments, sources, call.peer)
+            await task.submit()
         else:
             decode_generate(collector.body(), request, model.spec, limit)
             kernel.submit(request)
@@ -163,6 +165,6 @@ async def _encode(call: HttpCall, response: Response) -> _Encoded:
     arguments, sources = encode_arguments(response, _ALL_JSON, IDENTITY)
     # The sources have the leases of the response, which its holder releases: the task needs some of its own.
     shared = [tensor_with_own_lease(source) for source in sources]
-    _, output = await AwaitedTask(call.kernel, ENCODE_GENERATE, arguments, shared).run()
+    _, output = await AwaitedTask(call.kernel, ENCODE_GENERATE, arguments, shared, peer=call.peer).run()
     assert output is not None, "an encoded response has bytes"
     return _Encoded(200, output.raw(), output)

@@ -52,6 +52,7 @@ async def load(call: HttpCall) -> web.Response:
             b"",
             collector.sources(),
             lambda message: kernel.memory_for_helper(max(1, read_load(message).byte_size)),
+            call.peer,
         )
         message, _ = await task.run()
         assert task.memory is not None, "files without memory"

@@ -22,10 +22,10 @@ from protocols.http.fast.body_receiver import BodyReceiver, IncomingBody, incomi
 from protocols.http.fast.call import FastCall
 from protocols.http.fast.request_head import END, HttpRequestHead, can_become_head
 from protocols.http.fast.response_bytes import response_bytes
+from protocols.http.fast.response_writer import ResponseWriter
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.inference.response import http_error
 from protocols.listening import find_vanished_peers, send_small_writes_at_once
-from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
     from protocols.http.fast.fast_path import FastPath
@@ -51,8 +51,7 @@ class FastConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self.peer: Peer
         self._aiohttp: SharedAiohttp
-        #: Memory of workers in responses that the transport keeps.
-        self._releases: WrittenReleases
+        self._writer: ResponseWriter
         #: None where requests are not logged.
         self._access_log: ConnectionAccessLog | None = None
         #: Bytes that have come and belong to no message that was begun.
@@ -85,7 +84,7 @@ class FastConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self.peer = Peer(transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
-        self._releases = WrittenReleases(self._transport)
+        self._writer = ResponseWriter(self._transport, self._fast_path.budget, self._responses_written)
         send_small_writes_at_once(transport)
         find_vanished_peers(transport)
         if self._fast_path.log_access:
@@ -103,7 +102,7 @@ class FastConnection(asyncio.Protocol):
         if incoming is not None:
             incoming.release()
             calls.append(incoming.call)
-        self._releases.run()
+        self._writer.close()
         self._aiohttp.connection_lost(exc)
         if self._access_log is not None:
             for call in calls:
@@ -117,7 +116,11 @@ class FastConnection(asyncio.Protocol):
         self._active_s = fast_path.now_s
         incoming = self._incoming
         if incoming is not None:
-            if len(data) == self._missing == incoming.byte_size and incoming.receive_buffer is None:  # all of a body
+            if (  # all of a body
+                len(data) == self._missing == incoming.byte_size
+                and incoming.receive_buffer is None
+                and incoming.refusal is None
+            ):
                 self._incoming, self._missing = None, 0
                 self._calls.append(incoming.call)
                 incoming.call.start(data)
@@ -158,22 +161,35 @@ class FastConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self._unread.waited_s(self._fast_path.now_s, self._transport.get_write_buffer_size())
+        self._unread.waited_s(self._fast_path.now_s, self._writer.unsent_byte_size)
         self._aiohttp.pause_writing()
 
     def resume_writing(self) -> None:
         self._write_paused = False
         self._active_s = self._fast_path.now_s
-        self._unread.waited_s(self._active_s, 0)
-        self._releases.run()
-        self._aiohttp.resume_writing()
-        self._take_messages()
+        self._writer.resume()  # which may pause writing again
+        self._unread.waited_s(self._active_s, self._writer.unsent_byte_size)
+        self._write_paused = self._write_paused or self._writer.busy
+        if not self._write_paused:
+            self._aiohttp.resume_writing()
+            self._take_messages()
+
+    def _responses_written(self) -> None:
+        """The transport was given all of large responses: go on as soon as it has nothing left to write."""
+        if self._draining and not self.busy:
+            self._close()
+        elif not self._transport.get_write_buffer_size():
+            self.resume_writing()
 
     # ---- called by the fast path -------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being received or has no response yet."""
+        """Whether a request is being received, has no response yet, or has one that is being written."""
+        return self._expects_response or self._writer.busy
+
+    @property
+    def _expects_response(self) -> bool:
         return bool(self._calls) or self._aiohttp.busy or self._incoming is not None
 
     def close_when_idle(self) -> None:
@@ -190,7 +206,7 @@ class FastConnection(asyncio.Protocol):
         now_s, timeouts = self._fast_path.now_s, self._fast_path.timeouts
         idle_s = now_s - self._active_s
         if self._write_paused:
-            if self._unread.waited_s(now_s, self._transport.get_write_buffer_size()) >= timeouts.send_s:
+            if self._unread.waited_s(now_s, self._writer.unsent_byte_size) >= timeouts.send_s:
                 self._transport.abort()
         elif self._calls or self._aiohttp.busy:
             return
@@ -320,8 +336,8 @@ class FastConnection(asyncio.Protocol):
         incoming.add(body)
         self._missing = infer.body_byte_size - len(body)
         self._begin_s = self._fast_path.now_s
-        if incoming.receive_buffer is not None:
-            self._transport.set_protocol(BodyReceiver(self, incoming, self._transport, self._fast_path.receive_budget))
+        if not incoming.is_small:
+            self._transport.set_protocol(BodyReceiver(self, incoming, self._transport, self._fast_path.budget))
 
     def body_received(self, incoming: IncomingBody, byte_size: int) -> None:
         """The next bytes of `incoming` have been received where they belong."""
@@ -334,7 +350,7 @@ class FastConnection(asyncio.Protocol):
     def _end_body(self, incoming: IncomingBody) -> None:
         """All of a body has come."""
         self._incoming = None
-        if incoming.receive_buffer is not None:
+        if not incoming.is_small:
             self._transport.set_protocol(self)
         self._calls.append(incoming.call)
         incoming.start_call()
@@ -354,7 +370,7 @@ class FastConnection(asyncio.Protocol):
         if (
             len(calls) == 1
             and (response := calls[0].response) is not None
-            and not (response.parts or self._draining or self._access_log)
+            and not (response.parts or self._draining or self._write_paused or self._access_log)
         ):
             # As below, for the response to the only request of a connection.
             calls.popleft()
@@ -371,13 +387,14 @@ class FastConnection(asyncio.Protocol):
         if not responses:
             return
         self._active_s = self._fast_path.now_s
-        if self._draining and not self.busy:
+        if self._draining and not self._expects_response:
             responses[-1] = responses[-1].last()
-        if len(responses) == 1 and not responses[0].parts:
-            self._transport.write(responses[0].head)
-        else:
-            self._transport.writelines([piece for each in responses for piece in (each.head, *each.parts)])
-            self._releases.add([each.release for each in responses if each.release is not None])
+        self._writer.write(
+            [piece for each in responses for piece in (each.head, *each.parts)],
+            sum(each.byte_size for each in responses),
+            [each.release for each in responses if each.release is not None],
+        )
+        self._write_paused = self._write_paused or self._writer.busy
         if self._access_log is not None:
             for call, response in zip(done, responses, strict=True):
                 self._access_log.responded(call, response)

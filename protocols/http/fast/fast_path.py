@@ -10,7 +10,7 @@ from protocols.http.client_timeouts import TIMEOUTS
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.known_request_heads import KnownRequestHeads
 from protocols.http.request_rules import RequestRules
-from protocols.receive_budget import ReceiveBudget
+from protocols.iteration_budget import IterationBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class FastPath:
         """`rules` are what the operator's options make of requests; with `log_access` every request is logged."""
         self.inference = inference
         self.kernel = inference.kernel
-        self.receive_budget = ReceiveBudget()
+        self.budget = IterationBudget()
         self.known_heads = KnownRequestHeads(inference, rules)
         self.log_access = log_access
         self.timeouts = timeouts

@@ -14,7 +14,7 @@ import msgspec
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
 from protocols.forwarding import last_value
-from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
+from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, peer_of_sink, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer
@@ -99,7 +99,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         kernel = inference.kernel
         try:
             found = inference.prepared_bodies.match(head, body, kernel.catalog.generation, self)
-            if found is not None:
+            if found is not None and (received_in is None or received_in.of_model):
                 request, prepared = found
                 self._outputs, self._template = prepared.outputs, prepared.template
                 self._request, self.request_id = request, request.id
@@ -117,7 +117,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         """Submit the request in `body`, for which nothing is prepared. Raises `ServingError`."""
         head, inference = self.head, self.inference
         request = Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
-        if head.header_length > LOOP_BYTE_SIZE:
+        if head.header_length > LOOP_BYTE_SIZE or (received_in is not None and not received_in.of_model):
             sources = sources_of(inference.kernel, body, received_in)
             self.decode_in_helper(request, sources, head.header_length)
             return
@@ -259,7 +259,9 @@ class HttpInferCall(msgspec.Struct, eq=False):
         encoding = self.head.encoding
         if takes_long(response, self._outputs, encoding):
             self._request = None  # it has its response, and is not to be cancelled
-            self._task = task = ResponseTask(self.inference.kernel, response, self._outputs, encoding, self.finish)
+            self._task = task = ResponseTask(
+                self.inference.kernel, response, self._outputs, encoding, self.finish, peer_of_sink(self)
+            )
             task.start()
             return None
         encoded = encode_infer(response, self._outputs)

@@ -47,9 +47,11 @@ class ResponseTask:
         output_format: OutputFormat,
         encoding: str,
         finish: Callable[[HttpResponse], None],
+        peer: str = "",
     ) -> None:
         """The task owns `response`, and releases it. `finish` gets what is sent, once, and never raises."""
         self.name = ENCODE_INFER
+        self.peer = peer
         self.arguments, self.sources = encode_arguments(response, output_format, encoding)
         self._kernel = kernel
         self._response = response

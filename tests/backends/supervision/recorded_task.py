@@ -19,6 +19,7 @@ class RecordedTask:
     def __init__(self, name: str, source: bytes, arena: Arena | None = None, error: ServingError | None = None) -> None:
         """`arena` has memory for the result; `error` is raised in place of giving it."""
         self.name = name
+        self.peer = ""
         self.arguments = b"arguments"
         self.sources = [Tensor("", "UINT8", [len(source)], source)]
         self.messages: list[bytes] = []

@@ -6,8 +6,20 @@ from backends.supervision.task_queue import LARGE_BYTE_SIZE, TaskQueue
 from tests.backends.supervision.recorded_task import RecordedTask
 
 
-def task(byte_size: int) -> RecordedTask:
-    return RecordedTask("t", bytes(byte_size))
+def task(byte_size: int, peer: str = "") -> RecordedTask:
+    made = RecordedTask("t", bytes(byte_size))
+    made.peer = peer
+    return made
+
+
+def taken(queue: TaskQueue) -> list[RecordedTask]:
+    """Take all tasks, one after the other as each has ended."""
+    found = []
+    while (each := queue.take()) is not None:
+        assert isinstance(each, RecordedTask)
+        found.append(each)
+        queue.ended(each)
+    return found
 
 
 def test_tasks_are_taken_in_the_order_in_which_they_came() -> None:
@@ -17,6 +29,83 @@ def test_tasks_are_taken_in_the_order_in_which_they_came() -> None:
         queue.add(each)
     assert len(queue) == 4
     assert [queue.take() for _ in range(5)] == [*tasks, None]
+
+
+LARGE = LARGE_BYTE_SIZE + 1
+
+
+def test_the_first_task_of_a_peer_waits_for_none_that_another_has_waiting() -> None:
+    queue = TaskQueue(2)
+    first = [task(LARGE, "first") for _ in range(20)]
+    for each in first:
+        queue.add(each)
+    running = queue.take()
+    assert running is first[0]
+    second = [task(LARGE, "second"), task(LARGE, "second")]
+    for each in second:
+        queue.add(each)
+    queue.ended(running)
+    assert taken(queue)[:4] == [second[0], first[1], second[1], first[2]]
+
+
+def test_peers_get_equal_parts_of_the_bytes() -> None:
+    queue = TaskQueue(2)
+    small = [task(LARGE, "small") for _ in range(12)]
+    large = [task(4 * LARGE, "large") for _ in range(3)]
+    for each in (*large, *small):
+        queue.add(each)
+    order = taken(queue)
+    assert [order.index(each) for each in large] == sorted(order.index(each) for each in large)
+    between = order.index(large[2]) - order.index(large[1]) - 1
+    assert 3 <= between <= 5, "tasks of the other peer with about as many bytes"
+
+
+def test_a_peer_that_was_idle_has_saved_nothing_up() -> None:
+    queue = TaskQueue(2)
+    for _ in range(10):
+        queue.add(task(LARGE, "busy"))
+    assert len(taken(queue)) == 10
+    busy, idle = ([task(LARGE, name) for _ in range(3)] for name in ("busy", "idle"))
+    for each in (*idle, *busy):
+        queue.add(each)
+    assert {each.peer for each in taken(queue)[:3]} == {"busy", "idle"}
+
+
+def test_peers_take_turns_with_small_and_large_tasks_together() -> None:
+    queue = TaskQueue(1)
+    larges = [task(LARGE, "first") for _ in range(3)]
+    for each in larges:
+        queue.add(each)
+    running = queue.take()
+    assert running is larges[0]
+    small = task(10, "second")
+    queue.add(small)
+    queue.ended(running)
+    assert taken(queue) == [small, *larges[1:]]
+
+
+def test_peers_that_have_gone_are_forgotten() -> None:
+    queue = TaskQueue(2)
+    for number in range(5_000):
+        queue.add(task(1, f"peer {number}"))
+        assert len(taken(queue)) == 1
+    assert len(queue._ends) < 1_000
+    assert not queue._waiting
+
+
+def test_new_peers_without_end_do_not_keep_others_waiting() -> None:
+    queue = TaskQueue(2)
+    old = [task(LARGE, "old") for _ in range(3)]
+    for each in old:
+        queue.add(each)
+    order = []
+    for number in range(40):
+        queue.add(task(LARGE, f"new {number}"))
+        found = queue.take()
+        assert found is not None
+        order.append(found)
+        queue.ended(found)
+    assert all(each in order for each in old)
 
 
 def test_one_helper_is_kept_free_of_large_tasks() -> None:

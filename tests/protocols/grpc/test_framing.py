@@ -1,6 +1,9 @@
 """Messages of gRPC: found however their bytes are cut, inflated, and refused with the right status."""
 
+import contextlib
 import gzip
+import random
+import tracemalloc
 import zlib
 
 import pytest
@@ -132,6 +135,24 @@ def test_content_beyond_a_limit_is_refused() -> None:
         inflate(compressed, "gzip", 1000)
 
 
+@pytest.mark.parametrize("start", [b"", gzip.compress(bytes(1 << 20))[:500]], ids=["at once", "at the limit"])
+def test_what_is_not_inflated_of_a_large_message_is_not_copied(start: bytes) -> None:
+    message = start + bytes(8 << 20)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InflatedTooLarge):
+            assert inflate(message, "gzip", 100_000) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_message_that_is_inflated_in_several_steps_is_complete() -> None:
+    content = random.Random(1).randbytes(1 << 20)
+    assert inflate(gzip.compress(content, 1), "gzip", 1 << 20) == content
+    assert inflate(gzip.compress(content, 1)[:-1], "gzip", 1 << 20) is None
+
+
 def test_a_message_that_is_refused_is_read_and_forgotten() -> None:
     error = ArenaFull(5)
 
@@ -145,6 +166,17 @@ def test_a_message_that_is_refused_is_read_and_forgotten() -> None:
         reader.feed(memoryview(part))
     assert reader.direct_buffer() is None
     assert list(reader.messages) == [RefusedMessage(error, large[:1024]), b"next"]
+
+
+def test_a_message_that_begins_before_its_call_exists_is_received_where_the_call_chooses() -> None:
+    large = bytes(range(256)) * 1024
+    memory = bytearray(len(large))
+    reader = MessageReader("identity")
+    reader.feed(memoryview(framed(large))[:60_000])  # together with the headers of its call
+    reader.choose_buffer = lambda message_start, byte_size: memoryview(memory)
+    reader.feed(memoryview(framed(large))[60_000:])
+    assert [bytes(each) for each in reader.messages if isinstance(each, memoryview)] == [large]
+    assert memory == large
 
 
 def test_a_message_is_refused_by_its_announced_size_before_it_arrives() -> None:

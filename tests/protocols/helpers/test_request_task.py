@@ -10,7 +10,7 @@ from kernel.errors import ArenaFull, InvalidArgument, RequestCancelled, ServerSt
 from kernel.serving.request import NO_SINK, Request
 from kernel.testing import model_spec
 from protocols.helpers.decoded_request import MAX_DESCRIPTION_BYTE_SIZE, TensorBytes, decode_steps, describe
-from protocols.helpers.request_task import RequestTask, sources_of
+from protocols.helpers.request_task import RequestTask, peer_of_sink, sources_of
 from protocols.testing import FrontDoorLab, LateHelpers
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
@@ -213,3 +213,22 @@ def test_sources_are_inline_in_the_buffer_that_a_message_was_received_in_or_copi
     for each in (copied, there):
         each.release()
     assert bench.blocks == 1, "that of the task"
+
+
+class Gone:
+    @property
+    def peer(self) -> str:
+        raise RequestCancelled
+
+    def send(self, response: object) -> None:
+        raise AssertionError("nobody waits")
+
+
+class Known(Gone):
+    peer = "user 7"
+
+
+def test_a_task_belongs_to_the_peer_that_waits_for_it() -> None:
+    assert peer_of_sink(Known()) == "user 7"
+    assert peer_of_sink(Gone()) == "", "its task is cancelled soon"
+    assert Bench().task.peer == ""

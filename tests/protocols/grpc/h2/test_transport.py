@@ -11,6 +11,7 @@ from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import Stream, StreamCallbacks
 from protocols.grpc.h2.transport import ServerConnection
+from protocols.iteration_budget import ITERATION_BYTE_SIZE
 
 SECOND = 10**9
 GREETING = frames.PREFACE + frames.settings([])
@@ -220,7 +221,7 @@ def test_a_large_response_leaves_in_pieces_as_the_socket_accepts_them() -> None:
         connection.pause_writing()
         taken = len(wire.output)
         await asyncio.sleep(0)
-        assert len(wire.output) == taken < 2 * transport.WRITE_BYTE_SIZE
+        assert len(wire.output) == taken < 2 * ITERATION_BYTE_SIZE
         assert not released
         connection.resume_writing()
         await some_iterations()
@@ -236,7 +237,7 @@ def test_memory_is_released_when_the_transport_has_written_it() -> None:
         receive(connection, windows + request(1))
         released: list[bool] = []
         wire.unwritten = 5
-        content = bytes(transport.WRITE_BYTE_SIZE // 2)
+        content = bytes(ITERATION_BYTE_SIZE // 4)
         connection.sending.respond(connection.http2.streams.by_id[1], [content], lambda: released.append(True))
         connection.schedule_write()
         await asyncio.sleep(0)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.http.fast.body_receiver import IncomingBody
+from kernel.errors import ArenaFull
+from protocols.http.fast.body_receiver import IncomingBody, incoming_body
 from protocols.http.fast.call import FastCall
 from protocols.http.inference.call import HttpInference
 from protocols.http.inference.compression import IDENTITY
@@ -22,15 +23,46 @@ def call(kernel: Kernel, body_byte_size: int, header_length: int) -> FastCall:
     return FastCall(HttpInference(kernel, 1 << 20), head, None)
 
 
-def test_parts_become_one_body_and_memory_follows_what_has_come(with_kernel: WithKernel) -> None:
+def test_parts_become_one_body(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
-        data = bytes(range(251)) * 4_000
-        incoming = IncomingBody(call(kernel, len(data), 0), len(data))
-        assert len(incoming.body) == 0
+        data = bytes(range(251)) * 200
+        incoming = incoming_body(call(kernel, len(data), 0))
+        assert incoming.is_small
         for position in range(0, len(data), 999):
             incoming.add(data[position : position + 999])
-            assert len(incoming.body) <= max(64 << 10, 8 * incoming.received)
         assert bytes(incoming.body) == data
+
+    with_kernel(test)
+
+
+def test_a_body_for_which_its_model_has_no_memory_left_is_received_for_a_helper(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        model = kernel.resolve("echo")
+        small = kernel.memory_for(model, 1)
+        assert model.input_arena is not None
+        size = model.input_arena.allocator.capacity // 4 + 1  # blocks are powers of two: one takes half
+        small.release()
+        first, second = (incoming_body(call(kernel, size, 0)) for _ in range(2))
+        assert [each.receive_buffer and each.receive_buffer.of_model for each in (first, second)] == [True, False]
+        assert model.input_arena.allocator.block_count == 1
+        first.release()
+        second.release()
+        assert kernel.memory_for_helper(1).byte_size == 1
+
+    with_kernel(test)
+
+
+def test_a_body_without_memory_is_read_and_forgotten(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        incoming = incoming_body(call(kernel, 2_000_000_000, 0))
+        assert isinstance(incoming.refusal, ArenaFull)
+        incoming.add(bytes(1000))
+        room = incoming.room()
+        assert 0 < len(room) <= 1 << 20
+        assert incoming.received == 1000
+        incoming.start_call()
+        assert incoming.call.response is not None
+        assert incoming.call.response.status == 503
 
     with_kernel(test)
 

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     WithFastPath = Callable[[Callable[[Any], Awaitable[None]]], None]
 
+LARGE_BYTE_SIZE = 5 << 20
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def infer(*values: float, model: str = "echo", id: str = "") -> bytes:
+def infer(*values: float, model: str = "echo", id: str = "", binary: bool = False) -> bytes:
     tensor = {"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}
-    body = json.dumps({"id": id, "inputs": [tensor]}).encode()
+    parameters = {"binary_data_output": True} if binary else {}
+    body = json.dumps({"id": id, "inputs": [tensor], "parameters": parameters}).encode()
     head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -36,6 +38,17 @@ def respond(request: Request, release: Callable[[], None] | None = None) -> None
     else:
         output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), release)
     request.respond(Response("stuck", "1", request.id, outputs=[output], leased=release is not None))
+
+
+def respond_large(request: Request, release: Callable[[], None] = lambda: None) -> None:
+    output = leased_tensor("OUT_IN", "UINT8", [LARGE_BYTE_SIZE], bytes(LARGE_BYTE_SIZE), release)
+    request.respond(Response("stuck", "1", request.id, outputs=[output], leased=True))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0)
 
 
 def statuses(written: bytes) -> list[int]:
@@ -70,6 +83,7 @@ def test_a_large_body_arrives_whole_in_whatever_parts_it_comes(with_fast_path: W
         sent += header + data + infer(1, id="next")
         for place in range(0, len(sent), 100_000):
             lab.connection.data_received(sent[place : place + 100_000])
+        await until(lambda: not lab.connection.busy)  # a large response leaves in pieces
         assert statuses(lab.transport.written) == [200, 200]
         assert b"}" + data + b"HTTP/1.1 200" in lab.transport.written
 
@@ -100,6 +114,24 @@ def test_responses_are_in_the_order_of_the_requests(with_fast_path: WithFastPath
         respond(lab.waiting[0])
         assert len(lab.transport.writes) == 1
         assert re.findall(rb"number \d", lab.transport.written) == [b"number 0", b"number 1", b"number 2"]
+
+    with_fast_path(test)
+
+
+def test_what_follows_a_large_response_is_written_after_it(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        released: list[bool] = []
+        lab.connection.data_received(infer(1, model="stuck", id="1", binary=True) + infer(1, model="stuck", id="2"))
+        respond_large(lab.waiting[0], lambda: released.append(True))
+        respond(lab.waiting[1])
+        lab.connection.data_received(infer(1, model="stuck", id="3"))
+        assert not released
+        assert not lab.transport.reading, "nothing is begun before it is written"
+        await until(lambda: len(lab.waiting) == 3)
+        assert released == [True]
+        respond(lab.waiting[2])
+        assert re.findall(rb'"id":"(\d)"', lab.transport.written) == [b"1", b"2", b"3"]
+        assert lab.transport.reading
 
     with_fast_path(test)
 
@@ -286,12 +318,6 @@ def test_nothing_is_begun_for_a_client_that_does_not_read(with_fast_path: WithFa
 # ---- aiohttp on the same transport -------------------------------------------------------------
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  # aiohttp has no event for it
-            await asyncio.sleep(0)
-
-
 def test_other_requests_are_served_in_order_among_those_of_inference(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck", id="first") + HEALTH + HEALTH + infer(2, id="last"))
@@ -364,6 +390,19 @@ def test_a_stop_lets_requests_be_received_and_served_but_begins_no_more(with_fas
         assert statuses(lab.transport.written) == [200, 200]
         assert lab.transport.written.count(b"\r\nConnection: close\r\n\r\n") == 1
         assert lab.transport.closed
+
+    with_fast_path(test)
+
+
+def test_a_stop_lets_a_large_response_be_written(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck", binary=True))
+        respond_large(lab.waiting[0])
+        lab.connection.close_when_idle()
+        assert len(lab.transport.written) < LARGE_BYTE_SIZE
+        assert not lab.transport.closed
+        await until(lambda: lab.transport.closed)
+        assert len(lab.transport.written) > LARGE_BYTE_SIZE
 
     with_fast_path(test)
 

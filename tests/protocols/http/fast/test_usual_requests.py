@@ -316,6 +316,7 @@ def test_a_client_that_does_not_read_is_known_while_its_body_comes(with_fast_pat
         receive(receiver, sent[50_000:])
         lab.connection.data_received(whole())
         assert not lab.transport.reading
+        lab.transport.unsent = 0
         receiver.resume_writing()
         assert lab.transport.reading
         respond(lab.waiting[0])
