@@ -21,8 +21,9 @@ class DigestTask:
 
     name = DIGEST
 
-    def __init__(self, description: bytes, inputs: Sequence[Tensor]) -> None:
-        """Takes leases of its own."""
+    def __init__(self, description: bytes, inputs: Sequence[Tensor], peer: str) -> None:
+        """Takes leases of its own. `peer` is the client that waits."""
+        self.peer = peer
         self.arguments = description
         self.sources = [
             Tensor("", "UINT8", [each.byte_size], each.data, each.span and each.span.shared()) for each in inputs

@@ -16,7 +16,7 @@ from kernel.cache.digest_in_helper import DigestTask
 from kernel.cache.key import describe, digest, inputs_in_order
 from kernel.cache.storing_sink import StoringSink
 from kernel.errors import RequestCancelled, ServingError
-from kernel.serving.response import Response
+from kernel.serving.response import Response, peer_of_sink
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Lookup:
         inputs = inputs_in_order(self._request)
         if sum(each.byte_size for each in inputs) <= HASHED_AT_ONCE:
             return digest(self._description, [each.raw() for each in inputs])
-        return await DigestTask(self._description, inputs).run(self._access.helpers)
+        return await DigestTask(self._description, inputs, peer_of_sink(self._request.sink)).run(self._access.helpers)
 
     # ---- what was found ------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.errors import ServingError
+
 if TYPE_CHECKING:
-    from kernel.errors import ServingError
     from kernel.serving.request import ParameterValue
     from shm.tensor import Tensor
 
@@ -61,3 +62,11 @@ class Sink(Protocol):
         """
 
     def send(self, response: Response) -> None: ...
+
+
+def peer_of_sink(sink: Sink) -> str:
+    """Return who waits for a response, for the turns of helpers; empty if the client is not known, or has gone."""
+    try:
+        return sink.peer
+    except ServingError:
+        return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, RequestCancelled, ServingError
+from kernel.serving.response import peer_of_sink
 from protocols.helpers.decoded_request import aligned, read_description, read_sizes
 from shm.tensor import Span, Tensor
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
     from kernel.serving.request import Request
-    from kernel.serving.response import Sink
     from shm.arena import Block
     from shm.tensor import Buffer
 
@@ -139,14 +139,6 @@ class RequestTask:
     def _release_sources(self) -> None:
         for source in self.sources:
             source.release()
-
-
-def peer_of_sink(sink: Sink) -> str:
-    """Return who waits for a response, for the turns of helpers; empty if the client is not known, or has gone."""
-    try:
-        return sink.peer
-    except ServingError:
-        return ""
 
 
 def sources_of(kernel: Kernel, body: Buffer, received_in: ReceiveBuffer | None) -> list[Tensor]:

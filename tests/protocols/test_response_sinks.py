@@ -89,7 +89,7 @@ def test_a_stream_gives_responses_in_order_and_releases_those_left_at_its_end() 
 
 
 def test_a_request_with_its_final_response_leaves_nothing_for_the_garbage_collector() -> None:
-    port = StreamSink().port()
+    port = StreamSink().port(lambda name: "")
     request = port.request = Request("m", [], port)
     port.send(response(final=False))
     assert port.request is request

@@ -13,8 +13,9 @@ import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
+from kernel.serving.response import peer_of_sink
 from protocols.forwarding import last_value
-from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, peer_of_sink, sources_of
+from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer

@@ -8,9 +8,10 @@ import pytest
 
 from kernel.errors import ArenaFull, InvalidArgument, RequestCancelled, ServerStopping
 from kernel.serving.request import NO_SINK, Request
+from kernel.serving.response import peer_of_sink
 from kernel.testing import model_spec
 from protocols.helpers.decoded_request import MAX_DESCRIPTION_BYTE_SIZE, TensorBytes, decode_steps, describe
-from protocols.helpers.request_task import RequestTask, peer_of_sink, sources_of
+from protocols.helpers.request_task import RequestTask, sources_of
 from protocols.testing import FrontDoorLab, LateHelpers
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
@@ -219,6 +220,9 @@ class Gone:
     @property
     def peer(self) -> str:
         raise RequestCancelled
+
+    def header(self, name: str) -> str:
+        return ""
 
     def send(self, response: object) -> None:
         raise AssertionError("nobody waits")
