@@ -76,6 +76,12 @@ class LoadConnection:
         self.flush()
         self.sent_at = time.perf_counter()
 
+    def exchange(self) -> None:
+        """Send the next request and wait for its response. Raises `BadResponse`, `OSError`."""
+        self.send()
+        while not self.receive():
+            self.flush()
+
     def flush(self) -> None:
         if self.client.pending:
             self.socket.sendall(self.client.pending)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.launcher import LocalLauncher
