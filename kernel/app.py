@@ -69,6 +69,9 @@ logger = logging.getLogger(__name__)
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
 
+#: How often the owner is told how far the loading of the models is.
+_LOADING_SHOWN_S = 0.25
+
 #: The module with the functions that helpers run.
 _HELPER_TASKS = "protocols.helper_tasks"
 
@@ -245,9 +248,17 @@ class Server:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(cancel_on_stop)
+            tasks.start_soon(self._show_loading)
             failure = await self._load()
             tasks.cancel_scope.cancel()
         return failure
+
+    async def _show_loading(self) -> None:
+        """Tell the owner how far the loading is, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOADING_SHOWN_S)
+            if (step := self._lifecycle.loading) is not None:
+                self._owner.models_loading(step)
 
     async def _load(self) -> str:
         """Load the models of the start and tell what became of them."""

@@ -50,6 +50,8 @@ class WorkerSession:
         self.arena_byte_size = 0
         #: Whether the worker runs on this machine, so that memory can be shared with it.
         self.local = True
+        #: The worker's process, if it runs on this machine and has begun; else 0.
+        self.pid = 0
         #: The worker's time plus this is the kernel's time, in nanoseconds.
         self.clock_offset_ns = 0
         #: Sends a message at the end of the event-loop iteration. After the worker's end it does nothing.
@@ -78,6 +80,7 @@ class WorkerSession:
             found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"
             raise InternalError(f"the worker uses another protocol: {found}, expected version {wire.PROTOCOL}")
         self.local = hello.local
+        self.pid = hello.pid if hello.local else 0
         if not hello.local:
             self.clock_offset_ns = time.monotonic_ns() - hello.now_ns
 

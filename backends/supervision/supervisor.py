@@ -14,6 +14,7 @@ import msgspec
 
 from backends.supervision.backoff import Backoff
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import WorkerSession
 from backends.supervision.watch.instance_watch import (
     MESSAGE_LIMIT_NS,
@@ -132,6 +133,10 @@ class InstanceSupervisor:
             raise InternalError(
                 f"the model was still {doing} after {self._load_timeout_s:g} s, and its worker was killed"
             ) from None
+
+    def demanded_ns(self) -> int | None:
+        """See `InstanceKeeper`. It is not known of a worker of another host, nor before the worker has begun."""
+        return None if self._session is None or not self._session.pid else demanded_ns(self._session.pid)
 
     def join(self, model: Model) -> WorkerHandle:
         """Add the instance to `model`, set apart, and restart its worker from now on if it is lost."""

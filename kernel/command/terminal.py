@@ -6,11 +6,13 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel.command.load_display import LoadDisplay
 from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table
 from kernel.descriptors import raise_descriptor_limit
 from kernel.observe.logs import set_up_logging
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from kernel.observe.logs import ServerLog
     from kernel.options import ServerOptions
+    from kernel.repository.load_progress import LoadStep
     from kernel.serving.catalog import Catalog
     from kernel.serving.kernel import Kernel
     from kernel.settings import LogSettings
@@ -42,6 +45,8 @@ class Terminal:
         self._backends = backends
         #: None before `begin`.
         self._log: ServerLog | None = None
+        #: None before models load.
+        self._display: LoadDisplay | None = None
 
     @property
     def _prints_tables(self) -> bool:
@@ -73,8 +78,17 @@ class Terminal:
     def lost_log_lines(self) -> int:
         return 0 if self._log is None else self._log.lost_line_count
 
+    def models_loading(self, step: LoadStep) -> None:
+        if self._display is None:
+            assert self._log is not None, "models load before `begin`"
+            bar = self._prints_tables and not self._options.log.file and sys.stdout is not None and sys.stdout.isatty()
+            self._display = LoadDisplay(self._log, bar=bar)
+        self._display.show(step)
+
     def models_loaded(self, catalog: Catalog) -> None:
         """Print tables of the models; with JSON logs, write one log line for each model instead."""
+        if self._display is not None:
+            self._display.close()
         if self._prints_tables:
             if not self._options.demo:  # the demo's first output stays short
                 self._print(backends_table(self._backends))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.loop.clock import Clock
     from kernel.repository.layout import ModelFolder
+    from kernel.repository.load_progress import LoadStep
     from kernel.repository.placement import InstanceKeeper
     from kernel.repository.settings import LifecycleSettings
     from kernel.serving.catalog import Catalog, IndexItem
@@ -47,6 +48,8 @@ class Lifecycle:
         self._catalog = catalog
         self._settings = settings
         self._loader = VersionLoader(clock, schedule, new_keeper, settings)
+        self._clock = clock
+        self._progress = self._loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
@@ -77,10 +80,17 @@ class Lifecycle:
             folders = [folder for name in wanted for folder in found.named(name)]
         for name in failed:
             logger.error("failed to load '%s': %s", name, _not_found_reason(name, found))
+        self._progress.begin(len(folders), self._clock.now_ns())
         failed += await self._load_all(folders)
+        self._progress.close()
         if self._settings.poll_s:
             self._start_task(self._poll_forever())
         return sorted(set(failed))
+
+    @property
+    def loading(self) -> LoadStep | None:
+        """How far the loading of the models at the start is; None before and after it."""
+        return self._progress.step(self._clock.now_ns())
 
     async def poll(self) -> None:
         """Load new and changed models of the repositories, and unload removed ones (poll mode)."""
@@ -105,9 +115,11 @@ class Lifecycle:
         async def load(folder: ModelFolder) -> None:
             try:
                 await self._load(folder)
+                self._progress.ended(folder.identifier, self._clock.now_ns())
             except ServingError as error:
                 failed.append(folder.name)
                 logger.error("failed to load '%s': %s", folder.identifier, error.message.strip())
+                self._progress.ended(folder.identifier, self._clock.now_ns(), failed=True)
 
         async with asyncio.TaskGroup() as tasks:
             for folder in folders:

@@ -73,6 +73,8 @@ class FakeKeeper:
         self.failure = ""
         #: The error of every response. Default: the text of the file `refuse` in the model's folder.
         self.refusal = ""
+        #: How long its worker has used a processor, in nanoseconds; None if that is not known.
+        self.demanded: int | None = None
         #: `retire` waits for this event, if there is one.
         self.finished: asyncio.Event | None = None
         made.append(self)
@@ -91,6 +93,9 @@ class FakeKeeper:
         if self.gate is not None:
             await self.gate.wait()
         return 1
+
+    def demanded_ns(self) -> int | None:
+        return self.demanded
 
     def join(self, model: Model) -> EchoInstance:
         assert self.plan is not None
