@@ -186,6 +186,7 @@ class Server:
                 metrics=metrics,
             ),
         )
+        self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository = self._lifecycle
 
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:

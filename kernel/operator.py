@@ -37,6 +37,9 @@ class ServerOperator(Protocol):
     def models_loaded(self, catalog: Catalog) -> None:
         """All loads at the start have ended, with or without success."""
 
+    def model_retired(self) -> None:
+        """The workers of a version have ended that was unloaded or replaced."""
+
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         """Return a hint for the error of a server that does not start because the models `failed` did not load."""
 

@@ -66,11 +66,11 @@ class Arena:
         fd = sealed_memfd(os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTE_SIZE]), capacity)
         try:
             self.region = Region(name, RegionKind.ARENA, FileHandle(fd), capacity)
-            self._mapping = self.region.map(writable=True)
+            #: None when the arena is closed, so that only views keep the mapping then.
+            self._mapping: mmap.mmap | None = self.region.map(writable=True)
         except BaseException:
             os.close(fd)
             raise
-        self._closed = False
         self._budget = budget
         #: The byte sizes of the blocks in use, as the budget counts them.
         self._charged: dict[int, int] = {}
@@ -99,7 +99,7 @@ class Arena:
         """Free the block at `offset`. Returns its pages to the system when enough freed blocks are cached."""
         if self._budget is not None:
             self._budget.remove(self._charged.pop(offset))
-        if self._closed:
+        if self._mapping is None:
             return
         unused = self.allocator.free(offset)
         if unused is not None:
@@ -107,6 +107,6 @@ class Arena:
 
     def close(self) -> None:
         """Drop the region: it is unmapped and closed after the last lease and the last view."""
-        if not self._closed:
-            self._closed = True
+        if self._mapping is not None:
+            self._mapping = None
             self.region.drop()

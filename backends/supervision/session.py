@@ -251,3 +251,4 @@ class WorkerSession:
             self._response.exception()  # read here, because the waiting code may be cancelled
         if self.on_lost is not None:
             self.on_lost(cause)
+        self._channel.detach_outbox()

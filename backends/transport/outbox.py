@@ -95,7 +95,13 @@ class OutboxReader:
     def __init__(self, fd: int) -> None:
         """Raises ValueError unless `fd` is sealed memory of the size of an outbox."""
         check_sealed(fd, BYTE_SIZE)
-        self._memory = memoryview(mmap.mmap(fd, BYTE_SIZE, prot=mmap.PROT_READ))
+        self._mapping = mmap.mmap(fd, BYTE_SIZE, prot=mmap.PROT_READ)
+        self._memory = memoryview(self._mapping)
+
+    def close(self) -> None:
+        """Unmap the memory: the worker is dead, and all that it has left was handled."""
+        self._memory.release()
+        self._mapping.close()
 
     def unsent(self, position: int) -> bytes:
         """Return the unsent bytes from `position` of the worker's stream on; empty if the worker has sent that byte."""

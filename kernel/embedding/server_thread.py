@@ -151,6 +151,9 @@ class ServerThread:
     def models_loaded(self, catalog: Catalog) -> None:
         """Do nothing: the program can call `EmbeddedServer.models`."""
 
+    def model_retired(self) -> None:
+        """Do nothing: the garbage collector is the program's."""
+
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         reasons = {item.name: " ".join(item.reason.split()) for item in catalog.index() if item.name in failed}
         shown = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items() if reason)

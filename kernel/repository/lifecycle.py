@@ -59,6 +59,8 @@ class Lifecycle:
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._background: set[asyncio.Task[None]] = set()
+        #: Called after the workers of a version have ended that was unloaded or replaced.
+        self.on_retired: Callable[[], None] = lambda: None
 
     # ---- start and stop ----------------------------------------------------------------------
 
@@ -353,6 +355,7 @@ class Lifecycle:
         """Wait for requests in flight, then end the workers. `mark_unloaded` shows the version as unloaded."""
         model = loaded.model
         await self._retirement.end_version(loaded)
+        self.on_retired()
         if mark_unloaded:
             entry = self._catalog.entry(identifier, model.version)
             if entry is not None and entry.model is model:
