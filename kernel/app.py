@@ -18,6 +18,7 @@ from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.launcher import LocalLauncher
 from backends.supervision.output.limits import OutputLimits
+from backends.supervision.shared.workers import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
@@ -197,6 +198,7 @@ class Server:
         launcher = LocalLauncher(
             shared_memory=options.worker_shared_memory, output_limits=output_limits, watcher=watcher
         )
+        shared = SharedWorkers(launcher, output_limits)
         helper_launcher = LocalLauncher(task_module=_HELPER_TASKS, watcher=watcher)
         self._helpers = helpers = HelperPool(helper_launcher, options.arena_byte_size, budget, count=_helper_count())
         self._kernel.helpers = helpers
@@ -214,6 +216,7 @@ class Server:
             verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
             load_timeout_s=options.repository.load_timeout_s,
             budget=budget,
+            shared=shared,
         )
 
     async def _run_until_stop(self, sockets: dict[str, socket.socket], doors: list[FrontDoor]) -> int:

@@ -134,6 +134,11 @@ class WorkerSession:
         """Whether the worker's process is stopped by a signal."""
         return self._launched is not None and self._launched.stopped
 
+    @property
+    def lost(self) -> bool:
+        """Whether the worker has ended."""
+        return self._lost_cause is not None
+
     def terminate(self) -> None:
         """Ask the worker to end, also while its model executes."""
         if self._launched is not None:
@@ -207,6 +212,7 @@ class WorkerSession:
                     | wire.TaskNeedsMemory()
                     | wire.TaskDone()
                     | wire.TaskFailed()
+                    | wire.MemberEnded()
                 ):
                     self.on_message(message)
                 case wire.OutboxCreated():

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.remote_memory import RegionAccess
+    from backends.supervision.shared.workers import SharedWorkers
     from backends.supervision.watch.instance_watch import Finding
     from backends.supervision.watch.watchdog import Watchdog
     from kernel.loop.busy_poll import LoopPoller
@@ -62,16 +63,18 @@ class InstanceSupervisor:
         limits: ExecutionLimits,
         load_timeout_s: float = 0,
         budget: ByteBudget | None = None,
+        shared: SharedWorkers | None = None,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit.
 
         `arena_byte_size` is the limit of the worker's outputs. They count in `budget`, the server's, if it has one.
-        `limits` are those of models that have none of their own.
+        `limits` are those of models that have none of their own. `shared` starts workers of models that share one.
         """
         self._watchdog = watchdog
         self._limits = limits
         self._watch = InstanceWatch(ExecutionLimits())
         self._launcher = launcher
+        self._shared = shared
         self._poller = poller
         self._helper = helper
         self._budget = budget
@@ -80,6 +83,8 @@ class InstanceSupervisor:
         self._verbose = verbose
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None
+        #: The worker that was lost last, while no other has taken its place.
+        self._lost_handle: WorkerHandle | None = None
         self._plan: InstancePlan | None = None
         self._load: wire.Load | None = None
         self._model: Model | None = None
@@ -94,8 +99,11 @@ class InstanceSupervisor:
         #: The error of the requests of a worker that is being ended.
         self._ending: ServingError | None = None
 
-    async def start(self, title: str) -> None:
-        """Start a worker process without a model. Raises `ServingError`."""
+    async def start(self, title: str, worker: str = "") -> None:
+        """Start a worker without a model, in the shared process `worker` if that has a name. Raises `ServingError`."""
+        if worker:
+            assert self._shared is not None, "no process can be shared"
+            self._launcher = self._shared.launcher(worker)
         self._session = WorkerSession(title)
         self._watchdog.add(self)
         await self._session.start(self._launcher)
@@ -113,8 +121,11 @@ class InstanceSupervisor:
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
             self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus,
         )  # fmt: skip
+        if plan.worker:
+            assert self._shared is not None, "no process can be shared"
+            self._shared.join(self, plan)
         if self._session is None:
-            await self.start(plan.name)
+            await self.start(plan.name, plan.worker)
         assert self._session is not None
         load_ns = await self._load_into(self._session, self._load)
         self._loaded = True
@@ -187,11 +198,14 @@ class InstanceSupervisor:
         """
         self._stopped = True
         self._watchdog.remove(self)
+        if self._plan is not None and self._plan.worker and self._shared is not None:
+            self._shared.leave(self, self._plan)
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.wait([self._restart])
         if self._session is not None:
             await self._session.stop(FINALIZE_GRACE_S if self._loaded and not at_once else 0)
+        self._forget_loss()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.stopped()
@@ -273,6 +287,7 @@ class InstanceSupervisor:
             self._plan.name, self._session, self._model, self._poller, self._helper, self._budget
         )
         self._session.on_lost = self._lost
+        self._forget_loss()
         self._watch, self._suspended, self._ending = InstanceWatch(self._limits), False, None
         self._watchdog.add(self)
         self._session.send(wire.Joined())
@@ -281,6 +296,11 @@ class InstanceSupervisor:
         else:
             self._model.instances.set_apart(handle)
         return handle
+
+    def _forget_loss(self) -> None:
+        lost, self._lost_handle = self._lost_handle, None
+        if lost is not None and self._model is not None:
+            self._model.instances.set_condition(lost, None)
 
     def _lost(self, cause: str) -> None:
         assert self._handle is not None
@@ -292,6 +312,12 @@ class InstanceSupervisor:
         logger.error("the worker of model instance '%s' was lost: %s", self._plan.name, cause)
         handle.lost(cause, self._ending)
         if not self._stopped:
+            assert self._model is not None
+            # For the repository index, until a worker has loaded the model again.
+            self._lost_handle = handle
+            self._model.instances.set_condition(
+                handle, Condition(f"instance '{handle.name}' was lost and is started again: {cause}", lost=True)
+            )
             self._restart = asyncio.get_running_loop().create_task(self._start_again())
 
     async def _start_again(self) -> None:

@@ -373,3 +373,6 @@ class BlockingChannel:
             self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._socket.close()
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None:
+            outbox.close()

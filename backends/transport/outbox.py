@@ -10,6 +10,7 @@ worker what its model was given, and of a busy one what it is busy with.
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import struct
 from typing import TYPE_CHECKING
@@ -62,6 +63,10 @@ class Outbox:
         self.progress = self._memory[_PROGRESS_AT : _PROGRESS_AT + _PROGRESS.size].cast("Q")
         self._start = 0
         self._used = 0
+
+    def close(self) -> None:
+        """Close the descriptor: the connection has ended. The memory stays until nobody refers to it."""
+        os.close(self.fd)
 
     def add(self, data: bytes) -> bool:
         """Append `data`; returns False if there is no space for it."""

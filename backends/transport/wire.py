@@ -6,10 +6,12 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
     kernel → worker   Complete, Load, Joined, Execute, Cancel, Credit, FreeBlocks, Stop
                       Attach*, OwnArena*, Detach, Transfer, Chunk
                       ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
+                      AddMember*                                                   (processes of several models)
                       Recall, EndSequence, CallResponded, ModelControlled          (see "What comes next")
     worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
+                      MemberEnded                                                  (processes of several models)
                       Started, Recalled, Rescheduled, MemoryUsed
                       Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
@@ -43,7 +45,7 @@ import msgspec
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 6
+PROTOCOL = 7
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -342,6 +344,14 @@ class TaskMemory(Message):
     span: Span | None = None
 
 
+class AddMember(Message):
+    """A model comes to this process, which may have others. Sent with the descriptor of its connection, over which it
+    says `Hello`; only over the connection of a process without a model of its own."""
+
+    member: int
+    title: str
+
+
 # ---- worker to kernel: a model and its instance ---------------------------------------------
 
 
@@ -378,6 +388,13 @@ class Log(Message):
 
     level: str
     text: str
+
+
+class MemberEnded(Message):
+    """A model of this process has ended: it was asked to, its connection has ended, or `failure` says why."""
+
+    member: int
+    failure: str = ""
 
 
 class MetricsChanged(Message):
@@ -589,6 +606,7 @@ ToWorker = (
     | WriteSpan
     | RunTask
     | TaskMemory
+    | AddMember
 )
 ToKernel = (
     Hello
@@ -619,6 +637,7 @@ ToKernel = (
     | TaskNeedsMemory
     | TaskDone
     | TaskFailed
+    | MemberEnded
 )
 
 encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)

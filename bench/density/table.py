@@ -21,6 +21,8 @@ MIB = 1 << 20
 def print_table(density: Density) -> None:
     """Print all points, the restarts, and what was left out."""
     console = Console()
+    if not console.is_terminal:
+        console.width = 140
     titles = {kind.name: kind.title for kind in KINDS}
     table = Table(title="Many models", caption=density.machine.line)
     for name in ("models", "server", "ready, s", "workers", "a worker, private", "a worker, proportional",

@@ -24,7 +24,12 @@ _PREFIX = "naiad."
 #: Seconds that an execution may take; 0 for no limit. Takes precedence over --execution-timeout.
 EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
 
-_NAMES = (EXECUTION_TIMEOUT,)
+#: The name of the process that the model's instances share with other models that have the same name here.
+WORKER = _PREFIX + "worker"
+
+_NAMES = (EXECUTION_TIMEOUT, WORKER)
+
+_WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -35,6 +40,8 @@ class ModelParameters(msgspec.Struct, frozen=True):
 
     #: None if the model does not say it; 0 for no limit.
     execution_timeout_ns: int | None = None
+    #: "" for workers of the model's own.
+    worker: str = ""
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -47,7 +54,25 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
     timeout_ns: int | None = None
     if EXECUTION_TIMEOUT in config.parameters:
         timeout_ns = _seconds(config, EXECUTION_TIMEOUT)
-    return ModelParameters(timeout_ns)
+    return ModelParameters(timeout_ns, _worker(config) if WORKER in config.parameters else "")
+
+
+def _worker(config: ModelConfig) -> str:
+    """Return the name of the process that the model shares with others. Raises `BadConfig`."""
+    name = config.parameters[WORKER].string_value
+    if not _WORKER_NAME.fullmatch(name):
+        raise BadConfig(
+            f"parameter '{WORKER}' of model '{config.name}' must be a name of at most 64 letters, digits, '_', '-' and "
+            f"'.'; found '{name}'"
+        )
+    for group in config.instance_group:
+        # What is not set yet (KIND_AUTO) becomes KIND_CPU or KIND_GPU, and is looked at again.
+        if group.kind in (group.KIND_GPU, group.KIND_MODEL):
+            raise BadConfig(
+                f"model '{config.name}' cannot share worker '{name}' (parameter {WORKER}): its instance group "
+                f"'{group.name}' is {group.Kind.Name(group.kind)}, and only instances of KIND_CPU share a worker"
+            )
+    return name
 
 
 def _seconds(config: ModelConfig, name: str) -> int:

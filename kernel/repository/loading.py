@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.model_parameters import model_parameters
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
 from kernel.observe.log_context import about_model
@@ -207,7 +208,7 @@ class VersionLoader:
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
-        await keeper.start(source.name)
+        await keeper.start(source.name, model_parameters(config).worker)
         if self._settings.auto_complete:
             settings = backend_config(self._settings.backend_configs, config.backend)
             completed = await keeper.complete(to_json(config), str(source.path), version, settings)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.config.model_parameters import model_parameters
 from kernel.repository.host_policy import policy_name
 
 if TYPE_CHECKING:
@@ -31,13 +32,15 @@ class InstancePlan(msgspec.Struct, frozen=True):
     passive: bool = False
     #: The backend's settings from the command line.
     backend_config: dict[str, str] = {}
+    #: The name of the process that it shares with instances of other models; "" for a process of its own.
+    worker: str = ""
 
 
 class InstanceKeeper(Protocol):
     """Keeps one instance alive in a worker. Implemented by `backends.supervision.supervisor.InstanceSupervisor`."""
 
-    async def start(self, title: str) -> None:
-        """Start a worker process without a model. Raises `ServingError`."""
+    async def start(self, title: str, worker: str = "") -> None:
+        """Start a worker without a model, in the shared process `worker` if that has a name. Raises `ServingError`."""
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """Return the configuration as the backend completes it from the model file, in JSON. Raises `ServingError`."""
@@ -76,6 +79,7 @@ def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[In
     A group on several GPUs has `count` instances on each of them.
     """
     plans: list[InstancePlan] = []
+    worker = model_parameters(config).worker
     for group in config.instance_group:
         kind = _KINDS[group.kind]
         for number in range(group.count):
@@ -88,6 +92,7 @@ def plan_instances(config: ModelConfig, model_dir: str, version: int) -> list[In
                     device_id=device,
                     host_policy=policy_name(group, kind, device),
                     passive=group.passive,
+                    worker=worker,
                 )
                 for device in (group.gpus if kind == "GPU" else [0])
             ]

@@ -73,14 +73,16 @@ class FakeKeeper:
         self.failure = ""
         #: The error of every response. Default: the text of the file `refuse` in the model's folder.
         self.refusal = ""
+        #: The shared process that it was to start in.
+        self.worker = ""
         #: How long its worker has used a processor, in nanoseconds; None if that is not known.
         self.demanded: int | None = None
         #: `retire` waits for this event, if there is one.
         self.finished: asyncio.Event | None = None
         made.append(self)
 
-    async def start(self, title: str) -> None:
-        """Do nothing."""
+    async def start(self, title: str, worker: str = "") -> None:
+        self.worker = worker
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         return config
