@@ -105,8 +105,18 @@ class Backend(abc.ABC):
     #: no final response then.
     responds_later: ClassVar[bool] = False
 
+    #: Whether instances of several models may be in one process (parameter `naiad.worker`). They execute in turn, each
+    #: in a thread of its own that is not the main thread.
+    shares_worker: ClassVar[bool] = False
+
     def __init__(self, host: Host) -> None:
         self.host = host
+
+    def enter_turn(self) -> None:  # noqa: B027 - most backends change nothing
+        """In a process of several models: this one's turn begins, after another model's."""
+
+    def leave_turn(self) -> None:  # noqa: B027
+        """In a process of several models: another model's turn begins."""
 
     def complete(self, arguments: ModelArguments) -> Config:
         """Return a new configuration with missing fields filled in from the model file. Must not change `arguments`.

@@ -1,4 +1,4 @@
-"""`python -m bench [rows | curve | growth | heavy | start | restart | micro | draw]`: the command line."""
+"""`python -m bench [rows | curve | growth | heavy | density | start | restart | micro | draw]`: measurements."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import typer
 from bench import against as against_commit
 from bench import compare, curve, growth, machine, restart, start, store
 from bench.checkout import UnknownCommit
+from bench.density import measurement as density
+from bench.density.figures import Density
+from bench.density.table import print_table as print_density
 from bench.heavy import command as heavy
 from bench.server import ServerFailed
 from bench.triton import NotAvailable
@@ -39,6 +42,7 @@ Rounds = Annotated[
     int | None,
     typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
 ]
+OnlyKind = Annotated[str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch")]
 HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; waits are medians")]
 Seconds = Annotated[
     float | None,
@@ -104,6 +108,15 @@ def heavy_command(only: Only = "", rounds: HeavyRounds = 1, without_triton: With
     raise typer.Exit(heavy.run(only, rounds, with_triton=not without_triton))
 
 
+@cli.command("density")
+def density_command(quick: Quick = False, without_triton: WithoutTriton = False, only: OnlyKind = "") -> None:
+    """Time until ready, memory and rate with 1 to 200 models, restarts of a worker, with a picture. 15 minutes."""
+    _warn_if_busy()
+    measured = density.measure(quick=quick, with_triton=not without_triton, only=only)
+    print_density(measured)
+    _publish("density", measured, quick=quick or bool(only))
+
+
 @cli.command("start")
 def start_command() -> None:
     """Time from the command until every port listens, and memory in use. 10 seconds."""
@@ -127,7 +140,7 @@ def micro_command() -> None:
 @cli.command()
 def draw(quick: Quick = False) -> None:
     """Draw the pictures again from the JSON files of the last runs, without a measurement."""
-    for name, kind in (("curve", curve.Curve), ("growth", growth.Growth)):
+    for name, kind in (("curve", curve.Curve), ("growth", growth.Growth), ("density", Density)):
         path = store.stem(name, quick=quick).with_suffix(".json")
         if path.exists():
             _draw(name, store.read_json(path, kind), quick=quick)
@@ -142,9 +155,10 @@ def _publish(name: str, measured: Any, *, quick: bool) -> None:
 
 def _draw(name: str, measured: Any, *, quick: bool) -> None:
     # matplotlib takes half a second to import, and only the pictures need it
-    from bench.pictures import draw_curve, draw_growth, save
+    from bench.pictures import draw_curve, draw_density, draw_growth, save
 
-    figure = draw_curve(measured) if name == "curve" else draw_growth(measured)
+    drawers: dict[str, Any] = {"curve": draw_curve, "growth": draw_growth, "density": draw_density}
+    figure = drawers[name](measured)
     for path in save(figure, store.stem(name, quick=quick)):
         print(f"wrote {path}")
 

@@ -17,7 +17,7 @@ from array import array
 
 import msgspec
 
-from bench.load_clients import LOAD_CLIENTS, BadResponse, LoadClient
+from bench.load_clients import ADD_SUB, LOAD_CLIENTS, BadResponse, Inputs, LoadClient
 from bench.machine import children_of, cpu_times_of
 
 #: The load ends with an error when a response takes longer.
@@ -40,6 +40,7 @@ class Spec(msgspec.Struct, frozen=True):
     seconds: float
     #: The server's main process. Its CPU time and that of its descendants are counted separately.
     server_pid: int
+    inputs: Inputs = ADD_SUB
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ class LoadConnection:
     def __init__(self, spec: Spec, number: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", spec.port), timeout=RESPONSE_TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.client: LoadClient = LOAD_CLIENTS[spec.protocol]()
+        self.client: LoadClient = LOAD_CLIENTS[spec.protocol](spec.inputs)
         self._models = spec.models
         self._next = number
         self.sent_at = 0.0
@@ -75,6 +76,12 @@ class LoadConnection:
         self.client.pending += self.client.request(model)
         self.flush()
         self.sent_at = time.perf_counter()
+
+    def exchange(self) -> None:
+        """Send the next request and wait for its response. Raises `BadResponse`, `OSError`."""
+        self.send()
+        while not self.receive():
+            self.flush()
 
     def flush(self) -> None:
         if self.client.pending:

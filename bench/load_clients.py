@@ -7,16 +7,31 @@ success. Sockets and time belong to `bench/load.py`.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import Protocol
 
 import hpack
+import msgspec
 
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
-VALUES = 16
-TENSOR = struct.pack(f"<{VALUES}f", *range(VALUES))
-INPUTS = ("INPUT0", "INPUT1")
+
+class Inputs(msgspec.Struct, frozen=True):
+    """The inputs of every request of a load: tensors of 32-bit floats with the same shape."""
+
+    names: tuple[str, ...] = ("INPUT0", "INPUT1")
+    shape: tuple[int, ...] = (16,)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of each input: 0, 1, 2 and so on."""
+        count = math.prod(self.shape)
+        return struct.pack(f"<{count}f", *range(count))
+
+
+#: Those of `add_sub` in all its copies.
+ADD_SUB = Inputs()
 
 
 class BadResponse(Exception):
@@ -42,14 +57,15 @@ class LoadClient(Protocol):
 class HttpLoadClient:
     """HTTP/1.1 with keep-alive and the binary tensor extension."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Inputs = ADD_SUB) -> None:
         self.pending = bytearray()
+        self._inputs = inputs
         self._buffer = bytearray()
         self._requests: dict[str, bytes] = {}
 
     def request(self, model: str) -> bytes:
         if model not in self._requests:
-            self._requests[model] = _http_request(model)
+            self._requests[model] = _http_request(model, self._inputs)
         return self._requests[model]
 
     def feed(self, received: bytes) -> bool:
@@ -67,13 +83,14 @@ class HttpLoadClient:
         return True
 
 
-def _http_request(model: str) -> bytes:
-    inputs = [
-        {"name": name, "shape": [VALUES], "datatype": "FP32", "parameters": {"binary_data_size": len(TENSOR)}}
-        for name in INPUTS
+def _http_request(model: str, inputs: Inputs) -> bytes:
+    data = inputs.data
+    tensors = [
+        {"name": name, "shape": inputs.shape, "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
+        for name in inputs.names
     ]
-    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    body = head + TENSOR * len(INPUTS)
+    head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
+    body = head + data * len(inputs.names)
     return (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
         f"Inference-Header-Content-Length: {len(head)}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -98,7 +115,8 @@ class GrpcLoadClient:
     Neither side uses HPACK's dynamic table. So equal headers are equal bytes, and each header block is decoded once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Inputs = ADD_SUB) -> None:
+        self._inputs = inputs
         settings = struct.pack(">HIHI", 0x1, 0, 0x2, 0)  # HEADER_TABLE_SIZE 0, ENABLE_PUSH 0
         window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - 65535))
         self.pending = bytearray(CLIENT_PREFACE + frame(SETTINGS, 0, 0, settings) + window)
@@ -111,7 +129,7 @@ class GrpcLoadClient:
 
     def request(self, model: str) -> bytes:
         if model not in self._requests:
-            self._requests[model] = _grpc_request(model)
+            self._requests[model] = _grpc_request(model, self._inputs)
         headers, message = self._requests[model]
         self._stream += 2
         self._window -= len(message)
@@ -162,10 +180,10 @@ def _grpc_status(decoder: hpack.Decoder, block: bytes) -> str:
     return " ".join(filter(None, (headers.get("grpc-status"), headers.get("grpc-message"))))
 
 
-def _grpc_request(model: str) -> tuple[bytes, bytes]:
-    message = pb.ModelInferRequest(model_name=model, raw_input_contents=[TENSOR] * len(INPUTS))
-    for name in INPUTS:
-        message.inputs.add(name=name, datatype="FP32", shape=[VALUES])
+def _grpc_request(model: str, inputs: Inputs) -> tuple[bytes, bytes]:
+    message = pb.ModelInferRequest(model_name=model, raw_input_contents=[inputs.data] * len(inputs.names))
+    for name in inputs.names:
+        message.inputs.add(name=name, datatype="FP32", shape=inputs.shape)
     encoder = hpack.Encoder()
     encoder.header_table_size = 0
     headers = encoder.encode([

@@ -99,7 +99,7 @@ ENSEMBLES = {
 def write_python_models(root: Path) -> None:
     """Write the models that both servers run into the repository `root`, and ensembles of them."""
     for name, (config, source) in PYTHON_MODELS.items():
-        _write_python_model(root / name, config, source)
+        write_python_model(root / name, config, source)
     for name, config in ENSEMBLES.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
@@ -109,10 +109,10 @@ def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> N
     """Write what `bench growth` loads: copies of one model, and models with each number of instances."""
     config, source = PYTHON_MODELS["add_sub"]
     for number in range(models):
-        _write_python_model(root / copy_name(number), config, source)
+        write_python_model(root / copy_name(number), config, source)
     for count in instances:
-        _write_python_model(root / instances_name("add_sub", count), config, source, count)
-        _write_python_model(root / instances_name("waiting", count), config, WAITING, count)
+        write_python_model(root / instances_name("add_sub", count), config, source, count)
+        write_python_model(root / instances_name("waiting", count), config, WAITING, count)
 
 
 #: Models that return their input, and their datatypes. `spare` is for requests that load and unload it.
@@ -128,11 +128,11 @@ def write_echoes(root: Path, *, builtin: bool) -> None:
     These are of our identity backend if `builtin`, else Python models, which Triton can run.
     """
     config, source = PYTHON_MODELS["add_sub"]
-    _write_python_model(root / "healthy", config, source)
+    write_python_model(root / "healthy", config, source)
     for name, data_type in ECHOES.items():
         config = "max_batch_size: 0\n" + one_tensor("input", "INPUT0", data_type, "[-1]")
         config += one_tensor("output", "OUTPUT0", data_type, "[-1]")
-        _write_python_model(root / name, config, IDENTITY)
+        write_python_model(root / name, config, IDENTITY)
         if builtin:
             (root / name / "config.pbtxt").write_text(f'backend: "identity"\n{ONE_CPU}{config}')
 
@@ -147,7 +147,8 @@ def instances_name(model: str, count: int) -> str:
     return f"{model}_x{count}"
 
 
-def _write_python_model(folder: Path, config: str, source: str, instances: int = 1) -> None:
+def write_python_model(folder: Path, config: str, source: str, instances: int = 1) -> None:
+    """Write a Python model into a new folder; `config` and `source` as in `PYTHON_MODELS`."""
     (folder / "1").mkdir(parents=True)
     group = ONE_CPU.replace("count: 1", f"count: {instances}")
     (folder / "config.pbtxt").write_text(f'backend: "python"\n{group}{config}')

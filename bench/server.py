@@ -37,13 +37,21 @@ class ServerProcess:
     #: Flags of all servers, behind their own.
     more_flags: tuple[str, ...] = ()
 
-    def __init__(self, repository: Path | None, *flags: str, tree: Path | None = None, module: str = "kernel") -> None:
+    def __init__(
+        self,
+        repository: Path | None,
+        *flags: str,
+        tree: Path | None = None,
+        module: str = "kernel",
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         """`tree` is the source tree whose server is started; by default the one that this process imports.
 
         `module` is run in place of `kernel`.
         """
         self._tree = tree
         self._module = module
+        self._start_timeout_s = start_timeout_s
         self._flags = [f"--model-repository={repository}"] if repository is not None else []
         self._flags += (*flags, *self.more_flags)
         self.http_port = self.grpc_port = self.metrics_port = 0
@@ -92,7 +100,7 @@ class ServerProcess:
             env=environment(self._tree),
             start_new_session=True,
         )
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self._start_timeout_s
         try:
             while not self._ports_found():
                 if self._process.poll() is not None or time.monotonic() > deadline:

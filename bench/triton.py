@@ -85,8 +85,15 @@ def _numpy() -> Path:
 
 
 @contextlib.contextmanager
-def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *flags: str) -> Iterator[int]:
-    """Serve `models` with Triton on loopback while the block runs. Yields the process id."""
+def triton(
+    models: Path,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    *flags: str,
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> Iterator[int]:
+    """Serve `models` with Triton on loopback while the block runs. Yields the process id when it is ready."""
     root = server_root()
     server = root / "pytriton/tritonserver"
     command = [
@@ -104,7 +111,7 @@ def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *fla
         start_new_session=True,
     )
     try:
-        _wait_ready(process, http_port)
+        _wait_ready(process, http_port, start_timeout_s)
         yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
@@ -118,8 +125,8 @@ def triton(models: Path, http_port: int, grpc_port: int, metrics_port: int, *fla
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], http_port: int) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def _wait_ready(process: subprocess.Popen[bytes], http_port: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=5)
         try:
@@ -127,7 +134,7 @@ def _wait_ready(process: subprocess.Popen[bytes], http_port: int) -> None:
             if connection.getresponse().status == 200:
                 return
         except OSError:
-            time.sleep(0.1)
+            time.sleep(0.02)
         finally:
             connection.close()
     raise NotAvailable("the real Triton did not start")

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.registry import known_backends
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
+from backends.supervision.shared.workers import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
@@ -58,6 +60,9 @@ logger = logging.getLogger(__name__)
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
+
+#: How often the owner is told how far the loading of the models is.
+_LOADING_SHOWN_S = 0.25
 
 #: The module with the functions that helpers run.
 _HELPER_TASKS = "protocols.helper_tasks"
@@ -178,6 +183,7 @@ class Server:
                 has_limiter=limiting is not None,
             ),
         )
+        self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository = self._lifecycle
 
     def _make_caching(self, catalog: Catalog, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
@@ -205,12 +211,13 @@ class Server:
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
         """Make what all workers share: their launchers, the helpers, the watchdog. Returns what makes supervisors."""
         options = self._options
+        output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
         try:
             processes = self._processes = WorkerProcesses(
                 # A program may wait for all of its children, and fork where it has threads: neither is ours to change.
                 options.worker_start if self._owner.owns_process else "spawn",
                 shared_memory=options.worker_shared_memory,
-                output_limits=OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s),
+                output_limits=output_limits,
                 task_module=_HELPER_TASKS,
             )
         except OSError as error:
@@ -219,6 +226,7 @@ class Server:
             processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
+        shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(
             round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
@@ -233,6 +241,7 @@ class Server:
             verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
             load_timeout_s=options.repository.load_timeout_s,
             budget=budget,
+            shared=shared,
         )
 
     async def _run_until_stop(self, sockets: dict[str, socket.socket], doors: list[FrontDoor]) -> int:
@@ -270,9 +279,17 @@ class Server:
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(cancel_on_stop)
+            tasks.start_soon(self._show_loading)
             failure = await self._load()
             tasks.cancel_scope.cancel()
         return failure
+
+    async def _show_loading(self) -> None:
+        """Tell the owner how far the loading is, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOADING_SHOWN_S)
+            if (step := self._lifecycle.loading) is not None:
+                self._owner.models_loading(step)
 
     async def _load(self) -> str:
         """Load the models of the start and tell what became of them."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
+    from kernel.repository.load_progress import LoadStep
     from kernel.serving.catalog import Catalog
     from kernel.serving.kernel import Kernel
     from kernel.settings import LogSettings
@@ -34,8 +35,14 @@ class ServerOperator(Protocol):
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         """Set `stop` when the server should stop. Runs until it returns or is cancelled."""
 
+    def models_loading(self, step: LoadStep) -> None:
+        """The models of the start load; called several times a second, if that takes long."""
+
     def models_loaded(self, catalog: Catalog) -> None:
         """All loads at the start have ended, with or without success."""
+
+    def model_retired(self) -> None:
+        """The workers of a version have ended that was unloaded or replaced."""
 
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         """Return a hint for the error of a server that does not start because the models `failed` did not load."""

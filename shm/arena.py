@@ -77,11 +77,11 @@ class Arena:
         fd = sealed_memfd(os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTE_SIZE]), capacity)
         try:
             self.region = Region(name, RegionKind.ARENA, FileHandle(fd), capacity)
-            self._mapping = self.region.map(writable=True)
+            #: None when the arena is closed, so that only views keep the mapping then.
+            self._mapping: mmap.mmap | None = self.region.map(writable=True)
         except BaseException:
             os.close(fd)
             raise
-        self._closed = False
         self._later = later
         self._returned_pages = ReturnedPages(self._remove_pages, self.allocator.returned)
         self._budget = budget
@@ -115,7 +115,7 @@ class Arena:
         """Free the block at `offset`. Returns its pages to the system when enough freed blocks are cached."""
         if self._budget is not None:
             self._budget.remove(self._charged.pop(offset))
-        if self._closed:
+        if self._mapping is None:
             return
         unused = self.allocator.free(offset)
         if unused is None:
@@ -129,16 +129,17 @@ class Arena:
 
     def _return_pages(self) -> None:
         """Give back some pages of freed blocks."""
-        if not self._closed and self._returned_pages:
+        if self._mapping is not None and self._returned_pages:
             self._returned_pages.step()
             if self._returned_pages and self._later is not None:
                 self._later(self._return_pages)
 
     def _remove_pages(self, offset: int, byte_size: int) -> None:
+        assert self._mapping is not None, "pages of a closed arena"
         self._mapping.madvise(mmap.MADV_REMOVE, offset, byte_size)
 
     def close(self) -> None:
         """Drop the region: it is unmapped and closed after the last lease and the last view."""
-        if not self._closed:
-            self._closed = True
+        if self._mapping is not None:
+            self._mapping = None
             self.region.drop()

@@ -197,8 +197,10 @@ class Region:
             self._unmap()
 
     def _unmap(self) -> None:
-        if self._view is not None and self._mapping is not None:
-            self._view.release()
-            # If other views exist, the mapping stays until the last of them is freed.
+        view, mapping = self._view, self._mapping
+        # Not kept any longer: if other views exist, the mapping and its descriptor stay until the last view is freed.
+        self._view = self._mapping = None
+        if view is not None and mapping is not None:
+            view.release()
             with contextlib.suppress(BufferError):
-                self._mapping.close()
+                mapping.close()

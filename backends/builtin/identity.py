@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class IdentityBackend(Backend):
     """Returns inputs as outputs. If a request omits an optional input, its response omits the output."""
 
+    shares_worker = True
+
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._pairs: list[tuple[TensorShapes, TensorShapes]] = []

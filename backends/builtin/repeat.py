@@ -34,6 +34,8 @@ _OUTPUTS = (ExpectedTensor("OUT", "INT32"), ExpectedTensor("IDX", "UINT32"))
 class RepeatBackend(StreamingBackend):
     """Returns its input, one element per response."""
 
+    shares_worker = True
+
     def load(self, arguments: ModelArguments) -> None:
         if arguments.max_batch_size:
             raise InvalidArgument("repeat backend only supports models with max_batch_size == 0")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class SquareBackend(StreamingBackend):
     """Sends n responses to a request with n, and no response if n is below 1."""
 
+    shares_worker = True
+
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._infer_delay_s = self._output_delay_s = 0.0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class OnnxRuntimeBackend(Backend):
     """Executes an ONNX model."""
 
+    shares_worker = True
+
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._model: LoadedModel | None = None

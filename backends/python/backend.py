@@ -16,6 +16,7 @@ from backends.python.failures import model_code
 from backends.python.instance import PythonInstance, set_current_instance
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
+from backends.python.model_modules import ModelModules
 from backends.python.requests import InferenceRequest
 from backends.python.responses import InferenceResponse
 from kernel.errors import InternalError, ServingError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 class PythonBackend(Backend):
     """One instance of a Python model. With response senders the model may respond after `execute` has returned."""
 
+    shares_worker = True
     responds_later = True
 
     def __init__(self, host: Host) -> None:
@@ -40,6 +42,21 @@ class PythonBackend(Backend):
         self._instance: PythonInstance
         self._dropped: DroppedRequests | None = None
         self._loop: EventLoop | None = None
+        #: Only in a process of several models.
+        self._modules: ModelModules | None = None
+        self._current: PythonInstance | None = None
+
+    def enter_turn(self) -> None:
+        """See `Backend.enter_turn`."""
+        if self._modules is not None:
+            self._modules.enter()
+        if self._current is not None:
+            set_current_instance(self._current)
+
+    def leave_turn(self) -> None:
+        """See `Backend.leave_turn`."""
+        if self._modules is not None:
+            self._modules.leave()
 
     def complete(self, arguments: ModelArguments) -> Config:
         """See `Backend.complete`. Calls the model's `auto_complete_config`, if it has this method."""
@@ -65,7 +82,7 @@ class PythonBackend(Backend):
                 f"model '{arguments.model_name}': EXECUTION_ENV_PATH is not supported yet; the model runs in "
                 "the Python environment of the server",
             )
-        self._instance = PythonInstance(arguments, self.host)
+        self._instance = self._current = PythonInstance(arguments, self.host)
         set_current_instance(self._instance)
         self._model_path = str(arguments.model_file(DEFAULT_NAME))
         with model_code():
@@ -125,7 +142,9 @@ class PythonBackend(Backend):
         if self._model_class is None:
             triton_python_backend_utils.install()
             sys.argv = [""]  # as in Triton: a model that parses arguments, as `unittest.main` does, finds none
-            set_current_instance(PythonInstance(arguments, self.host))
+            self._modules = ModelModules(arguments.model_dir)
+            self._current = PythonInstance(arguments, self.host)
+            set_current_instance(self._current)
             self._model_class = import_model_class(arguments)
         return self._model_class
 

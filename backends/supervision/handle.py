@@ -99,6 +99,8 @@ class WorkerHandle:
             if request is None:
                 messages.append(wire.RequestMessage(number, []))
             else:
+                if not self._requests:
+                    self._poller.polling.busy_workers += 1
                 self._requests[number] = request
                 in_flight += 1
                 if request.leased and (error := self._try_attach(request)) is not None:
@@ -263,6 +265,8 @@ class WorkerHandle:
         self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
+            if not self._requests:
+                self._poller.polling.busy_workers -= 1
             if self._unsent_credit:
                 self._unsent_credit.pop(number, None)
                 self._granted.pop(number, None)
@@ -326,6 +330,8 @@ class WorkerHandle:
     def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
         """Fail a request that could not be sent to the worker; the other requests of its batch continue."""
         request = self._requests.pop(number)
+        if not self._requests:
+            self._poller.polling.busy_workers -= 1
         self._poller.moved(-1)
         self.record.batches[batch_number].remove(request)
         request.in_use = False
@@ -418,6 +424,8 @@ class WorkerHandle:
         """The worker is gone: release its memory and metrics."""
         self._lost = True
         self._memory.close()
+        if self._requests:
+            self._poller.polling.busy_workers -= 1
         self._poller.moved(-len(self._requests))
         self._metrics.end()
 

@@ -51,6 +51,8 @@ class WorkerSession:
         self.arena_byte_size = 0
         #: Whether the worker runs on this machine, so that memory can be shared with it.
         self.local = True
+        #: The worker's process, if it runs on this machine and has begun; else 0.
+        self.pid = 0
         #: The worker's time plus this is the kernel's time, in nanoseconds.
         self.clock_offset_ns = 0
         #: Sends a message at the end of the event-loop iteration. After the worker's end it does nothing.
@@ -79,6 +81,7 @@ class WorkerSession:
             found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"
             raise InternalError(f"the worker uses another protocol: {found}, expected version {wire.PROTOCOL}")
         self.local = hello.local
+        self.pid = hello.pid if hello.local else 0
         if not hello.local:
             self.clock_offset_ns = time.monotonic_ns() - hello.now_ns
 
@@ -131,6 +134,11 @@ class WorkerSession:
     def stopped(self) -> bool:
         """Whether the worker's process is stopped by a signal."""
         return self._launched is not None and self._launched.stopped
+
+    @property
+    def lost(self) -> bool:
+        """Whether the worker has ended."""
+        return self._lost_cause is not None
 
     def terminate(self) -> None:
         """Ask the worker to end, also while its model executes."""
@@ -206,6 +214,7 @@ class WorkerSession:
                     | wire.TaskNeedsMemory()
                     | wire.TaskDone()
                     | wire.TaskFailed()
+                    | wire.MemberEnded()
                 ):
                     self.on_message(message)
                 case wire.OutboxCreated():
@@ -250,3 +259,4 @@ class WorkerSession:
             self._response.exception()  # read here, because the waiting code may be cancelled
         if self.on_lost is not None:
             self.on_lost(cause)
+        self._channel.detach_outbox()

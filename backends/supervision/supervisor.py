@@ -14,6 +14,7 @@ import msgspec
 
 from backends.supervision.backoff import Backoff
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import WorkerSession
 from backends.supervision.watch.instance_watch import (
     MESSAGE_LIMIT_NS,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from backends.supervision.launcher import Launcher
+    from backends.supervision.shared.workers import SharedWorkers
     from backends.supervision.watch.instance_watch import Finding
     from backends.supervision.watch.watchdog import Watchdog
     from kernel.loop.busy_poll import LoopPoller
@@ -62,16 +64,18 @@ class InstanceSupervisor:
         limits: ExecutionLimits,
         load_timeout_s: float = 0,
         budget: ByteBudget | None = None,
+        shared: SharedWorkers | None = None,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit.
 
         `arena_byte_size` is the limit of the worker's outputs. They count in `budget`, the server's, if it has one.
-        `limits` are those of models that have none of their own.
+        `limits` are those of models that have none of their own. `shared` starts workers of models that share one.
         """
         self._watchdog = watchdog
         self._limits = limits
         self._watch = InstanceWatch(ExecutionLimits())
         self._launcher = launcher
+        self._shared = shared
         self._poller = poller
         self._helper = helper
         self._budget = budget
@@ -80,6 +84,8 @@ class InstanceSupervisor:
         self._verbose = verbose
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None
+        #: The worker that was lost last, while no other has taken its place.
+        self._lost_handle: WorkerHandle | None = None
         self._plan: InstancePlan | None = None
         self._load: wire.Load | None = None
         self._model: Model | None = None
@@ -95,7 +101,10 @@ class InstanceSupervisor:
         self._ending: ServingError | None = None
 
     async def start(self, title: str, needs: WorkerNeeds = NO_NEEDS) -> None:
-        """Start a worker process without a model. Raises `ServingError`."""
+        """Start a worker without a model, in a shared process if that has a name in `needs`. Raises `ServingError`."""
+        if needs.worker:
+            assert self._shared is not None, "no process can be shared"
+            self._launcher = self._shared.launcher(needs.worker)
         self._session = WorkerSession(title)
         self._watchdog.add(self)
         await self._session.start(self._launcher, needs=needs)
@@ -113,6 +122,9 @@ class InstanceSupervisor:
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
             self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus,
         )  # fmt: skip
+        if plan.needs.worker:
+            assert self._shared is not None, "no process can be shared"
+            self._shared.join(self, plan)
         if self._session is None:
             await self.start(plan.name, plan.needs)
         assert self._session is not None
@@ -133,6 +145,10 @@ class InstanceSupervisor:
             raise InternalError(
                 f"the model was still {doing} after {self._load_timeout_s:g} s, and its worker was killed"
             ) from None
+
+    def demanded_ns(self) -> int | None:
+        """See `InstanceKeeper`. It is not known of a worker of another host, nor before the worker has begun."""
+        return None if self._session is None or not self._session.pid else demanded_ns(self._session.pid)
 
     def join(self, model: Model) -> WorkerHandle:
         """Add the instance to `model`, set apart, and restart its worker from now on if it is lost."""
@@ -184,11 +200,14 @@ class InstanceSupervisor:
         """
         self._stopped = True
         self._watchdog.remove(self)
+        if self._plan is not None and self._plan.needs.worker and self._shared is not None:
+            self._shared.leave(self, self._plan)
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.wait([self._restart])
         if self._session is not None:
             await self._session.stop(FINALIZE_GRACE_S if self._loaded and not at_once else 0)
+        self._forget_loss()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.stopped()
@@ -271,6 +290,7 @@ class InstanceSupervisor:
         )
         handle.record.device_id = self._plan.device_id
         self._session.on_lost = self._lost
+        self._forget_loss()
         self._watch, self._suspended, self._ending = InstanceWatch(self._limits), False, None
         self._watchdog.add(self)
         self._session.send(wire.Joined())
@@ -279,6 +299,11 @@ class InstanceSupervisor:
         else:
             self._model.instances.set_apart(handle)
         return handle
+
+    def _forget_loss(self) -> None:
+        lost, self._lost_handle = self._lost_handle, None
+        if lost is not None and self._model is not None:
+            self._model.instances.set_condition(lost, None)
 
     def _lost(self, cause: str) -> None:
         assert self._handle is not None
@@ -290,6 +315,12 @@ class InstanceSupervisor:
         logger.error("the worker of model instance '%s' was lost: %s", self._plan.name, cause)
         handle.lost(cause, self._ending)
         if not self._stopped:
+            assert self._model is not None
+            # For the repository index, until a worker has loaded the model again.
+            self._lost_handle = handle
+            self._model.instances.set_condition(
+                handle, Condition(f"instance '{handle.name}' was lost and is started again: {cause}", lost=True)
+            )
             self._restart = asyncio.get_running_loop().create_task(self._start_again())
 
     async def _start_again(self) -> None:

@@ -226,6 +226,12 @@ class LoopChannel:
             raise ValueError("a second outbox")
         self._peer_outbox = OutboxReader(fd)
 
+    def detach_outbox(self) -> None:
+        """Use the peer's outbox no longer: the peer is dead, and nobody asks any more how far it was."""
+        outbox, self._peer_outbox = self._peer_outbox, None
+        if outbox is not None:
+            outbox.close()
+
     def progress(self) -> Progress | None:
         """Return how far the peer is with its batches, or None if it has no outbox. Works also after `close`."""
         return None if self._peer_outbox is None else self._peer_outbox.progress()
@@ -381,3 +387,6 @@ class BlockingChannel:
             self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._socket.close()
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None:
+            outbox.close()

@@ -10,6 +10,7 @@ worker what its model was given, and of a busy one what it is busy with.
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import struct
 from typing import TYPE_CHECKING
@@ -63,6 +64,10 @@ class Outbox:
         self._start = 0
         self._used = 0
 
+    def close(self) -> None:
+        """Close the descriptor: the connection has ended. The memory stays until nobody refers to it."""
+        os.close(self.fd)
+
     def add(self, data: bytes) -> bool:
         """Append `data`; returns False if there is no space for it."""
         begin = _CONTENT_AT + self._used
@@ -95,7 +100,13 @@ class OutboxReader:
     def __init__(self, fd: int) -> None:
         """Raises ValueError unless `fd` is sealed memory of the size of an outbox."""
         check_sealed(fd, BYTE_SIZE)
-        self._memory = memoryview(mmap.mmap(fd, BYTE_SIZE, prot=mmap.PROT_READ))
+        self._mapping = mmap.mmap(fd, BYTE_SIZE, prot=mmap.PROT_READ)
+        self._memory = memoryview(self._mapping)
+
+    def close(self) -> None:
+        """Unmap the memory: the worker is dead, and all that it has left was handled."""
+        self._memory.release()
+        self._mapping.close()
 
     def unsent(self, position: int) -> bytes:
         """Return the unsent bytes from `position` of the worker's stream on; empty if the worker has sent that byte."""

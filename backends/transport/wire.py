@@ -6,10 +6,12 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
     kernel → worker   Complete, Load, Joined, Execute, EndSequence, Cancel, Credit, FreeBlocks, Stop
                       Attach*, OwnArena*, Detach, Transfer, Chunk
                       ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
+                      AddMember*                                                   (processes of several models)
                       Recall, CallResponded, ModelControlled                       (see "What comes next")
     worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
+                      MemberEnded                                                  (processes of several models)
                       Started, Recalled, Rescheduled, MemoryUsed
                       Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
@@ -339,6 +341,14 @@ class TaskMemory(Message):
     span: Span | None = None
 
 
+class AddMember(Message):
+    """A model comes to this process, which may have others. Sent with the descriptor of its connection, over which it
+    says `Hello`; only over the connection of a process without a model of its own."""
+
+    member: int
+    title: str
+
+
 # ---- worker to kernel: a model and its instance ---------------------------------------------
 
 
@@ -375,6 +385,13 @@ class Log(Message):
 
     level: str
     text: str
+
+
+class MemberEnded(Message):
+    """A model of this process has ended: it was asked to, its connection has ended, or `failure` says why."""
+
+    member: int
+    failure: str = ""
 
 
 class MetricsChanged(Message):
@@ -586,6 +603,7 @@ ToWorker = (
     | WriteSpan
     | RunTask
     | TaskMemory
+    | AddMember
 )
 ToKernel = (
     Hello
@@ -616,6 +634,7 @@ ToKernel = (
     | TaskNeedsMemory
     | TaskDone
     | TaskFailed
+    | MemberEnded
 )
 
 encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)

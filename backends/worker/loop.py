@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -32,7 +33,8 @@ from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
-from kernel.errors import ErrorCode, InternalError, ServingError
+from backends.worker.shared.members import Members
+from kernel.errors import ErrorCode, InternalError, ServingError, Unsupported
 from shm.memfd import read_only_fd
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from backends.metric_registry import MetricRegistry
     from backends.transport.channel import BlockingChannel
     from backends.worker.request import WorkerRequest
+    from backends.worker.shared.turn import Turn
     from shm.arena import Arena
 
 logger = logging.getLogger(__name__)
@@ -56,13 +59,17 @@ IDLE_S = 30.0
 class Worker:
     """One model instance behind one channel. Implements `backends.base.Host`."""
 
-    def __init__(self, channel: BlockingChannel, *, local: bool = True, task_module: str = "") -> None:
+    def __init__(
+        self, channel: BlockingChannel, *, local: bool = True, task_module: str = "", turn: Turn | None = None
+    ) -> None:
         """Without `local` no memory is shared with the kernel: tensors are sent in messages and chunks.
 
-        `task_module` is the module with the functions of tasks; only for a helper.
+        `task_module` is the module with the functions of tasks; only for a helper. `turn` is for one of several models
+        of a process.
         """
         self._channel = channel
         self._local = local
+        self._turn = turn
         #: Whether this is a helper, which has no model.
         self._helps = bool(task_module)
         self._send_lock = threading.Lock()
@@ -85,6 +92,7 @@ class Worker:
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
         tasks = TaskRunner(self._regions, self._outputs.memory, self._send, task_module)
+        self._members = Members(self._send, lambda channel, turn: Worker(channel, local=local, turn=turn))
         self._backend: Backend | None = None
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
@@ -102,6 +110,7 @@ class Worker:
             wire.WriteSpan: self._region_io.write,
             wire.RunTask: tasks.run,
             wire.TaskMemory: tasks.memory,
+            wire.AddMember: lambda message: self._members.add(message, channel.take_fd()),
             wire.Execute: self._execute,
         }
 
@@ -112,12 +121,16 @@ class Worker:
             if self._local and SHARES_MEMORY:
                 self._channel.share_outbox()
                 self._progress = self._channel.progress
-            self._channel.watch_idle(IDLE_S, self._idle)
-            self._serve()
+            if self._turn is None:
+                self._channel.watch_idle(IDLE_S, self._idle)
+                self._serve()
+            else:
+                self._serve_in_turn(self._turn)
         except (KernelGone, BrokenPipeError, ConnectionResetError):
             return
         if self._backend is not None:
-            self._backend.finalize()
+            with contextlib.nullcontext() if self._turn is None else self._turn.of(self):
+                self._backend.finalize()
             self._reporter.stop()
 
     def _serve(self) -> None:
@@ -141,6 +154,37 @@ class Worker:
         if begun != self._given_back_after:
             self._given_back_after = begun
             give_memory_back()
+
+    def _serve_in_turn(self, turn: Turn) -> None:
+        """As `_serve`, in a process of several models: each message has a turn. It does not poll: others compute."""
+        handlers, waiting = self._handlers, self._reader.waiting
+        while True:
+            if not waiting:
+                self._held.report_freed()
+                if self._unsent_since_ns:
+                    self._flush()
+            message = self._reader.next()
+            if isinstance(message, wire.Stop):
+                return
+            with turn.of(self):
+                handlers[type(message)](message)
+            self._reader.poll_ns = 0
+
+    def close(self) -> None:
+        """Free what the system would free with the process, for a process that goes on."""
+        self._regions.close()
+        self._outputs.memory.close()
+        self._channel.close()
+
+    def enter_turn(self) -> None:
+        """See `TakesTurns`."""
+        if self._backend is not None:
+            self._backend.enter_turn()
+
+    def leave_turn(self) -> None:
+        """See `TakesTurns`."""
+        if self._backend is not None:
+            self._backend.leave_turn()
 
     # ---- Host --------------------------------------------------------------------------------
 
@@ -242,7 +286,14 @@ class Worker:
 
     def _backend_for(self, arguments: ModelArguments) -> Backend:
         if self._backend is None:
-            self._backend = backend_class(str(arguments.config.get("backend", "")))(self)
+            name = str(arguments.config.get("backend", ""))
+            found = backend_class(name)
+            if self._turn is not None and not found.shares_worker:
+                raise Unsupported(
+                    f"model '{arguments.model_name}' cannot share a worker (parameter naiad.worker): its backend "
+                    f"'{name}' does not support it"
+                )
+            self._backend = found(self)
         return self._backend
 
     def _attach(self, message: wire.Attach) -> None:

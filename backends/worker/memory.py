@@ -281,6 +281,11 @@ class AttachedRegions:
         if number in self._replaced:
             self._replaced.pop(number).close()
 
+    def close(self) -> None:
+        """Forget all regions: the worker ends, and its process may go on."""
+        for number in list(self._regions):
+            self.detach(number)
+
     def find(self, number: int) -> WorkerRegion | None:
         """Return the region `number`, or None if the kernel did not announce it."""
         return self._regions.get(number)

@@ -43,6 +43,9 @@ class OutputMemory(Protocol):
     def drop(self, span: Span) -> None:
         """Free a span that no response names."""
 
+    def close(self) -> None:
+        """The worker ends, and its process may go on: whoever has responses keeps their memory."""
+
     def publish(self, tensors: Sequence[Tensor]) -> None:
         """Make these tensors readable for the kernel, before the response that names them is sent."""
 
@@ -86,6 +89,15 @@ class ArenaOutputs:
         """See `OutputMemory`."""
         self.free([span.offset])
 
+    def close(self) -> None:
+        """See `OutputMemory`. Blocks that the kernel still has stay as they are."""
+        with self._lock:
+            if self.arena is not None:
+                self.arena.close()  # first: no page is given back from now on
+            for block in self._blocks.values():
+                block.release()
+            self._blocks.clear()
+
     def publish(self, tensors: Sequence[Tensor]) -> None:
         """See `OutputMemory`: the arena is shared."""
 
@@ -119,6 +131,10 @@ class SentOutputs:
     def drop(self, span: Span) -> None:
         """See `OutputMemory`."""
         self._unsent.pop(span.lease.region_number, None)
+
+    def close(self) -> None:
+        """See `OutputMemory`."""
+        self._unsent.clear()
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
         """See `OutputMemory`."""

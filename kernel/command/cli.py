@@ -1,8 +1,7 @@
-"""The command line: `python -m kernel run | models | infer`. Flags have tritonserver's names and meanings."""
+"""The commands: `python -m kernel run | models | infer`. `kernel/command/main.py` runs `run` without this module."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +10,8 @@ import typer
 from typer.exceptions import TyperException
 
 from kernel import __version__
-from kernel.command.flags.help import print_help
-from kernel.command.flags.read import read_flags
-from kernel.options import DEMO_REPOSITORY, BadOption, check_options
+from kernel.command.run import run_server
+from kernel.options import DEMO_REPOSITORY
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -29,14 +27,7 @@ cli = typer.Typer(
 @cli.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(context: typer.Context) -> None:
     """Serve a model repository until Ctrl-C or SIGTERM. [dim]Flags: run --help[/dim]"""
-    if "--help" in context.args:
-        print_help()
-        return
-    options, notes = read_flags(context.args, os.environ)
-    check_options(options)
-    from kernel.app import serve  # imported late: other commands and wrong flags do not need the server
-
-    raise typer.Exit(serve(options, notes))
+    raise typer.Exit(run_server(context.args))
 
 
 @cli.command()
@@ -77,13 +68,11 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def main() -> None:
-    """Run a command. A wrong command line prints one line and exits with code 1."""
+def run_command() -> int:
+    """Run the command of `sys.argv`; returns the exit code. A wrong command line ends the process with one line."""
     try:
-        sys.exit(cli(standalone_mode=False) or 0)
+        return cli(standalone_mode=False) or 0
     except TyperException as error:
         sys.exit(f"error: {error.format_message()}. See 'python -m kernel --help'")
-    except BadOption as error:
-        sys.exit(f"error: {error}")
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+    except typer.Abort:
+        return 130

@@ -8,12 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING
-
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from kernel import __version__
 from kernel.options import DEMO_REPOSITORY
@@ -24,9 +20,6 @@ if TYPE_CHECKING:
 
     from kernel.options import ServerOptions
     from kernel.serving.catalog import Catalog
-
-#: The width of a table that is not printed to a terminal, in columns: enough for the longest reason.
-_FILE_WIDTH = 4000
 
 
 def models_table(catalog: Catalog) -> str:
@@ -72,11 +65,54 @@ def table_text(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
     Control characters are written out: reasons and names come from models and clients.
     """
-    width = None if sys.stdout.isatty() else _FILE_WIDTH
-    console = Console(file=sys.stdout, highlight=False, width=width)
+    cells = [tuple(printable(cell, keep="\n") for cell in row) for row in rows]
+    return _wrapped_table(titles, cells) if sys.stdout.isatty() else file_table(titles, cells)
+
+
+def file_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose rows are as wide as their cells; a line feed in a cell begins a line of the same row.
+
+    It looks like `_wrapped_table`. A server whose log goes to a file does without rich, which takes 5 MiB.
+    """
+    widths = [max(_width(line) for row in (titles, *rows) for line in row[n].split("\n")) for n in range(len(titles))]
+    border = f"+{'+'.join('-' * (width + 2) for width in widths)}+\n"
+    lines = [border, *_row_lines(titles, widths), border]
+    for row in rows:
+        lines += _row_lines(row, widths)
+    return "".join([*lines, border])
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    columns = zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
+    return [
+        "|"
+        + "|".join(f" {cell}{' ' * (width - _width(cell))} " for cell, width in zip(line, widths, strict=True))
+        + "|\n"
+        for line in columns
+    ]
+
+
+def _width(text: str) -> int:
+    """Return how many columns a text takes: East Asian letters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.combining(letter) != 0 for letter in text)
+
+
+def _wrapped_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table that fits into the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(file=sys.stdout, highlight=False)
     table = Table(*titles, box=box.ASCII2)
     for row in rows:
-        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
+        table.add_row(*(escape(cell) for cell in row))
     with console.capture() as captured:
         console.print(table)
     return captured.get()

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel.command.load_display import LoadDisplay
 from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table
 from kernel.descriptors import raise_descriptor_limit
 from kernel.observe.logs import set_up_logging
 from kernel.texts import printable
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Mapping, Sequence
 
     from kernel.observe.logs import ServerLog
     from kernel.options import ServerOptions
+    from kernel.repository.load_progress import LoadStep
     from kernel.serving.catalog import Catalog
     from kernel.serving.kernel import Kernel
     from kernel.settings import LogSettings
@@ -30,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 #: A signal within this time after the first is a copy of the first, not a second one.
 _SAME_SIGNAL_S = 1.0
+
+
+#: How long after the end of a model's workers its objects are collected.
+_COLLECTED_AFTER_S = 0.5
 
 
 class Terminal:
@@ -42,6 +49,10 @@ class Terminal:
         self._backends = backends
         #: None before `begin`.
         self._log: ServerLog | None = None
+        #: Set while a collection of unloaded models is due.
+        self._collection: asyncio.TimerHandle | None = None
+        #: None before models load.
+        self._display: LoadDisplay | None = None
 
     @property
     def owns_process(self) -> bool:
@@ -77,8 +88,17 @@ class Terminal:
     def lost_log_lines(self) -> int:
         return 0 if self._log is None else self._log.lost_line_count
 
+    def models_loading(self, step: LoadStep) -> None:
+        if self._display is None:
+            assert self._log is not None, "models load before `begin`"
+            bar = self._prints_tables and not self._options.log.file and sys.stdout is not None and sys.stdout.isatty()
+            self._display = LoadDisplay(self._log, bar=bar)
+        self._display.show(step)
+
     def models_loaded(self, catalog: Catalog) -> None:
         """Print tables of the models; with JSON logs, write one log line for each model instead."""
+        if self._display is not None:
+            self._display.close()
         if self._prints_tables:
             if not self._options.demo:  # the demo's first output stays short
                 self._print(backends_table(self._backends))
@@ -89,6 +109,19 @@ class Terminal:
         for item in catalog.index():
             state = f"{item.state}: {item.reason.strip()}" if item.reason else item.state or "not loaded"
             logger.info("model '%s': %s", item.name, state, extra={"model": item.name, "version": item.version})
+
+    def model_retired(self) -> None:
+        """Collect the objects of unloaded models soon, once for all that end together.
+
+        A model and its workers refer to one another. The collector would come to them after many more of them: it
+        looks at old objects when it has seen many new ones, and requests make hardly any that it counts.
+        """
+        if self._collection is None:
+            self._collection = asyncio.get_running_loop().call_later(_COLLECTED_AFTER_S, self._collect)
+
+    def _collect(self) -> None:
+        self._collection = None
+        gc.collect()  # what was there at the start is frozen, so that this takes less than a millisecond
 
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         return "see the table above; --exit-on-error=false starts without them"

@@ -33,7 +33,12 @@ BATCHING = _PREFIX + "batching"
 #: Names of modules, with commas between, that are imported once before the workers of the model are forked.
 PRELOAD = _PREFIX + "preload"
 
-_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD)
+#: The name of the process that the model's instances share with other models that have the same name here.
+WORKER = _PREFIX + "worker"
+
+_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER)
+
+_WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -52,6 +57,8 @@ class ModelParameters(msgspec.Struct, frozen=True):
     autoscale: AutoscaleSettings | None = None
     #: None if the model serves all requests in their order.
     fair: FairQueuing | None = None
+    #: "" for workers of the model's own.
+    worker: str = ""
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -70,7 +77,8 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
     if batching and not config.HasField("dynamic_batching"):
         raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
     preloaded_modules(config)
-    return ModelParameters(timeout_ns, scheduler, batching, autoscale_settings(config), fair_queuing(config))
+    worker = _worker(config) if WORKER in config.parameters else ""
+    return ModelParameters(timeout_ns, scheduler, batching, autoscale_settings(config), fair_queuing(config), worker)
 
 
 def _name(config: ModelConfig, name: str) -> str:
@@ -96,6 +104,24 @@ def preloaded_modules(config: ModelConfig) -> tuple[str, ...]:
                 f"'torch,transformers'; found '{text}'"
             )
     return names
+
+
+def _worker(config: ModelConfig) -> str:
+    """Return the name of the process that the model shares with others. Raises `BadConfig`."""
+    name = config.parameters[WORKER].string_value
+    if not _WORKER_NAME.fullmatch(name):
+        raise BadConfig(
+            f"parameter '{WORKER}' of model '{config.name}' must be a name of at most 64 letters, digits, '_', '-' and "
+            f"'.'; found '{name}'"
+        )
+    for group in config.instance_group:
+        # What is not set yet (KIND_AUTO) becomes KIND_CPU or KIND_GPU, and is looked at again.
+        if group.kind in (group.KIND_GPU, group.KIND_MODEL):
+            raise BadConfig(
+                f"model '{config.name}' cannot share worker '{name}' (parameter {WORKER}): its instance group "
+                f"'{group.name}' is {group.Kind.Name(group.kind)}, and only instances of KIND_CPU share a worker"
+            )
+    return name
 
 
 def _seconds(config: ModelConfig, name: str) -> int:

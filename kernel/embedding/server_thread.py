@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from kernel.options import ServerOptions
+    from kernel.repository.load_progress import LoadStep
     from kernel.serving.catalog import Catalog
     from kernel.serving.kernel import Kernel
     from kernel.settings import LogSettings
@@ -148,8 +149,14 @@ class ServerThread:
         await self._stop_requested.wait()
         stop.set()
 
+    def models_loading(self, step: LoadStep) -> None:
+        """Do nothing: `start` waits for the models."""
+
     def models_loaded(self, catalog: Catalog) -> None:
         """Do nothing: the program can call `EmbeddedServer.models`."""
+
+    def model_retired(self) -> None:
+        """Do nothing: the garbage collector is the program's."""
 
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         reasons = {item.name: " ".join(item.reason.split()) for item in catalog.index() if item.name in failed}

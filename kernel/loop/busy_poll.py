@@ -86,8 +86,9 @@ class BusyPolling:
         #: With more requests in flight nothing polls.
         self.max_in_flight = _MAX_IN_FLIGHT_PER_PROCESSOR * processor_count
         self._pause = PollPause()
-        #: The number of requests that workers have.
+        #: The number of requests that workers have, and of workers that have requests.
         self.in_flight = 0
+        self.busy_workers = 0
         #: Whether the last wait was short; [0] for waits for clients, [1] for waits for workers.
         self._short = [False, False]
         self._for_workers = False
@@ -104,7 +105,11 @@ class BusyPolling:
         self._short[self._for_workers] = now_ns - self._since_ns < self.longest_ns
         self._since_ns = now_ns
         self._for_workers = self.in_flight > 0
-        return self._short[self._for_workers] and now_ns >= self._pause.until_ns
+        return (
+            self._short[self._for_workers]
+            and self.busy_workers <= self._processor_count
+            and now_ns >= self._pause.until_ns
+        )
 
     def keeps_polling(self, now_ns: int, away_ns: int, *, moved: bool) -> bool:
         """Return whether to continue polling after a yield of `away_ns`; `moved`: a message came or went meanwhile.
@@ -129,7 +134,11 @@ class BusyPolling:
         """Begin the next wait. Returns whether to poll during it."""
         self._for_workers = self.in_flight > 0
         self._since_ns = now_ns
-        return self._short[self._for_workers] and now_ns >= self._pause.until_ns
+        return (
+            self._short[self._for_workers]
+            and self.busy_workers <= self._processor_count
+            and now_ns >= self._pause.until_ns
+        )
 
 
 class LoopPoller:

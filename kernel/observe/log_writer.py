@@ -70,6 +70,10 @@ class FileTarget:
         return max(written - len(end_of_torn), 0)
 
 
+#: Erases the line that the cursor of a terminal is in.
+_ERASE_LINE = b"\x1b[2K"
+
+
 class LogWriter:
     """A thread with a queue of lines. Lines that find the queue full, or that cannot be written, are counted, and one
     line says how many they were as soon as a line can be written again."""
@@ -83,6 +87,9 @@ class LogWriter:
         self.lost_line_count = 0
         #: Lost lines about which no line was written.
         self._unreported = 0
+        #: A line below all others, without its end, which the next lines replace: see `show_status`.
+        self._status = b""
+        self._status_shown = False
         self._idle = True
         self._closed = False
         # Reentrant: the garbage collector may log while this thread has the lock.
@@ -104,6 +111,14 @@ class LogWriter:
                 return
             self._waiting.put(line)
             self._wake()
+
+    def show_status(self, status: bytes) -> None:
+        """Keep a line below those of the log, on a terminal; b"" for none. It fits into the terminal. Never waits."""
+        with self._changed:
+            self._status = status
+            if not self._closed and not self._waiting.full:
+                self._waiting.put(b"")
+                self._wake()
 
     def drop(self) -> None:
         """Count a line that is not written."""
@@ -164,8 +179,12 @@ class LogWriter:
                 lost = 0
             if item:
                 lines.append((item, 0))
-        written = self._target.write(b"".join(line for line, _ in lines))
-        end = 0
+        status = self._status
+        erased = _ERASE_LINE if self._status_shown or status else b""
+        shown = status + b"\r" if status else b""  # the next line begins where this one does
+        self._status_shown = bool(status)
+        written = self._target.write(b"".join((erased, *(line for line, _ in lines), shown)))
+        end = len(erased)
         lost_now = 0
         for line, reported in lines:
             end += len(line)

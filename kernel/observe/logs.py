@@ -62,6 +62,13 @@ class ServerLog:
         """Write `text`, which ends with a line feed, to standard error. Never waits."""
         self.stderr.put(_octets(text, sys.stderr))
 
+    def show_status(self, text: str) -> None:
+        """Show one line at the bottom of the terminal that standard output is, below the log; "" shows none.
+
+        `text` is no wider than the terminal. Never waits.
+        """
+        self.stdout.show_status(_octets(text, sys.stdout))
+
     @property
     def _writers(self) -> set[LogWriter]:
         return {self.stdout, self.stderr} | ({self.file} if self.file is not None else set())

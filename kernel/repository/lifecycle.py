@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.loop.clock import Clock
     from kernel.repository.layout import ModelFolder
+    from kernel.repository.load_progress import LoadStep
     from kernel.repository.placement import InstanceKeeper
     from kernel.repository.settings import LifecycleSettings
     from kernel.serving.catalog import Catalog, IndexItem
@@ -53,6 +54,8 @@ class Lifecycle:
         self._settings = settings
         self._clock = clock
         self._loader = VersionLoader(clock, schedule, new_keeper, settings)
+        self._clock = clock
+        self._progress = self._loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         self._listing = RepositoryListing(catalog, settings)
         self._composition = Composition(catalog, self, self._listing)
@@ -66,6 +69,8 @@ class Lifecycle:
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._background: set[asyncio.Task[None]] = set()
+        #: Called after the workers of a version have ended that was unloaded or replaced.
+        self.on_retired: Callable[[], None] = lambda: None
 
     # ---- start and stop ----------------------------------------------------------------------
 
@@ -88,10 +93,17 @@ class Lifecycle:
         for name in failed:
             logger.error("failed to load '%s': %s", name, not_found_reason(name, found))
         self._ensembles.requested |= {folder.name for folder in folders}
+        self._progress.begin(len(folders), self._clock.now_ns())
         failed += await self._load_all(folders, with_parts=wanted != ["*"])
+        self._progress.close()
         if self._settings.poll_s:
             self._start_task(self._poll_forever())
         return sorted(set(failed))
+
+    @property
+    def loading(self) -> LoadStep | None:
+        """How far the loading of the models at the start is; None before and after it."""
+        return self._progress.step(self._clock.now_ns())
 
     async def poll(self) -> None:
         """Load new and changed models of the repositories, and unload removed ones (poll mode)."""
@@ -120,9 +132,11 @@ class Lifecycle:
         async def load(folder: ModelFolder) -> None:
             try:
                 await self.load_model(folder, LoadRequest(with_parts=with_parts))
+                self._progress.ended(folder.identifier, self._clock.now_ns())
             except ServingError as error:
                 failed.append(folder.name)
                 logger.error("failed to load '%s': %s", folder.identifier, error.message.strip())
+                self._progress.ended(folder.identifier, self._clock.now_ns(), failed=True)
 
         models, ensembles = await self._composition.split(folders, self._settings.config_name)
         async with asyncio.TaskGroup() as tasks:
@@ -370,6 +384,7 @@ class Lifecycle:
         """Wait for requests in flight, then end the workers. `mark_unloaded` shows the version as unloaded."""
         model = loaded.model
         await self._retirement.end_version(loaded)
+        self.on_retired()
         if mark_unloaded:
             entry = self._catalog.entry(identifier, model.version)
             if entry is not None and entry.model is model:

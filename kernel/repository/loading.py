@@ -21,6 +21,8 @@ from kernel.observe.log_context import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
 from kernel.repository.limits import ignored_settings, refuse_batching_library, refuse_unsupported
+from kernel.repository.load_limit import LoadLimit
+from kernel.repository.load_progress import LoadProgress
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.loop.clock import Clock
+    from kernel.repository.load_limit import LoadSlot
     from kernel.repository.override import OverrideFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
@@ -124,33 +127,37 @@ class VersionLoader:
         self._schedule = schedule
         self._new_keeper = new_keeper
         self._settings = settings
-        self._load_limit = asyncio.Semaphore(settings.load_thread_count)
+        self._load_limit = LoadLimit(settings.load_thread_count, clock)
+        self.progress = LoadProgress()
 
     async def load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
         """Load a version and return it; it takes requests. On `ServingError` its workers have ended."""
-        async with self._load_limit:
+        async with self._load_limit.slot() as slot:
+            self.progress.loads(source.folder.identifier, self._clock.now_ns())
             with about_model(source.name, version):
-                return await self._load_with_retries(source, config, version)
+                return await self._load_with_retries(source, config, version, slot)
 
-    async def _load_with_retries(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
+    async def _load_with_retries(
+        self, source: ModelSource, config: ModelConfig, version: int, slot: LoadSlot
+    ) -> LoadedVersion:
         for attempt in range(self._settings.load_retry_count):
             try:
-                return await self._load(source, config, version)
+                return await self._load(source, config, version, slot)
             except ServingError as error:
                 logger.error(
                     "failed to load '%s' version %d, attempt %d: %s",
                     source.name, version, attempt + 1, error.message.strip(),
                 )  # fmt: skip
-        return await self._load(source, config, version)
+        return await self._load(source, config, version, slot)
 
-    async def _load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
+    async def _load(self, source: ModelSource, config: ModelConfig, version: int, slot: LoadSlot) -> LoadedVersion:
         started_ns = self._clock.now_ns()
         refuse_unsupported(config)
         if config.HasField("ensemble_scheduling"):
             return await self._load_ensemble(source, config, version, started_ns)
         refuse_batching_library(config, source.folder.batching_library())
         await import_extensions(config)
-        keepers = [self._new_keeper()]
+        slot.workers = keepers = [self._new_keeper()]
         model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
@@ -205,26 +212,33 @@ class VersionLoader:
         model = version.model
         config = ModelConfig()
         config.CopyFrom(model.config)
-        async with self._load_limit:
+        async with self._load_limit.slot() as slot:
             with about_model(source.name, model.version):
                 prepared = await asyncio.to_thread(source.prepare, config)
-                return await self._start_update(version, source, prepared, version.origin, count)
+                return await self._start_update(version, source, prepared, version.origin, count, slot)
 
     async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
         """Start the instances of `config` that `version` does not have. On `ServingError` they have ended."""
         model = version.model
-        async with self._load_limit:
+        async with self._load_limit.slot() as slot:
             with about_model(source.name, model.version):
                 refuse_unsupported(config)
                 prepared = await asyncio.to_thread(source.prepare, with_changes(model.config, config))
                 count = version.serving_count if autoscale_settings(prepared.config) is not None else None
-                return await self._start_update(version, source, prepared, source.origin(config), count)
+                return await self._start_update(version, source, prepared, source.origin(config), count, slot)
 
     async def _start_update(
-        self, version: LoadedVersion, source: ModelSource, prepared: PreparedConfig, origin: Origin, count: int | None
+        self,
+        version: LoadedVersion,
+        source: ModelSource,
+        prepared: PreparedConfig,
+        origin: Origin,
+        count: int | None,
+        slot: LoadSlot,
     ) -> InstanceUpdate:
         instances = await asyncio.to_thread(self._match, version, prepared.config, source, count)
         new = [each for each in instances if each not in version.instances]
+        slot.workers = [each.keeper for each in new]
         update = InstanceUpdate(version, origin, prepared, instances, new)
         try:
             version.model.on_change(prepared.config)

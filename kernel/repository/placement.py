@@ -47,6 +47,9 @@ class InstanceKeeper(Protocol):
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model and return the duration in nanoseconds. Raises `ServingError`."""
 
+    def demanded_ns(self) -> int | None:
+        """Return how long the worker has used a processor or waited for one; None if that is not known."""
+
     def join(self, model: Model) -> Instance:
         """Add the instance to `model`, apart from the others, and restart its worker from now on if it dies.
 

@@ -29,7 +29,7 @@ class LifecycleSettings(msgspec.Struct, frozen=True):
     config_name: str = ""
     #: Whether several repositories may each have a model with the same name.
     namespacing: bool = False
-    #: The most versions that load at the same time.
+    #: The most versions whose loads work at the same time; those that only wait do not count.
     load_thread_count: int = 4
     #: How often the load of a version is repeated after it failed.
     load_retry_count: int = 0

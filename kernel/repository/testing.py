@@ -74,12 +74,16 @@ class FakeKeeper:
         self.failure = ""
         #: The error of every response. Default: the text of the file `refuse` in the model's folder.
         self.refusal = ""
+        #: The shared process that it was to start in.
+        self.worker = ""
+        #: How long its worker has used a processor, in nanoseconds; None if that is not known.
+        self.demanded: int | None = None
         #: `retire` waits for this event, if there is one.
         self.finished: asyncio.Event | None = None
         made.append(self)
 
     async def start(self, title: str, needs: WorkerNeeds) -> None:
-        """Do nothing."""
+        self.worker = needs.worker
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         return config
@@ -92,6 +96,9 @@ class FakeKeeper:
         if self.gate is not None:
             await self.gate.wait()
         return 1
+
+    def demanded_ns(self) -> int | None:
+        return self.demanded
 
     def join(self, model: Model) -> EchoInstance:
         assert self.plan is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.model_parameters import preloaded_modules
+from kernel.config.model_parameters import model_parameters, preloaded_modules
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     preload: PreloadSet = PreloadSet()
     #: Whether an instance of the model runs on a GPU.
     gpu: bool = False
+    #: The name of the process that the model shares with others; "" for a process of each instance.
+    worker: str = ""
 
 
 #: The needs of a helper.
@@ -58,4 +60,10 @@ def worker_needs(config: ModelConfig, model_dir: str) -> WorkerNeeds:
         except OSError as error:
             raise BadConfig(f"model '{config.name}': its {PRELOAD_FILE} cannot be read: {error.strerror}") from error
     gpu = any(group.kind == _KIND_GPU for group in config.instance_group)
-    return WorkerNeeds(config.backend, PreloadSet(modules, path, digest), gpu)
+    worker = model_parameters(config).worker
+    if worker and (modules or path):
+        raise BadConfig(
+            f"model '{config.name}' cannot share worker '{worker}' (parameter naiad.worker) and have modules preloaded "
+            f"(naiad.preload or {PRELOAD_FILE}): a process of several models is not forked for one of them"
+        )
+    return WorkerNeeds(config.backend, PreloadSet(modules, path, digest), gpu, worker)

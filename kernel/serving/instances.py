@@ -107,12 +107,14 @@ class BatchRecord:
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """What is wrong with an instance whose worker lives."""
+    """What is wrong with an instance."""
 
     #: For the repository index, such as `instance 'm_0' busy for 73 s`.
     text: str
-    #: Its process is stopped by a signal. Otherwise an execution takes long.
+    #: Its process is stopped by a signal.
     stopped: bool = False
+    #: Its worker was lost, and no other has taken its place yet. If neither holds, an execution takes long.
+    lost: bool = False
 
 
 class InstanceSet:
@@ -195,7 +197,9 @@ class InstanceSet:
     @property
     def busy_count(self) -> int:
         """How many other instances execute for long."""
-        return len(self._conditions) - self.stopped_count if self._conditions else 0
+        if not self._conditions:
+            return 0
+        return sum(not (condition.stopped or condition.lost) for condition in self._conditions.values())
 
     @property
     def waiting(self) -> int:

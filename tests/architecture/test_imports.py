@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: The one module that may import everything. Nothing but the command line and the embedded server imports it.
 COMPOSITION_ROOT = "kernel/app.py"
-MAY_IMPORT_THE_ROOT = ("kernel/command/cli.py", "kernel/embedding/")
+MAY_IMPORT_THE_ROOT = ("kernel/command/run.py", "kernel/embedding/")
 
 #: Packages, from the bottom up, and what each may import.
 ALLOWED = {

@@ -27,6 +27,8 @@ CATCH_ALL = {
     "backends/python/backend.py PythonBackend._call": "a model's code may raise anything: its requests fail",
     "backends/python/failures.py model_code": "a model's code may raise anything: its requests fail",
     "backends/streaming.py StreamingBackend._send": "runs in a thread of its own, whose request must be answered",
+    "backends/python/model_modules.py ModelModules._is_own": "libraries put objects that raise into sys.modules",
+    "backends/worker/shared/members.py Members._run": "the top of a thread: what ended it is logged and sent",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
     "backends/helper/tasks.py TaskRunner._step": "a task that fails must not end its helper",

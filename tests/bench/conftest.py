@@ -6,8 +6,11 @@ import pytest
 
 from bench import curve, growth
 from bench.contenders import OURS, TRITON
+from bench.density.figures import Density, DensityPoint, Footprint, Restarts
+from bench.density.measurement import COUNTS
 from bench.load import Sample
 from bench.machine import Machine
+from bench.process_memory import ProcessMemory
 from bench.rows import Figures
 
 MACHINE = Machine("2026-01-02", "abc1234", "Some Processor", 2, 16, "6.1", "3.11.9", {"numpy": "2.4.0"}, 0.1)
@@ -42,6 +45,23 @@ def growth_of(servers: tuple[str, ...]) -> growth.Growth:
     return growth.Growth(MACHINE, "a client", 3, 1.5, triton, points, growth.verdicts(points))
 
 
+def density_of(servers: tuple[str, ...]) -> Density:
+    memory = ProcessMemory(40 << 20, 30 << 20, 20 << 20)
+    points = [
+        DensityPoint(kind, server, count, 0.5 * count, Footprint(memory, count, 20 << 20, 30 << 20, memory),
+                     {"http": 5000.0, "grpc": 6000.0})
+        for kind in ("python", "onnx")
+        for count in COUNTS
+        for server in servers
+        if (kind, server) != ("onnx", TRITON)
+    ]  # fmt: skip
+    triton = "2.51.0" if TRITON in servers else ""
+    restarts = Restarts([30.0, 20.0, 90.0], [3.0, 2.0, 9.0])
+    return Density(
+        MACHINE, "a client", 16, 2.0, triton, points, restarts, ["Python with torch: torch is not installed"]
+    )
+
+
 BOTH, ALONE = (OURS, TRITON), (OURS,)
 
 
@@ -53,3 +73,8 @@ def stored_curve(request: pytest.FixtureRequest) -> curve.Curve:
 @pytest.fixture(params=[BOTH, ALONE], ids=["with Triton", "ours alone"])
 def stored_growth(request: pytest.FixtureRequest) -> growth.Growth:
     return growth_of(request.param)
+
+
+@pytest.fixture(params=[BOTH, ALONE], ids=["with Triton", "ours alone"])
+def stored_density(request: pytest.FixtureRequest) -> Density:
+    return density_of(request.param)

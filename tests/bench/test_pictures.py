@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="pictures need the dependency group `bench`")
 
-from bench.pictures import draw_curve, draw_growth, save
+from bench.pictures import draw_curve, draw_density, draw_growth, save
 from bench.pictures.labels import apart
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.curve import Curve
+    from bench.density.figures import Density
     from bench.growth import Growth
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,6 +30,12 @@ def test_a_curve_becomes_two_files(tmp_path: Path, stored_curve: Curve) -> None:
 
 def test_a_growth_becomes_two_files(tmp_path: Path, stored_growth: Growth) -> None:
     png, svg = save(draw_growth(stored_growth), tmp_path / "growth")
+    assert png.read_bytes().startswith(PNG)
+    assert b"<svg" in svg.read_bytes()
+
+
+def test_a_density_becomes_two_files(tmp_path: Path, stored_density: Density) -> None:
+    png, svg = save(draw_density(stored_density), tmp_path / "density")
     assert png.read_bytes().startswith(PNG)
     assert b"<svg" in svg.read_bytes()
 

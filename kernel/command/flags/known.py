@@ -72,7 +72,8 @@ _MODELS = FlagGroup(
         Flag(name="model-namespacing", kind=SWITCH, option="repository.namespacing",
              help="Let models in different repositories have the same name."),
         Flag(name="model-load-thread-count", kind=integer(0), option="repository.load_thread_count",
-             help="The most models that load at the same time."),
+             help="The most models that load at the same time. Those whose load waits, and uses no processor, do not "
+             "count."),
         Flag(name="model-load-retry-count", kind=integer(raised_to=0), option="repository.load_retry_count",
              help="How often a failed load is repeated."),
         Flag(name="model-load-timeout-secs", kind=_COUNT, option="repository.load_timeout_s", ours=True,

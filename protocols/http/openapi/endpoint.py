@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.http.openapi.document import openapi_document
-
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.serving.kernel import Kernel
@@ -41,4 +39,7 @@ class OpenApi:
             return self._text
 
     def _make(self, specs: list[ModelSpec]) -> bytes:
+        # Imported late, and in a thread: most servers are never asked for it.
+        from protocols.http.openapi.document import openapi_document
+
         return _encoder.encode(openapi_document(self._kernel.identity.version, specs, self._restrictions))

@@ -136,6 +136,7 @@ def run(scenario: Callable[[Bench], Awaitable[None]], *, concurrency: int = 1, d
         bench.model.check()
         await asyncio.sleep(0)
         assert bench.polling.in_flight == 0, "every request that was counted is over"
+        assert bench.polling.busy_workers == 0, "and so is every worker with requests"
         if bench.model.input_arena is not None:
             assert bench.model.input_arena.region.closed, "every lease was released"
 

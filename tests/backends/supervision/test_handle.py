@@ -68,6 +68,22 @@ def test_a_batch_is_one_message_with_its_requests() -> None:
     run(scenario)
 
 
+def test_a_worker_counts_once_however_many_requests_it_has() -> None:
+    async def scenario(bench: Bench) -> None:
+        for number in (1, 2):
+            bench.submit()
+            bench.submit()
+            await bench.received()
+            assert bench.polling.busy_workers == 1
+            await bench.say(wire.Executed(2 * number - 1, [response()]))
+            await bench.received()
+            assert bench.polling.busy_workers == 1
+            await bench.say(wire.Executed(2 * number, [response()]))
+            assert bench.polling.busy_workers == 0
+
+    run(scenario)
+
+
 def test_padding_is_sent_and_no_response_is_expected_for_it() -> None:
     async def scenario(bench: Bench) -> None:
         first, second = queued(bench), queued(bench)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.config.check import check_config
-from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from kernel.config.model_parameters import model_parameters
 from kernel.config.spec import model_spec
 from kernel.errors import BadConfig
@@ -68,3 +68,30 @@ def test_a_scheduler_and_a_batching_rule_are_named() -> None:
 def test_a_name_must_be_there_and_a_rule_needs_a_batcher(made: ModelConfig, text: str) -> None:
     with pytest.raises(BadConfig, match=text):
         check_config(made, "m")
+
+
+def test_models_share_a_worker_by_its_name() -> None:
+    assert model_parameters(config(naiad__worker="small-1_x.y")).worker == "small-1_x.y"
+    assert model_parameters(config()).worker == ""
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "ä", "x" * 65])
+def test_a_wrong_name_of_a_worker_refuses_the_model(name: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        check_config(config(naiad__worker=name), "m")
+    assert caught.value.message == (
+        "parameter 'naiad.worker' of model 'm' must be a name of at most 64 letters, digits, '_', '-' and '.'; "
+        f"found '{name}'"
+    )
+
+
+@pytest.mark.parametrize("kind", ["KIND_GPU", "KIND_MODEL"])
+def test_only_instances_on_the_processor_share_a_worker(kind: str) -> None:
+    made = config(naiad__worker="small")
+    made.instance_group.add(name="g", kind=ModelInstanceGroup.Kind.Value(kind))
+    with pytest.raises(BadConfig) as caught:
+        check_config(made, "m")
+    assert caught.value.message == (
+        "model 'm' cannot share worker 'small' (parameter naiad.worker): its instance group 'g' is "
+        f"{kind}, and only instances of KIND_CPU share a worker"
+    )

@@ -78,6 +78,19 @@ def test_with_many_in_flight_polling_stops_when_others_need_the_processor(in_fli
     assert server.wakes(SHORT_NS, in_flight), "the next message starts polling again"
 
 
+def test_nobody_polls_while_more_workers_are_busy_than_there_are_processors() -> None:
+    """Each of them has to run once before the wait ends: who polls and yields waits for all of them."""
+    server = PolledServer(processor_count=2)
+    server.polling.busy_workers = 3
+    server.wakes(LONG_NS, in_flight=1)
+    assert not server.wakes(SHORT_NS, in_flight=1)
+    server.polling.busy_workers = 2
+    assert server.wakes(SHORT_NS, in_flight=1)
+    assert server.polls(SHORT_NS, in_flight=1, moved=True)
+    server.polling.busy_workers = 3
+    assert not server.polls(SHORT_NS, in_flight=1, moved=True)
+
+
 def test_polling_pauses_on_busy_processors_even_with_one_request_in_flight() -> None:
     server = PolledServer()
     for _ in range(2):

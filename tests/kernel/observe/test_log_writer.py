@@ -140,3 +140,39 @@ def test_a_log_call_with_wrong_arguments_is_a_line_of_the_log(output: LogOutput)
     captured = output.read()
     assert "a line of the log could not be formatted: TypeError" in captured.out
     assert captured.err == ""
+
+
+def test_a_status_stays_below_the_lines_until_it_is_taken_away() -> None:
+    target = HeldTarget()
+    target.read.set()
+    writer = LogWriter(target, loss_line)
+
+    def written() -> bytes:
+        assert writer.flush(FLUSH_TIMEOUT_S)
+        found, target.written = target.written, b""
+        return found
+
+    writer.put(b"before\n")
+    assert written() == b"before\n"
+    writer.show_status(b"loading")
+    assert written() == b"\x1b[2Kloading\r"
+    writer.put(b"line\n")
+    assert written() == b"\x1b[2Kline\nloading\r"
+    writer.show_status(b"")
+    assert written() == b"\x1b[2K"
+    writer.put(b"after\n")
+    assert written() == b"after\n"
+    writer.close(FLUSH_TIMEOUT_S)
+
+
+def test_a_status_is_no_part_of_what_is_lost() -> None:
+    target = HeldTarget()
+    target.read.set()
+    writer = LogWriter(target, loss_line)
+    writer.show_status(b"loading")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    target.room = len(b"\x1b[2K") + len(b"first\n")
+    writer.put(b"first\n")
+    assert writer.flush(FLUSH_TIMEOUT_S)
+    assert writer.lost_line_count == 0
+    writer.close(FLUSH_TIMEOUT_S)

@@ -1,0 +1,141 @@
+"""A worker process of several models: started with the first, ended after the last, started once after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from backends.supervision.output.worker_output import WorkerOutput
+from backends.supervision.session import WorkerSession
+from backends.supervision.shared.member import SharedWorker
+from backends.transport import wire
+from kernel.errors import Unavailable
+from kernel.loop.clock import LoopClock
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
+
+if TYPE_CHECKING:
+    from backends.supervision.launcher import Launcher
+    from backends.supervision.output.limits import OutputLimits
+
+logger = logging.getLogger(__name__)
+
+#: How long the process may take to end after its last model, in seconds. Then it is killed.
+END_GRACE_S = 5.0
+
+#: How many of the other models a cause names.
+_NAMED = 5
+
+
+class SharedProcess:
+    """Implements `Launcher` for the models of one shared worker, by way of the launcher that starts processes."""
+
+    def __init__(self, name: str, launcher: Launcher, limits: OutputLimits) -> None:
+        """`limits` are for what each model logs; what the process prints is the process's, with limits of its own."""
+        self.name = name
+        self._launcher = launcher
+        self._limits = limits
+        self._starting = asyncio.Lock()
+        #: The process's own connection; None while there is no process, or only one that ends.
+        self._session: WorkerSession | None = None
+        self._members: dict[int, SharedWorker] = {}
+        self._last_number = 0
+        #: Processes that were asked to end, each with the timer that kills it.
+        self._ending: dict[WorkerSession, asyncio.TimerHandle] = {}
+        self._none_ending = asyncio.Event()
+        self._none_ending.set()
+
+    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> SharedWorker:
+        """Add a model to the process, which is started for its needs if there is none.
+
+        Raises `OSError` or `ServingError`.
+        """
+        assert not helper, "helpers have processes of their own"
+        async with self._starting:
+            if self._session is None:
+                session = WorkerSession(f"worker {self.name}")
+                session.on_message = self._received
+                session.on_lost = lambda cause: self._lost(session, cause)
+                try:
+                    await session.start(self._launcher, needs=needs)
+                except BaseException:
+                    session.kill()
+                    raise
+                if session.lost:
+                    raise Unavailable(f"worker '{self.name}' was lost when it had just started")
+                self._session = session
+            return self._add(self._session, title)
+
+    def _add(self, session: WorkerSession, title: str) -> SharedWorker:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._last_number += 1
+            try:
+                session.send_with_fd(wire.AddMember(self._last_number, title), theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        member = SharedWorker(title, ours, WorkerOutput(title, self._limits, LoopClock()), self)
+        self._members[self._last_number] = member
+        return member
+
+    # ---- HostProcess -------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        return self._session is not None and self._session.stopped
+
+    def terminate(self) -> None:
+        if self._session is not None:
+            self._session.terminate()
+
+    def kill(self) -> None:
+        if self._session is not None:
+            self._session.kill()
+
+    async def emptied(self) -> None:
+        if not self._members:
+            await self._none_ending.wait()
+
+    # ---- news --------------------------------------------------------------------------------
+
+    def _received(self, message: wire.ToKernel) -> None:
+        if not isinstance(message, wire.MemberEnded) or message.member not in self._members:
+            raise ValueError(f"unexpected message {type(message).__name__}")
+        member = self._members.pop(message.member)
+        if not self._members:
+            self._end()
+        member.ended(message.failure or "it has ended")
+
+    def _end(self) -> None:
+        """Let the process end. A model that comes now gets a new one."""
+        session, self._session = self._session, None
+        assert session is not None
+        self._ending[session] = asyncio.get_running_loop().call_later(END_GRACE_S, session.kill)
+        self._none_ending.clear()
+        session.send(wire.Stop())
+
+    def _lost(self, session: WorkerSession, cause: str) -> None:
+        timer = self._ending.pop(session, None)
+        if timer is not None:
+            timer.cancel()
+            if not self._ending:
+                self._none_ending.set()
+            return
+        self._session = None
+        members, self._members = list(self._members.values()), {}
+        if members:
+            logger.error("worker '%s' of %d models was lost: %s", self.name, len(members), cause)
+        for member in members:
+            others = [other.title for other in members if other is not member]
+            member.ended(f"{cause}{_shared(self.name, others)}")
+
+
+def _shared(name: str, others: list[str]) -> str:
+    """Return what a cause says of the models that were lost together."""
+    if not others:
+        return f"; it was the only model of worker '{name}'"
+    names = ", ".join(f"'{other}'" for other in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return f"; it shared worker '{name}' with {names}{more}"

@@ -1,0 +1,26 @@
+"""What `python -m kernel` does first: a server that starts imports nothing that only other commands need.
+
+`run` is by far the most frequent command, and its process lives long. The libraries of the command line and of help
+texts would take a sixth of its memory and of the time until it serves.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from kernel.command.run import run_server
+from kernel.options import BadOption
+
+
+def main() -> None:
+    """Run a command. A wrong command line prints one line and exits with code 1."""
+    try:
+        if sys.argv[1:2] == ["run"]:
+            sys.exit(run_server(sys.argv[2:]))
+        from kernel.command.cli import run_command
+
+        sys.exit(run_command())
+    except BadOption as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,23 @@
+"""`python -m kernel run`: reads the flags and runs the server. Imports nothing that only other commands need."""
+
+from __future__ import annotations
+
+import os
+
+from kernel.options import check_options
+
+
+def run_server(arguments: list[str]) -> int:
+    """Serve with the flags in `arguments`, or print the help; returns the exit code. Raises `BadOption`."""
+    if "--help" in arguments:
+        from kernel.command.flags.help import print_help
+
+        print_help()
+        return 0
+    from kernel.command.flags.read import read_flags
+
+    options, notes = read_flags(arguments, os.environ)
+    check_options(options)
+    from kernel.app import serve  # imported late: wrong flags do not need the server
+
+    return serve(options, notes)

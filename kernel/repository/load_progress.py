@@ -1,0 +1,90 @@
+"""How far the loading of many models is: how many are ready, which load, and which took longest. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+#: How many of the models that load are named.
+_NAMED = 3
+
+
+class LoadStep(msgspec.Struct, frozen=True):
+    """A moment of the loading, as it is shown."""
+
+    total: int
+    #: How many loads have ended, those included that failed.
+    ended: int
+    failed: int
+    elapsed_ns: int
+    #: The models that load now, longest first.
+    loading: list[str]
+    #: The load that took longest until now, ended or not, and how long; "" before the first has begun.
+    slowest: str
+    slowest_ns: int
+
+    @property
+    def text(self) -> str:
+        """One line about it: `12 of 40 models loaded, 1 failed; loading 'a', 'b'; slowest so far 'c' (2.1 s)`."""
+        parts = [f"{self.ended - self.failed} of {self.total} models loaded"]
+        if self.failed:
+            parts[0] += f", {self.failed} failed"
+        if self.loading:
+            names = ", ".join(f"'{name}'" for name in self.loading[:_NAMED])
+            more = len(self.loading) - _NAMED
+            parts.append(f"loading {names}{f' and {more} more' if more > 0 else ''}")
+        if self.slowest:
+            parts.append(f"slowest so far '{self.slowest}' ({self.slowest_ns / 1e9:.1f} s)")
+        return "; ".join(parts)
+
+
+class LoadProgress:
+    """The loads of the models that are served from the start. A model loads from when it has got its turn.
+
+    Before `begin` and after `close` loads are not counted: they are those of clients, and of polls.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._begun_ns = 0
+        self._ended = 0
+        self._failed = 0
+        #: Name → when its load began, in order.
+        self._loading: dict[str, int] = {}
+        self._slowest = ("", 0)
+
+    def begin(self, total: int, now_ns: int) -> None:
+        """Count `total` models from now on."""
+        self._total = total
+        self._begun_ns = now_ns
+
+    def close(self) -> None:
+        """Count no longer."""
+        self._total = 0
+        self._loading.clear()
+
+    def loads(self, name: str, now_ns: int) -> None:
+        """A model's load has got its turn. A second version of the same model changes nothing."""
+        if self._total:
+            self._loading.setdefault(name, now_ns)
+
+    def ended(self, name: str, now_ns: int, *, failed: bool = False) -> None:
+        """A model is ready, or could not be loaded."""
+        if not self._total:
+            return
+        self._ended += 1
+        self._failed += failed
+        begun_ns = self._loading.pop(name, now_ns)
+        if now_ns - begun_ns > self._slowest[1]:
+            self._slowest = (name, now_ns - begun_ns)
+
+    def step(self, now_ns: int) -> LoadStep | None:
+        """Return how far the loading is; None if nothing is counted."""
+        if not self._total:
+            return None
+        slowest = self._slowest
+        for name, begun_ns in self._loading.items():
+            if now_ns - begun_ns > slowest[1]:
+                slowest = (name, now_ns - begun_ns)
+        return LoadStep(
+            self._total, self._ended, self._failed, now_ns - self._begun_ns, list(self._loading), slowest[0], slowest[1]
+        )
