@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel import __version__
-from kernel.errors import ClientSharedMemoryDisabled, DecoupledOverUnary, MemoryFull, ServerStopping, Unavailable
+from kernel.errors import (
+    ClientSharedMemoryDisabled,
+    DecoupledOverUnary,
+    MemoryFull,
+    ModelNotReady,
+    NoAvailableVersion,
+    ServerStopping,
+    ServingError,
+    Unavailable,
+)
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
@@ -130,16 +139,32 @@ class Kernel:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def resolve(self, name: str, version: str = "") -> Model:
-        """Return the model version for a request. Raises `ServingError`."""
+    def served(self, name: str, version: str = "") -> Model:
+        """Return a model version that serves. Raises `ServingError`."""
         return self.catalog.resolve(name, version)
+
+    def resolve(self, name: str, version: str = "") -> Model:
+        """Return the model version for a request. Raises `ServingError`.
+
+        That may be an unloaded version that finishes its sequences; it refuses other requests.
+        """
+        try:
+            return self.catalog.resolve(name, version)
+        except (ModelNotReady, NoAvailableVersion):
+            finishing = self.catalog.finishing(name, version)
+            if finishing is None:
+                raise
+            return finishing
 
     def resolve_unary(self, name: str, version: str, entry_point: str) -> Model:
         """Return the model version for a unary call.
 
         `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
         """
-        model = self.catalog.resolve(name, version)
+        try:
+            model = self.catalog.resolve(name, version)
+        except ServingError:
+            model = self.resolve(name, version)  # perhaps an unloaded one that finishes its sequences
         if model.spec.decoupled:
             raise DecoupledOverUnary(entry_point)
         return model
@@ -196,7 +221,7 @@ class Kernel:
         """Return the model of a request that is not prepared; if that fails, the request keeps no lease."""
         try:
             if request.streaming:
-                return self.catalog.resolve(request.model_name, request.model_version)
+                return self.resolve(request.model_name, request.model_version)
             return self.resolve_unary(request.model_name, request.model_version, request.entry_point)
         except BaseException:
             request.release_leases()
