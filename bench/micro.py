@@ -6,9 +6,12 @@ import itertools
 import timeit
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backends.transport import wire
 from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
+from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching
@@ -63,6 +66,8 @@ def operations() -> dict[str, Callable[[], object]]:
         "metrics: a page with 100 models": _scrape(100),
         "scheduler: direct, submit to response": _scheduling(direct, 0),
         "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
+        "scheduler: dynamic, submit to dispatch": _dynamic_step(DynamicBatching()),
+        "scheduler: the same, clients get shares": _dynamic_step(DynamicBatching(), FairQueuing(parameter="client")),
         "scheduler: sequence, direct": _sequences(4, oldest=False),
         "scheduler: sequence, oldest": _sequences(4, oldest=True),
         "scheduler: sequence, oldest, 10,000 live": _sequences(10_000, oldest=True),
@@ -97,6 +102,26 @@ def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:
         lab.inbox.post(Submitted(lab.request("")))
         lab.clock.end_iteration()
         lab.finish()
+
+    return once
+
+
+def _dynamic_step(batching: DynamicBatching, fair: FairQueuing | None = None) -> Callable[[], object]:
+    """Return what queues a request and dispatches it: the two steps of the scheduler, and the records of the kernel."""
+    spec = msgspec.structs.replace(model_spec(max_batch_size=8, dynamic_batching=batching), fair=fair)
+    lab = Lab(spec, dynamic)
+    request, [instance] = lab.request(""), lab.workers
+    submitted = Submitted(request)
+    post, end_iteration = lab.inbox.post, lab.clock.end_iteration
+    batches, recorded, live = instance.batches, instance.record.batches, lab.live
+
+    def once() -> None:
+        post(submitted)
+        end_iteration()
+        batches.clear()
+        recorded.clear()
+        request.dispatched = False
+        live.instance_of[request], live.queued = None, 1
 
     return once
 
