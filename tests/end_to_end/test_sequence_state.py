@@ -208,9 +208,9 @@ sequence_batching {
 
 def save_accumulate(path: Path) -> None:
     """OUT is IN times READY, plus STATE; at START it is 1000 more. NEXT is OUT."""
-    rows = ["rows", 3]
+    rows: list[str | int | None] = ["rows", 3]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in ("IN", "STATE")]
-    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 1]) for name in ("START", "READY")]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows[0], 1]) for name in ("START", "READY")]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in ("OUT", "NEXT")]
     nodes = [
         helper.make_node("Mul", ["IN", "READY"], ["given"]),
