@@ -28,6 +28,7 @@ from kernel.serving.events import Submitted
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.model import Model
 from kernel.serving.request import Request
+from kernel.serving.sequences.sequence_instances import SequenceInstances
 from kernel.serving.validation import validate
 from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
@@ -79,9 +80,9 @@ def operations() -> dict[str, Callable[[], object]]:
         "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
         "scheduler: dynamic, submit to dispatch": _dynamic_step(DynamicBatching()),
         "scheduler: the same, clients get shares": _dynamic_step(DynamicBatching(), FairQueuing(parameter="client")),
-        "scheduler: sequence, direct": _sequences(4, oldest=False),
-        "scheduler: sequence, oldest": _sequences(4, oldest=True),
-        "scheduler: sequence, oldest, 10,000 live": _sequences(10_000, oldest=True),
+        "scheduler: sequence, direct, to dispatch": _sequence_step(4, oldest=False),
+        "scheduler: sequence, oldest, to dispatch": _sequence_step(4, oldest=True),
+        "scheduler: the same, 10,000 live sequences": _sequence_step(10_000, oldest=True),
         "ensemble: a request with one step": _ensemble(1),
         "ensemble: a request with four steps": _ensemble(4),
         "response cache: a hit": _cache_hit(64),
@@ -193,24 +194,6 @@ def _dynamic_step(batching: DynamicBatching, fair: FairQueuing | None = None) ->
     return once
 
 
-def _sequences(live: int, *, oldest: bool) -> Callable[[], object]:
-    """Submit a request of the next of `live` sequences, and let it be executed; without the making of the request."""
-    batching = SequenceBatching(oldest=oldest, slot_count=live, max_idle_ns=1 << 62)
-    lab = Lab(model_spec(max_batch_size=8, sequence_batching=batching), sequence)
-    for number in range(1, live + 1):
-        lab.submit_to_sequence(number, start=True)
-        lab.clock.end_iteration()
-        lab.finish()
-    numbers = itertools.cycle(range(1, live + 1))
-
-    def once() -> None:
-        lab.submit_to_sequence(next(numbers))
-        lab.clock.end_iteration()
-        lab.finish()
-
-    return once
-
-
 def _ensemble(count: int) -> Callable[[], object]:
     """A request through an ensemble of `count` steps in a chain: what each step adds is the cost of one."""
     lab = KernelLab()
@@ -225,3 +208,34 @@ def _ensemble(count: int) -> Callable[[], object]:
             lab.calls[0].respond()
 
     return once
+
+
+def _sequence_step(live: int, *, oldest: bool) -> Callable[[], object]:
+    """Return what queues and dispatches a request of the next of `live` sequences, and frees it of its last batch."""
+    batching = SequenceBatching(oldest=oldest, slot_count=live, max_idle_ns=1 << 62)
+    lab = Lab(model_spec(max_batch_size=8, sequence_batching=batching), sequence)
+    requests = []
+    for number in range(1, live + 1):
+        requests.append(lab.submit_to_sequence(number, start=True))
+        lab.clock.end_iteration()
+        _take_back(lab, requests[-1])
+    following = itertools.cycle([(request, Submitted(request)) for request in requests])
+    post, end_iteration = lab.inbox.post, lab.clock.end_iteration
+
+    def once() -> None:
+        request, submitted = next(following)
+        post(submitted)
+        end_iteration()
+        _take_back(lab, request)
+
+    return once
+
+
+def _take_back(lab: Lab, request: Request) -> None:
+    """End the batch of a request without a response, so that the request can be submitted again."""
+    [instance] = lab.workers
+    assert isinstance(lab.instances, SequenceInstances)
+    lab.instances.finished.append((instance.batches.popleft(), lab.clock.time_ns))
+    instance.record.batches.clear()
+    request.dispatched = False
+    lab.live.instance_of[request], lab.live.queued = None, 1

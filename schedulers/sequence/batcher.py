@@ -7,6 +7,7 @@ in docs/differences.md.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from schedulers.sequence.direct_batches import DirectBatches
@@ -37,13 +38,14 @@ class SequenceBatcher:
         self._live = live
         self._slots = SlotTable(batching.slot_count)
         self._instances: dict[Instance, DirectBatches | OldestBatches] = {}
-        #: Sequences without a slot, in the order of their START.
-        self._backlog: dict[Sequence, None] = {}
+        #: Sequences without a slot, in the order of their START. The first entry of a plain dict is far from its begin
+        #: after others were removed there.
+        self._backlog: OrderedDict[Sequence, None] = OrderedDict()
         #: When requests of the backlog time out: a heap of time, a number that makes entries unequal, and sequence.
         self._expiries: list[tuple[int, int, Sequence]] = []
         self._expiry_count = 0
         #: Since when each idle sequence is idle, in ascending order.
-        self._idle_since: dict[Sequence, int] = {}
+        self._idle_since: OrderedDict[Sequence, int] = OrderedDict()
         #: The instances with sequences that are ready. An instance may stay in it for longer than that.
         self._ready: dict[Instance, DirectBatches | OldestBatches] = {}
         #: The sequences of each dispatched batch.
@@ -219,17 +221,19 @@ class SequenceBatcher:
         self._instances.pop(instance, None)
         self._ready.pop(instance, None)
         failed: list[Request] = []
-        fresh: dict[Sequence, None] = {}
+        fresh: list[Sequence] = []
         for sequence in [each for each in self._live if each.instance is instance]:
             if sequence.batch is None and not sequence.begun and sequence.queue:
                 self._live.displaced(sequence)
-                fresh[sequence] = None
+                fresh.append(sequence)
             else:
                 if sequence.batch is not None:
                     self._running.pop(sequence.batch, None)
                     sequence.batch = None
                 failed += self._end(sequence)
-        self._backlog = fresh | self._backlog
+        for sequence in reversed(fresh):
+            self._backlog[sequence] = None
+            self._backlog.move_to_end(sequence, last=False)
         self._left = [left for left in self._left if left[0] is not instance]
         return failed
 

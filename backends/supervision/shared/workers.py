@@ -39,8 +39,8 @@ class SharedWorkers:
             if other.cpus != plan.cpus:
                 raise Unsupported(
                     f"model instance '{plan.name}' cannot share worker '{plan.needs.worker}' (parameter naiad.worker) "
-                    f"with '{other.name}': their host policies '{plan.host_policy}' and '{other.host_policy}' give them "
-                    f"different processors ({_cpus(plan.cpus)} and {_cpus(other.cpus)})"
+                    f"with '{other.name}': their host policies '{plan.host_policy}' and '{other.host_policy}' give "
+                    f"them different processors ({_cpus(plan.cpus)} and {_cpus(other.cpus)})"
                 )
         members[keeper] = plan
 
