@@ -120,7 +120,11 @@ class Model:
     @property
     def root_count(self) -> int:
         """As `in_flight`, without the requests that ensembles and models have made."""
-        return sum(request.parent is None for request in self.live.instance_of)
+        live = self.live
+        count = sum(request.parent is None for request in live.instance_of)
+        if live.at_cache:
+            count += sum(not isinstance(each, Request) or each.parent is None for each in live.at_cache)
+        return count
 
     @property
     def ready(self) -> bool:
@@ -188,11 +192,9 @@ class Model:
 
     def left_cache(self, what: Request | Response) -> None:
         """The response cache has no longer this request, or this response."""
-        live = self.live
-        live.at_cache.discard(what)
-        if self._drained is not None and not live:
-            self._drained.set()
-            self._drained = None
+        self.live.at_cache.discard(what)
+        if self._drained is not None:
+            self._check_drained()
 
     # ---- the end -----------------------------------------------------------------------------
 

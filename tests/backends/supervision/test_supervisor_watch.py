@@ -51,14 +51,20 @@ class LoadingWorker(FakeWorker):
         super().die(cause)
 
 
+NEEDS = WorkerNeeds("python")
+
+
 class Workers:
     """A launcher."""
 
     def __init__(self) -> None:
         self.made: list[LoadingWorker] = []
+        #: The needs of each.
+        self.needs: list[WorkerNeeds] = []
 
     async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LoadingWorker:
         self.made.append(LoadingWorker())
+        self.needs.append(needs)
         return self.made[-1]
 
     @property
@@ -86,8 +92,8 @@ class Lab:
 
     async def start(self) -> None:
         self.model.start()
-        await self.supervisor.start("m")
-        await self.supervisor.load(InstancePlan("m_0", "/m", 1), "{}")
+        await self.supervisor.start("m", NEEDS)
+        await self.supervisor.load(InstancePlan("m_0", "/m", 1, needs=NEEDS), "{}")
         self.supervisor.join(self.model)
         self.supervisor.serve()
 
@@ -140,6 +146,7 @@ def test_an_execution_that_takes_too_long_ends_its_worker_and_says_so_once() -> 
         assert lab.model.statistics.execution_timeouts == 1
         await settle()
         assert len(lab.workers.made) == 2, "another worker takes its place"
+        assert lab.workers.needs == [NEEDS, NEEDS]
         lab.look(9)
         assert (lab.model.instances.count, lab.model.trouble) == (1, "")
         assert not lab.workers.last.terminated
