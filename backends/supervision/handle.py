@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 #: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
 _OUTBOX_CHECK_S = 0.002
 
-#: How often a request goes back to the scheduler because its worker was lost when it was the next one: perhaps the
-#: request is the reason, although no worker has begun with it.
+#: How often a request goes back to the scheduler because its worker was lost when it was next: it may be the reason.
 _MOST_RETURNS = 3
 
 #: Credit is sent in portions, so that a stream does not need a message for each response.
@@ -330,8 +329,7 @@ class WorkerHandle:
     def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
         """Fail a request that could not be sent to the worker; the other requests of its batch continue."""
         request = self._requests.pop(number)
-        if not self._requests:
-            self._poller.polling.busy_workers -= 1
+        self._poller.polling.busy_workers -= not self._requests
         self._poller.moved(-1)
         self.record.batches[batch_number].remove(request)
         request.in_use = False
@@ -368,10 +366,9 @@ class WorkerHandle:
             self._drained.set()
 
     def lost(self, cause: str, error: ServingError | None = None) -> None:
-        """The worker is gone: fail the requests that it had begun, and return the others to the scheduler.
+        """The worker is gone: the scheduler gets the requests back that it had not begun.
 
-        The requests fail with `error`, or with the cause and with how far the worker was with them.
-        """
+        The others fail with `error`, or with the cause and how far it was."""
         self._end()
         # Before any request fails: its sink may submit another one, which must not come here.
         self._model.instances.forget(self)
@@ -424,8 +421,7 @@ class WorkerHandle:
         """The worker is gone: release its memory and metrics."""
         self._lost = True
         self._memory.close()
-        if self._requests:
-            self._poller.polling.busy_workers -= 1
+        self._poller.polling.busy_workers -= bool(self._requests)
         self._poller.moved(-len(self._requests))
         self._metrics.end()
 

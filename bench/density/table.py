@@ -22,12 +22,12 @@ def print_table(density: Density) -> None:
     """Print all points, the restarts, and what was left out."""
     console = Console()
     if not console.is_terminal:
-        console.width = 140
+        console.width = 160
     titles = {kind.name: kind.title for kind in KINDS}
     table = Table(title="Many models", caption=density.machine.line)
     for name in ("models", "server", "ready, s", "workers", "a worker, private", "a worker, proportional",
                  "main process", "all, proportional", "HTTP/s", "gRPC/s"):  # fmt: skip
-        table.add_column(name, justify="left" if name in ("models", "server") else "right")
+        table.add_column(name, justify="left" if name in ("models", "server") else "right", no_wrap=True)
     for point in density.points:
         footprint = point.footprint
         table.add_row(
