@@ -32,6 +32,11 @@ _RESERVED = frozenset(
 )
 _RESERVED_PREFIX = "triton_"
 
+#: The flags with which a pattern of RE2 may begin: `(?i)`, `(?-i)`, `(?s-i)`.
+_LEADING_FLAGS = re.compile(r"\(\?(?P<on>[ims]*)(?:-(?P<off>[ims]+))?\)")
+_FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}
+_NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
+
 
 class ReservedHeader(InvalidArgument):
     """A header with the name of a reserved parameter matches the pattern."""
@@ -55,13 +60,31 @@ class ForwardedHeaders(msgspec.Struct, frozen=True):
         return {**parameters, **self.parameters}
 
 
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern in the syntax of RE2, which Triton uses. It ignores case unless it begins with `(?-i)`.
+
+    RE2 can do less than Python's `re`, and writes little differently: flags may be taken away, and classes may have
+    names. Raises `re.error` for what cannot be translated.
+    """
+    flags = re.IGNORECASE
+    if found := _LEADING_FLAGS.match(pattern):
+        for name in found["on"]:
+            flags |= _FLAGS[name]
+        for name in found["off"] or "":
+            flags &= ~_FLAGS[name]
+        pattern = pattern[found.end() :]
+    if found := _NAMED_CLASS.search(pattern):
+        raise re.error(f"classes such as {found.group()} are not supported: list the characters, such as [a-z]")
+    return re.compile(pattern, flags)
+
+
 class HeaderForwarder:
     """Chooses headers by a regular expression."""
 
     def __init__(self, pattern: str) -> None:
-        """`pattern` is searched in names of headers, ignoring case. Raises `BadOption` if it is not one."""
+        """`pattern` is searched in names of headers, as `_compiled` reads it. Raises `BadOption` if it is not one."""
         try:
-            self._pattern = re.compile(pattern, re.IGNORECASE)
+            self._pattern = _compiled(pattern)
         except re.error as error:
             raise BadOption(f"'{pattern}' is not a regular expression for headers to forward: {error}") from None
 

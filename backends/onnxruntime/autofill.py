@@ -39,17 +39,17 @@ def autofill(config: Config, signature: OnnxSignature, default_batch_size: int) 
     """Return a new configuration with missing batching, inputs and outputs filled in.
 
     `default_batch_size` is the max_batch_size of a model that can batch and has none in its configuration. Raises
-    `InvalidArgument` if the configuration has a max_batch_size and the model cannot batch, and `Unsupported` for a
-    tensor type that no client can send.
+    `InvalidArgument` if the configuration has a max_batch_size and the model cannot batch, or the file leaves the rank
+    of a missing tensor open, and `Unsupported` for a tensor type that no client can send.
     """
     filled = dict(config)
     filled["max_batch_size"] = max_batch_size = _max_batch_size(config, signature, default_batch_size)
     if max_batch_size > 1 and not config.keys() & {"sequence_batching", "dynamic_batching"}:
         filled["dynamic_batching"] = {}
     if not config.get("input") and not config.get("batch_input"):
-        filled["input"] = _entries(signature.inputs.values(), max_batch_size > 0)
+        filled["input"] = _entries(config["name"], "input", signature.inputs.values(), max_batch_size > 0)
     if not config.get("output"):
-        filled["output"] = _entries(signature.outputs.values(), max_batch_size > 0)
+        filled["output"] = _entries(config["name"], "output", signature.outputs.values(), max_batch_size > 0)
     return filled
 
 
@@ -58,6 +58,8 @@ def _max_batch_size(config: Config, signature: OnnxSignature, default: int) -> i
     tensors = (*signature.inputs.values(), *signature.outputs.values())
     if all(tensor.dims[:1] == (-1,) for tensor in tensors):
         return configured or max(default, 0)
+    if configured and all(tensor.dims[:1] == (-1,) or tensor.any_rank for tensor in tensors):
+        return configured  # the file does not contradict it
     if configured:
         raise InvalidArgument(
             f"autofill failed for model '{config['name']}': model does not support batching while "
@@ -66,13 +68,19 @@ def _max_batch_size(config: Config, signature: OnnxSignature, default: int) -> i
     return 0
 
 
-def _entries(tensors: Iterable[OnnxTensor], batched: bool) -> list[dict[str, Any]]:
-    return [_entry(tensor, batched) for tensor in tensors]
+def _entries(model: str, what: str, tensors: Iterable[OnnxTensor], batched: bool) -> list[dict[str, Any]]:
+    return [_entry(model, what, tensor, batched) for tensor in tensors]
 
 
-def _entry(tensor: OnnxTensor, batched: bool) -> dict[str, Any]:
+def _entry(model: str, what: str, tensor: OnnxTensor, batched: bool) -> dict[str, Any]:
     if tensor.datatype is None:
         raise Unsupported(f"unsupported datatype {tensor.onnx_type} for I/O '{tensor.name}'")
+    if tensor.any_rank:
+        raise InvalidArgument(
+            f"autofill failed for model '{model}': the file does not say how many dimensions '{tensor.name}' has; "
+            f'write them into config.pbtxt, such as {what} [ {{ name: "{tensor.name}" data_type: '
+            f"{DATATYPES[tensor.datatype].config_name} dims: [ -1 ] }} ]"
+        )
     dims = list(tensor.dims[1:] if batched else tensor.dims)
     entry: dict[str, Any] = {
         "name": tensor.name,

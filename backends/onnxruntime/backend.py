@@ -11,7 +11,7 @@ from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_c
 from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.check import check_agreement
 from backends.onnxruntime.model import LoadedModel
-from backends.onnxruntime.options import run_options
+from backends.onnxruntime.options import model_path, run_options
 from backends.onnxruntime.session import open_session
 from backends.onnxruntime.signature import signature_of
 
@@ -43,7 +43,7 @@ class OnnxRuntimeBackend(Backend):
         if "KIND_GPU" in kinds:
             arguments = msgspec.structs.replace(arguments, kind="GPU")
         default_batch_size = default_max_batch_size(arguments.backend_config)
-        filled = autofill(config, signature_of(open_session(arguments)), default_batch_size)
+        filled = autofill(config, signature_of(open_session(arguments), model_path(arguments)), default_batch_size)
         if filled["max_batch_size"] != int(config.get("max_batch_size", 0)):
             self.host.log(
                 "WARNING",
@@ -51,12 +51,26 @@ class OnnxRuntimeBackend(Backend):
                 "since batching is supporrted but no max_batch_size is specified in model configuration. "
                 "Must specify max_batch_size to utilize autofill with a larger max batch size",
             )
+        for key in ("input", "output"):
+            self._explain_reshapes(arguments.model_name, key, filled.get(key, []))
         return filled
+
+    def _explain_reshapes(self, model: str, key: str, entries: Sequence[Config]) -> None:
+        """Log which tensors clients see with one dimension more than the model has, which is Triton's rule."""
+        for entry in entries:
+            if entry.get("reshape") == {"shape": []}:
+                self.host.log(
+                    "INFO",
+                    f"autofilled {key} '{entry['name']}' of model '{model}', which has one number for each row: "
+                    f"clients see the shape [batch, 1]. In config.pbtxt this is: {key} [ {{ "
+                    f'name: "{entry["name"]}" data_type: '
+                    f"{entry['data_type']} dims: [ 1 ] reshape: {{ shape: [ ] }} }} ]",
+                )
 
     def load(self, arguments: ModelArguments) -> None:
         """See `Backend.load`."""
         session = open_session(arguments)
-        signature = signature_of(session)
+        signature = signature_of(session, model_path(arguments))
         check_agreement(arguments.config, signature)
         self._model = LoadedModel(arguments.config, signature, BoundSession(session, run_options(arguments), signature))
         if arguments.parameter("share_session_between_instances") is not None:

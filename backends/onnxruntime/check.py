@@ -87,7 +87,12 @@ def _check_datatype(model: str, found: OnnxTensor, config_name: str, what: str) 
 
 
 def _check_dims(model: str, found: OnnxTensor, spec: TensorShapes, *, exact: bool) -> None:
-    """Compare dimensions. `exact` requires equality; otherwise the configuration may fix the model's variable ones."""
+    """Compare dimensions. `exact` requires equality; otherwise the configuration may fix the model's variable ones.
+
+    Where the file leaves the rank open, the configuration is believed.
+    """
+    if found.any_rank:
+        return
     if not found.dims and not spec.batched:
         _check_scalar(model, spec)
         return

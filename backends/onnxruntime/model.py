@@ -36,7 +36,9 @@ class LoadedModel:
         self._outputs = tensor_specs(config, "output")
         self._batch_inputs = batch_inputs_of(config)
         self._scalar_inputs = [
-            name for name, tensor in {**signature.inputs, **signature.initializers}.items() if not tensor.dims
+            name
+            for name, tensor in {**signature.inputs, **signature.initializers}.items()
+            if not tensor.dims and not tensor.any_rank
         ]
         #: Outputs whose shape, except for the batch dimension, is known before the run.
         self._fixed_shape_outputs = {

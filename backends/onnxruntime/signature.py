@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.onnxruntime.model_file import tensors_of_any_rank
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
+    from pathlib import Path
 
     import onnxruntime as ort
 
@@ -47,6 +49,8 @@ class OnnxTensor(msgspec.Struct, frozen=True):
     datatype: str | None
     #: -1 for a variable dimension. Empty for scalars and for tensors of any rank.
     dims: tuple[int, ...]
+    #: The file leaves the number of dimensions open.
+    any_rank: bool = False
     #: ONNX Runtime's name of the type.
     onnx_type: str = ""
     #: The name of the type in Triton's error texts.
@@ -68,25 +72,37 @@ class OnnxSignature(msgspec.Struct, frozen=True):
         return any(tensor.datatype == "BYTES" for tensor in (*self.inputs.values(), *self.outputs.values()))
 
 
-def signature_of(session: ort.InferenceSession) -> OnnxSignature:
-    """Return the signature of the session's model. Raises `Unsupported` for values that are not tensors."""
+def signature_of(session: ort.InferenceSession, path: Path) -> OnnxSignature:
+    """Return the signature of the session's model, whose file is `path`.
+
+    Raises `Unsupported` for values that are not tensors.
+    """
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    no_shape = any(node.type.startswith("tensor") and not node.shape for node in (*inputs, *outputs))
+    any_rank = tensors_of_any_rank(path) if no_shape else frozenset()
     return OnnxSignature(
-        inputs=_tensors(session.get_inputs()),
-        outputs=_tensors(session.get_outputs()),
-        initializers=_tensors(session.get_overridable_initializers()),
+        inputs=_tensors(inputs, any_rank),
+        outputs=_tensors(outputs, any_rank),
+        initializers=_tensors(session.get_overridable_initializers(), frozenset()),
     )
 
 
-def _tensors(nodes: Iterable[ort.NodeArg]) -> dict[str, OnnxTensor]:
-    return {node.name: tensor_of(node.name, node.type, node.shape) for node in nodes}
+def _tensors(nodes: Iterable[ort.NodeArg], any_rank: Set[str]) -> dict[str, OnnxTensor]:
+    return {
+        node.name: tensor_of(node.name, node.type, node.shape, any_rank=not node.shape and node.name in any_rank)
+        for node in nodes
+    }
 
 
-def tensor_of(name: str, onnx_type: str, shape: Iterable[int | str | None]) -> OnnxTensor:
+def tensor_of(name: str, onnx_type: str, shape: Iterable[int | str | None], *, any_rank: bool = False) -> OnnxTensor:
     """Return a tensor from ONNX Runtime's description. Named and unknown dimensions are variable."""
     word = onnx_type.partition("(")[0]
     if word != "tensor":
         found = _VALUE_TYPES.get(word, "ONNX_TYPE_UNKNOWN")
-        raise Unsupported(f"Unsupported ONNX Type '{found}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'.")
+        text = f"Unsupported ONNX Type '{found}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'."
+        if onnx_type.startswith("seq(map("):
+            text += " A classifier of scikit-learn returns a tensor if it is converted with the option zipmap=False."
+        raise Unsupported(text)
     datatype, onnx_name = _DATATYPES.get(onnx_type, (None, "UNDEFINED"))
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
-    return OnnxTensor(name, datatype, dims, onnx_type, onnx_name)
+    return OnnxTensor(name, datatype, dims, any_rank, onnx_type, onnx_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ class PythonBackend(Backend):
         """Return the model's class. The file is imported only once for `complete` and `load`."""
         if self._model_class is None:
             triton_python_backend_utils.install()
+            sys.argv = [""]  # as in Triton: a model that parses arguments, as `unittest.main` does, finds none
             set_current_instance(PythonInstance(arguments, self.host))
             self._model_class = import_model_class(arguments)
         return self._model_class

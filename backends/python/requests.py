@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import json
 import threading
-from typing import TYPE_CHECKING, Final, NoReturn
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments
 from backends.python.responses import ResponseSender
@@ -28,6 +29,24 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
 TRITONSERVER_REQUEST_RELEASE_ALL: Final = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
+
+
+#: The default of arguments that must be given, although others with a default stand before them. Any: the type checker
+#: of a model's author shows the type of the argument.
+_REQUIRED: Any = None
+_SIGNATURE = (
+    "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
+    "requested_output_names: List[str], model_name: str, model_version: int = -1, flags: int = 0, timeout: int = 0, "
+    "preferred_memory: PreferredMemory, trace: InferenceTrace, parameters: object = None)"
+)
+
+
+def _are(kind: type, values: Sequence[object]) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _is_list_of(kinds: tuple[type, ...], values: object) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(value, kinds) for value in values)
 
 
 class MemoryType(enum.IntEnum):
@@ -108,9 +127,9 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] = _REQUIRED,
+        requested_output_names: Sequence[str] = _REQUIRED,
+        model_name: str = _REQUIRED,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -118,11 +137,31 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, str | int | bool] | None = None,
     ) -> None:
-        """`timeout` is in microseconds. `model_version` -1 means the newest version that serves."""
+        """`inputs`, `requested_output_names` and `model_name` must be given, as keywords or after the others.
+
+        `timeout` is in microseconds. `model_version` -1 means the newest version that serves. Raises TypeError for
+        wrong types, and `TritonModelException` for None among the inputs and for a correlation id of another type
+        (Triton).
+        """
+        if not (
+            _are(str, (request_id, model_name))
+            and _are(int, (model_version, flags, timeout))
+            and _is_list_of((Tensor, NoneType), inputs)
+            and _is_list_of((str,), requested_output_names)
+            and correlation_id is not None
+            and isinstance(trace, (InferenceTrace, NoneType))
+            and isinstance(preferred_memory, (PreferredMemory, NoneType))
+        ):
+            raise incompatible_arguments(
+                "__init__", _SIGNATURE, request_id, correlation_id, inputs, requested_output_names, model_name,
+                model_version, flags, timeout, preferred_memory, trace, parameters,
+            )  # fmt: skip
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
-        if not all(isinstance(tensor, Tensor) for tensor in inputs):
-            raise incompatible_arguments("__init__", "InferenceRequest(..., inputs: List[Tensor], ...)", inputs)
+        if None in inputs:
+            raise TritonModelException(
+                f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
+            )
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)

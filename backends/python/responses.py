@@ -79,13 +79,18 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, str | int | bool] | None = None,
     ) -> None:
-        """The list `output_tensors` is copied. Values of `parameters` may be bool, int and str."""
+        """The list `output_tensors` is copied. Values of `parameters` may be bool, int and str.
+
+        Raises TypeError for wrong types, and `TritonModelException` for None among the tensors (Triton).
+        """
         fits = isinstance(output_tensors, (list, tuple)) and (error is None or isinstance(error, TritonError))
         if fits:
             for tensor in output_tensors:
                 if not isinstance(tensor, Tensor):
                     fits = False
         if not fits:
+            if isinstance(output_tensors, (list, tuple)) and None in output_tensors:
+                raise TritonModelException("Output tensor for inference response should not be empty.")
             signature = (
                 "InferenceResponse(output_tensors: List[Tensor] = [], error: TritonError = None, "
                 "parameters: object = None)"

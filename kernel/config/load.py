@@ -54,14 +54,15 @@ def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
 def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
     """Parse a configuration in JSON: the override of a load request, or the configuration from a backend.
 
-    Unknown fields are errors. Enum values are accepted in any case. Error texts start with `error_prefix`.
+    Unknown fields are errors. Enum values are accepted in any case, and a repeated field takes a single value without
+    brackets as a list of one (as in Triton, whose protobuf reads both). Error texts start with `error_prefix`.
     """
     _check_size(text, error_prefix)
     try:
         parsed = json.loads(text, object_pairs_hook=_without_duplicates)
         if not isinstance(parsed, dict):
             raise BadConfig(f"{error_prefix}: expected a JSON object")
-        parsed = _with_enums_in_upper_case(_MODEL_CONFIG, parsed)
+        parsed = _as_protobuf_reads(_MODEL_CONFIG, parsed)
         return json_format.ParseDict(parsed, ModelConfig())
     except (ValueError, json_format.ParseError) as error:
         raise BadConfig(f"{error_prefix}: {_shortened(str(error))}") from None
@@ -110,8 +111,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _with_enums_in_upper_case(descriptor: Descriptor, given: Any) -> Any:
-    """Return `given`, a message in JSON, with its enum values in upper case, as protobuf expects them."""
+def _as_protobuf_reads(descriptor: Descriptor, given: Any) -> Any:
+    """Return `given`, a message in JSON, as protobuf reads it: enum values in upper case, repeated fields as lists."""
     if not isinstance(given, dict):
         return given
     by_name = descriptor.fields_by_name
@@ -128,9 +129,14 @@ def _field_value(field: FieldDescriptor, value: Any) -> Any:
         entry = field.message_type.fields_by_name["value"]
         return {key: _field_value(entry, each) for key, each in value.items()} if isinstance(value, dict) else value
     if isinstance(value, list):
-        return [_field_value(field, each) for each in value]
+        return [_single_value(field, each) for each in value]
+    value = _single_value(field, value)
+    return [value] if field.is_repeated and value is not None else value
+
+
+def _single_value(field: FieldDescriptor, value: Any) -> Any:
     if field.enum_type is not None and isinstance(value, str):
         return value.upper()
     if field.message_type is not None:
-        return _with_enums_in_upper_case(field.message_type, value)
+        return _as_protobuf_reads(field.message_type, value)
     return value

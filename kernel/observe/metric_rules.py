@@ -36,8 +36,7 @@ MAX_BUCKETS = 1000
 
 #: The server's own families, in which models cannot define metrics. In Triton they can.
 RESERVED_PREFIXES = (
-    "nv_inference_", "nv_model_", "nv_worker_", "nv_arena_", "nv_server_", "nv_cpu_", "nv_gpu_", "nv_energy_",
-    "nv_cache_", "nv_pinned_memory_",
+    "nv_inference_", "nv_model_", "nv_cpu_", "nv_gpu_", "nv_energy_", "nv_cache_", "nv_pinned_memory_", "naiad_",
 )  # fmt: skip
 
 #: Prometheus reserves names that begin with two underscores.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
-REQUEST_DURATION = "nv_inference_request_duration_seconds"
+REQUEST_DURATION = "naiad_inference_request_duration_seconds"
 
 #: Histogram family → default buckets. `model_metrics` can set other buckets for these families.
 DEFAULT_BUCKETS: dict[str, tuple[float, ...]] = {

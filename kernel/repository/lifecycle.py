@@ -50,7 +50,8 @@ class Lifecycle:
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
-        #: Identifier → the folder that the model was loaded from; None if a client overrode the configuration.
+        #: Identifier → the folder that the model was loaded from; None if a client gave its files. A configuration that
+        #: a client gave stays until the folder changes (Triton).
         self._sources: dict[str, ModelFolder | None] = {}
         #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
@@ -236,7 +237,7 @@ class Lifecycle:
                 logger.warning("model '%s': %s", identifier, line)
             self._catalog.set_broken(identifier, None)
             await self._load_versions(source, config, versions, files)
-            self._sources[identifier] = folder if config_override is None else None
+            self._sources[identifier] = folder if files is None else None
 
     def _mark_broken(self, folder: ModelFolder, error: ServingError, config_override: str | None) -> None:
         """Put the error into the index, unless the model serves or the configuration came from a client."""

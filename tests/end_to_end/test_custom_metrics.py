@@ -114,7 +114,7 @@ def test_metrics_of_a_model_with_instances_of_which_one_dies(write_model: WriteM
         assert 'app_requests{user="\\"a\\"} 1\\napp_forged 1"} 16\n' in text
 
         assert infer(server, -1) == 503
-        wait_for(lambda: 'nv_worker_restarts_total{model="counting",version="1"} 1\n' in page(server))
+        wait_for(lambda: 'naiad_worker_restarts_total{model="counting",version="1"} 1\n' in page(server))
         assert infer(server, 1) == 200
         wait_for(lambda: samples(server)["app_requests_total"] == 18)
         assert samples(server)["app_sizes_bucket:1"] == 1

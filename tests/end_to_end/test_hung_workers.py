@@ -69,7 +69,7 @@ def in_flight(server: ServerProcess, *values: int) -> Iterator[list[tuple[int, A
     threads = [threading.Thread(target=lambda value=value: results.append(infer(server, value))) for value in values]
     for number, thread in enumerate(threads, 1):
         thread.start()
-        wait_for(lambda number=number: metric(server, "nv_inference_in_flight_requests") == number)  # type: ignore[misc]
+        wait_for(lambda number=number: metric(server, "naiad_inference_in_flight_requests") == number)  # type: ignore[misc]
     yield results
     for thread in threads:
         thread.join(50)
@@ -105,7 +105,7 @@ def test_a_model_in_an_endless_loop_is_replaced_and_its_request_says_why(
         [worker] = server.workers("m")
         assert worker != looping
         assert not Path(f"/proc/{looping}").exists()
-        assert metric(server, "nv_worker_execution_timeouts_total") == 1
+        assert metric(server, "naiad_worker_execution_timeouts_total") == 1
         assert ready(server)
 
 
@@ -114,7 +114,7 @@ def test_without_a_limit_a_busy_model_is_reported_and_stays_ready(write_model: W
     with ServerProcess(repository, "--execution-report-secs=0.1", "--exit-timeout-secs=0") as server:
         assert "reason" not in index(server)
         with in_flight(server, -1) as results:
-            wait_for(lambda: metric(server, "nv_model_instance_busy_count") == 1)
+            wait_for(lambda: metric(server, "naiad_model_instance_busy_count") == 1)
             found = index(server)
             assert found["state"] == "READY"
             assert found["reason"].startswith("instance 'm_0' busy for ")
@@ -132,7 +132,7 @@ def test_a_stopped_worker_makes_its_model_not_ready_until_it_goes_on(write_model
         wait_for(lambda: not ready(server))
         assert index(server)["reason"] == "instance 'm_0' stopped by a signal (SIGSTOP)"
         assert server.get("/v2/health/ready")[0] != 200
-        assert metric(server, "nv_model_instance_stopped_count") == 1
+        assert metric(server, "naiad_model_instance_stopped_count") == 1
         with in_flight(server, 5) as results:
             os.kill(worker, signal.SIGCONT)
         assert results == [(200, 5)]

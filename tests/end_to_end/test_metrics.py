@@ -72,7 +72,7 @@ def test_metrics_of_a_server_whose_worker_dies(write_model: WriteModel) -> None:
     with ServerProcess(write_model("echo", CONFIG, ECHO), *flags) as server:
         assert [infer(server, rows, 1) for rows in (1, 3)] == [200, 200]
         assert infer(server, 1, -1) == 503
-        wait_for(lambda: samples(server)["nv_worker_restarts_total"] == 1)
+        wait_for(lambda: samples(server)["naiad_worker_restarts_total"] == 1)
         found = samples(server)
         _, text = server.get("/metrics", server.metrics_port)
         log = server.log
@@ -82,15 +82,15 @@ def test_metrics_of_a_server_whose_worker_dies(write_model: WriteModel) -> None:
         ("nv_inference_exec_count_total", 2),
         ("nv_inference_request_failure_total:BACKEND", 1),
         ("nv_inference_request_failure_total:REJECTED", 0),
-        ("nv_inference_batch_size_bucket:1", 1),
-        ("nv_inference_batch_size_sum", 4),
-        ("nv_inference_request_duration_seconds_count", 2),
+        ("naiad_inference_batch_size_bucket:1", 1),
+        ("naiad_inference_batch_size_sum", 4),
+        ("naiad_inference_request_duration_seconds_count", 2),
         ("nv_inference_first_response_histogram_ms_bucket:60000", 2),
         ("nv_inference_request_summary_us_count", 2),
         ("nv_inference_pending_request_count", 0),
-        ("nv_inference_in_flight_requests", 0),
-        ("nv_worker_lost_total", 1),
-        ("nv_model_instance_count", 1),
+        ("naiad_inference_in_flight_requests", 0),
+        ("naiad_worker_lost_total", 1),
+        ("naiad_model_instance_count", 1),
     ):
         assert found[name] == value, name
     assert "nv_inference_first_response_histogram_ms_bucket:2.5" in found

@@ -76,7 +76,7 @@ def test_a_server_whose_output_nobody_reads_serves_and_stops(write_model: WriteM
             connection.request("GET", "/metrics")
             page = connection.getresponse().read().decode()
             connection.close()
-            assert count_of("nv_server_log_lines_lost_total", page) > 0
+            assert count_of("naiad_server_log_lines_lost_total", page) > 0
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
     finally:

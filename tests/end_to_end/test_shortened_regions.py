@@ -127,7 +127,7 @@ class Asked(threading.Thread):
 
 def workers_lost(server: ServerProcess) -> int:
     page = server.get("/metrics", server.metrics_port)[1]
-    [line] = [line for line in page.splitlines() if line.startswith("nv_worker_lost_total{")]
+    [line] = [line for line in page.splitlines() if line.startswith("naiad_worker_lost_total{")]
     return int(line.split()[-1])
 
 
@@ -165,7 +165,7 @@ def test_clients_that_shorten_their_regions_cost_a_model_one_worker(repository: 
     hold.wait()
     hostile[1].shorten()
     waiting = Asked(hostile[2])
-    in_flight = 'nv_inference_in_flight_requests{model="sums",version="1"} 2'
+    in_flight = 'naiad_inference_in_flight_requests{model="sums",version="1"} 2'
     wait_for(lambda: in_flight in server.get("/metrics", server.metrics_port)[1])
     hostile[2].shorten()
     hold.end()

@@ -56,6 +56,26 @@ def test_reserved_names_that_do_not_match_are_ignored() -> None:
     assert HeaderForwarder("^x").parameters([("priority", "u=1"), ("triton_a", "1")]) == {}
 
 
+@pytest.mark.parametrize(
+    ("pattern", "forwarded"),
+    [
+        ("(?-i)MY_HEADER.*", ["MY_HEADER_1"]),
+        ("(?i)MY_HEADER.*", ["MY_HEADER_1", "my_header_2"]),
+        ("(?s-i)my_.*", ["my_header_2"]),
+        ("my_(?-i:h)eader", ["my_header_2"]),
+    ],
+)
+def test_a_pattern_may_say_like_those_of_re2_whether_case_counts(pattern: str, forwarded: list[str]) -> None:
+    headers = [("MY_HEADER_1", "a"), ("my_header_2", "b")]
+    assert [*HeaderForwarder(pattern).parameters(headers)] == forwarded
+
+
+@pytest.mark.parametrize("pattern", ["x-[[:alpha:]]+", "x-[[:^digit:]]", r"\pN", "x(?i)y", "(?U)x*"])
+def test_a_pattern_of_re2_that_cannot_be_translated_is_refused(pattern: str) -> None:
+    with pytest.raises(BadOption, match="is not a regular expression for headers to forward: "):
+        HeaderForwarder(pattern)
+
+
 def test_a_bad_pattern_is_refused_at_start() -> None:
     with pytest.raises(BadOption, match=r"^'\(' is not a regular expression for headers to forward: "):
         make_forwarder("(")

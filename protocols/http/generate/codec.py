@@ -54,7 +54,7 @@ def decode_generate(
     Raises `ServingError`; then the request must not be used.
     """
     try:
-        _fill(_members(body), request, spec, max_input_size, read_data)
+        _fill(body, request, spec, max_input_size, read_data)
     except JsonSyntaxError:
         # The error is in the text of a member: parse again, for its position in the body.
         parse_leniently(body)
@@ -62,13 +62,15 @@ def decode_generate(
 
 
 def _fill(
-    members: dict[str, msgspec.Raw],
+    body: bytes,
     request: Request,
     spec: ModelSpec,
     max_input_size: int,
     read_data: JsonDataReader,
 ) -> None:
+    members = _members(body)
     check_count("members", len(members))
+    repeated = _repeated(body, spec.inputs)
     if "id" in members:
         try:
             request.id = as_string(parse(bytes(members["id"])))
@@ -76,6 +78,8 @@ def _fill(
             raise InternalError(f"Unable to parse 'id': {error.message}") from None
     for key, text in members.items():
         if key != _NESTED:
+            if key in repeated:
+                raise _InputRepeated(request, key)
             _map(key, text, request, spec, max_input_size, read_data)
             continue
         if _NESTED in spec.inputs:
@@ -88,6 +92,8 @@ def _fill(
             ) from None
         check_count("parameters", len(nested))
         try:
+            for key_twice in _repeated(bytes(text), spec.inputs):
+                raise _InputRepeated(request, key_twice)
             for inner_key, inner_text in nested.items():
                 _map(inner_key, inner_text, request, spec, max_input_size, read_data)
         except ServingError as error:
@@ -108,6 +114,20 @@ def _members(text: bytes) -> dict[str, msgspec.Raw]:
     return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in document.items()}
 
 
+class _InputRepeated(InvalidArgument):
+    def __init__(self, request: Request, name: str) -> None:
+        super().__init__(f"{request_prefix(request.id)}input '{name}' already exists in request")
+
+
+def _repeated(text: bytes, names: Iterable[str]) -> list[str]:
+    """Return which of `names` are members of the object `text` more than once; the decoder has kept only the last."""
+    suspects = [name for name in names if text.count(_encoder.encode(name)) > 1]  # which may be values, or deeper
+    if not suspects:
+        return suspects
+    keys: list[str] = json.loads(made_valid(text), object_pairs_hook=lambda pairs: [key for key, _ in pairs])
+    return [name for name in suspects if keys.count(name) > 1]
+
+
 def _map(
     key: str, text: msgspec.Raw, request: Request, spec: ModelSpec, max_input_size: int, read_data: JsonDataReader
 ) -> None:
@@ -115,7 +135,7 @@ def _map(
         tensor = _decode_input(spec.inputs[key], bytes(text), max_input_size, read_data)
         # Checked here, so that the error says whether it is within `parameters` (Triton).
         if any(given.name == key for given in request.inputs):
-            raise InvalidArgument(f"{request_prefix(request.id)}input '{key}' already exists in request")
+            raise _InputRepeated(request, key)
         request.inputs.append(tensor)
     else:
         # No array or object is a parameter, and a large one is not to become objects.

@@ -111,57 +111,57 @@ DURATIONS = (
 #: Metrics that Triton lacks: its instances share its process, and it has no arenas.
 OURS = (
     Value(
-        "nv_inference_in_flight_requests",
+        "naiad_inference_in_flight_requests",
         "Number of requests that were accepted and have no final response yet",
         lambda model: model.in_flight,
         kind="gauge",
     ),
     Value(
-        "nv_inference_queue_depth",
+        "naiad_inference_queue_depth",
         "Number of requests that wait for execution, in the queue or at a model instance",
         lambda model: model.live.queued + model.instances.waiting,
         kind="gauge",
     ),
     Value(
-        "nv_inference_requests_refused_total",
+        "naiad_inference_requests_refused_total",
         "Number of requests that were refused because the queue was full",
         lambda model: model.statistics.refused,
     ),
     Value(
-        "nv_model_instance_count",
+        "naiad_model_instance_count",
         "Number of instances of the model that are alive",
         lambda model: model.instances.count,
         kind="gauge",
     ),
     Value(
-        "nv_worker_lost_total",
+        "naiad_worker_lost_total",
         "Number of worker processes of the model that died",
         lambda model: model.statistics.workers_lost,
     ),
     Value(
-        "nv_worker_restarts_total",
+        "naiad_worker_restarts_total",
         "Number of worker processes that took the place of one that died",
         lambda model: model.statistics.workers_restarted,
     ),
     Value(
-        "nv_worker_execution_timeouts_total",
+        "naiad_worker_execution_timeouts_total",
         "Number of worker processes of the model that were ended because an execution took longer than its timeout",
         lambda model: model.statistics.execution_timeouts,
     ),
     Value(
-        "nv_model_instance_busy_count",
+        "naiad_model_instance_busy_count",
         "Number of instances of the model that execute for longer than --execution-report-secs",
         lambda model: model.instances.busy_count,
         kind="gauge",
     ),
     Value(
-        "nv_model_instance_stopped_count",
+        "naiad_model_instance_stopped_count",
         "Number of instances of the model whose process is stopped by a signal",
         lambda model: model.instances.stopped_count,
         kind="gauge",
     ),
     Value(
-        "nv_arena_used_bytes",
+        "naiad_arena_used_bytes",
         "Bytes in use for large inputs of the model, in shared memory",
         lambda model: model.input_arena.allocator.used_bytes if model.input_arena is not None else 0,
         kind="gauge",
@@ -266,7 +266,7 @@ def _bound_labels(bounds: tuple[float, ...]) -> list[str]:
 
 def _render_batch_sizes(lines: list[str], all_series: list[LabelledModel]) -> None:
     """Write the histogram of rows per execution; its bounds are powers of two up to the maximum of the model."""
-    name = "nv_inference_batch_size"
+    name = "naiad_inference_batch_size"
     _head(lines, name, "Rows of a model execution", "histogram")
     for series in all_series:
         exponents = _exponent(series.model.spec.max_batch_size) + 1

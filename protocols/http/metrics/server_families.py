@@ -28,9 +28,9 @@ class ServerMetrics:
             self._utilization = self._gauge("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]")
             self._memory_total = self._gauge("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes")
             self._memory_used = self._gauge("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes")
-        self._connections = self._gauge("nv_server_open_connections", "Number of open connections of clients")
+        self._connections = self._gauge("naiad_server_open_connections", "Number of open connections of clients")
         self._lost_log_lines = Counter(
-            "nv_server_log_lines_lost_total",
+            "naiad_server_log_lines_lost_total",
             "Number of log lines that were dropped because nobody read the log, or could not be written",
             registry=self.registry,
         )

@@ -67,3 +67,33 @@ def test_a_model_whose_outputs_do_not_match_its_inputs_is_refused(lab: Lab) -> N
         loaded(lab, [tensor("A")], [])
     with pytest.raises(BadConfig, match="must have the same datatype, got FP32 and BF16"):
         loaded(lab, [tensor("A")], [tensor("X", "TYPE_BF16")])
+
+
+def slow(lab: Lab, monkeypatch: pytest.MonkeyPatch, instance: str, parameters: dict[str, str]) -> list[float]:
+    """Return how long a model with `parameters` sleeps while it loads, and while it executes."""
+    slept: list[float] = []
+    monkeypatch.setattr("backends.builtin.identity.time.sleep", slept.append)
+    config: dict[str, Any] = {"name": "identity", "input": [tensor("A")], "output": [tensor("X")]}
+    config["parameters"] = {key: {"string_value": value} for key, value in parameters.items()}
+    backend = IdentityBackend(lab)
+    backend.load(ModelArguments(config, Path("repository/identity"), 1, instance))
+    backend.execute([lab.request({"A": np.ones(6, np.float32)})], lab.timings)
+    return [seconds for seconds in slept if seconds]
+
+
+def test_a_model_loads_and_executes_as_slowly_as_its_parameters_say(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slow(lab, monkeypatch, "identity_0", {}) == []
+    assert slow(lab, monkeypatch, "identity_0", {"creation_delay_sec": "3", "execute_delay_ms": "20"}) == [3, 0.02]
+
+
+@pytest.mark.parametrize(("instance", "delays"), [(0, 1), (1, 4), (2, 8)])
+def test_the_delay_of_an_instance_grows_with_its_number(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, instance: int, delays: int
+) -> None:
+    parameters = {"execute_delay_ms": "100", "instance_wise_delay_multiplier": "4"}
+    assert slow(lab, monkeypatch, f"identity_0_{instance}", parameters) == pytest.approx([0.1 * delays])
+
+
+def test_a_delay_that_is_no_number_fails_the_load(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadConfig, match="'execute_delay_ms' of model 'identity' must be a number"):
+        slow(lab, monkeypatch, "identity_0", {"execute_delay_ms": "soon"})

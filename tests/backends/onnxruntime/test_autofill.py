@@ -79,6 +79,22 @@ def test_values_other_than_tensors_are_refused(onnx_type: str, name: str) -> Non
     assert caught.value.message == f"Unsupported ONNX Type '{name}' for I/O 'Z', expected 'ONNX_TYPE_TENSOR'."
 
 
+def test_the_refusal_of_a_scikit_learn_classifier_names_the_option_that_helps() -> None:
+    with pytest.raises(Unsupported, match="zipmap=False"):
+        tensor_of("Z", "seq(map(int64,tensor(float)))", [])
+
+
+def test_tensors_whose_rank_the_file_leaves_open_are_to_be_configured() -> None:
+    given = OnnxSignature(
+        {"A": tensor_of("A", "tensor(float)", [], any_rank=True)}, {"X": tensor_of("X", "tensor(float)", ["N", 2])}
+    )
+    with pytest.raises(InvalidArgument, match=r"how many dimensions 'A' has; .* name: \"A\" data_type: TYPE_FP32"):
+        filled(given)
+    inputs = [{"name": "A", "data_type": "TYPE_FP32", "dims": [3]}]
+    assert filled(given, input=inputs)["max_batch_size"] == 0
+    assert filled(given, input=inputs, max_batch_size=8)["output"][0]["dims"] == [2]
+
+
 def test_a_configuration_with_inputs_and_outputs_is_complete() -> None:
     assert is_complete({"input": [{}], "output": [{}]})
     assert is_complete({"batch_input": [{}], "output": [{}]})

@@ -230,6 +230,26 @@ def test_a_scalar_is_one_element_for_clients(lab: Lab, models: OnnxModels) -> No
     assert lab.outputs(request)["X"].tolist() == [-3]
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 1), (1, 2, 2), (1,)])
+def test_a_model_without_shapes_takes_those_of_the_configuration(
+    lab: Lab, models: OnnxModels, shape: tuple[int, ...]
+) -> None:
+    models.write([("Neg", ["A"], ["X"])], [("A", FLOAT, None)], [("X", FLOAT, None)])
+    entries = {key: [{"name": name, "data_type": "TYPE_FP32", "dims": [-1] * len(shape)}] for key, name in
+               (("input", "A"), ("output", "X"))}  # fmt: skip
+    backend = models.loaded(entries)
+    request = lab.request({"A": floats(*shape)})
+    backend.execute([request], lab.timings)
+    assert lab.outputs(request)["X"].tolist() == (-floats(*shape)).tolist()
+
+
+def test_the_log_explains_shapes_that_clients_see_with_one_dimension_more(lab: Lab, models: OnnxModels) -> None:
+    models.write_unary("Neg", FLOAT, ["N"], ["N"])
+    models.completed()
+    line, _ = [text for _, text in lab.logged if "reshape" in text]
+    assert 'input [ { name: "A" data_type: TYPE_FP32 dims: [ 1 ] reshape: { shape: [ ] } } ]' in line
+
+
 def test_a_scalar_per_row_is_one_element_per_row_for_clients(lab: Lab, models: OnnxModels) -> None:
     models.write_unary("Neg", FLOAT, ["N"], ["N"])
     backend = models.loaded()

@@ -50,6 +50,17 @@ def test_the_error_of_wrong_dimensions_includes_the_batch_dimension() -> None:
     )
 
 
+def test_where_the_file_leaves_the_rank_open_the_configuration_is_believed() -> None:
+    signature = OnnxSignature(
+        {"A": tensor_of("A", "tensor(float)", [], any_rank=True)},
+        {"X": tensor_of("X", "tensor(float)", [], any_rank=True)},
+    )
+    for dims in ([1], [3, -1]):
+        check_agreement({"name": "m", "input": [entry("A", dims)], "output": [entry("X", dims)]}, signature)
+        config = {"name": "m", "max_batch_size": 2, "input": [entry("A", dims)], "output": [entry("X", dims)]}
+        check_agreement(config, signature)
+
+
 def test_the_file_is_compared_with_the_reshaped_dimensions() -> None:
     reshaped = entry("A", [4, 4], reshape={"shape": [16]})
     check_agreement({"name": "m", "max_batch_size": 8, "input": [reshaped], "output": []}, SIGNATURE)

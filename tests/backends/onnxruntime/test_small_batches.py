@@ -46,7 +46,7 @@ def small_batches(models: OnnxModels) -> SmallBatches:
     inputs, outputs = tensor_specs(config, "input"), tensor_specs(config, "output")
     arguments = models.arguments(config)
     session = open_session(arguments)
-    signature = signature_of(session)
+    signature = signature_of(session, models.file)
     assert all(can_be_small(spec, signature) for spec in (*inputs.values(), *outputs.values()))
     bound = BoundSession(session, None, signature)
     assert bound.on_cpu

@@ -188,11 +188,11 @@ class Lab:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    path, modules = list(sys.path), set(sys.modules)
+    path, arguments, modules = list(sys.path), sys.argv, set(sys.modules)
     lab = Lab(tmp_path)
     yield lab
     lab.backend.finalize()
-    sys.path[:] = path
+    sys.path[:], sys.argv = path, arguments
     for name in set(sys.modules) - modules:
         # Only modules of the model: some installed packages cannot be imported twice.
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")) or name == "1":

@@ -361,3 +361,13 @@ def test_an_error_response_fails_only_its_request(lab: Lab) -> None:
     assert lab.response(fine).outputs["OUT"][0] == b"fine"
     error = lab.response(failing).error
     assert (type(error), error.message) == (NotFound, "e")
+
+
+def test_a_model_finds_no_arguments_of_the_worker(lab: Lab) -> None:
+    lab.load("""
+        import sys
+
+        def execute(self, requests):
+            return [text(self.sys.argv)]
+    """)
+    assert lab.text() == "['']"

@@ -97,7 +97,7 @@ def test_flags_can_be_set(lab: Lab) -> None:
 
 
 def test_rescheduling_is_refused() -> None:
-    request = InferenceRequest(model_name="m")
+    request = InferenceRequest(model_name="m", inputs=[], requested_output_names=[])
     request.set_release_flags(1)
     with pytest.raises(TritonModelException, match=r"rescheduling a request .* is not supported"):
         request.set_release_flags(2)
@@ -134,16 +134,52 @@ def test_a_request_of_a_model_returns_its_constructor_arguments() -> None:
 
 def test_a_correlation_id_must_be_an_integer_or_a_string() -> None:
     with pytest.raises(TritonModelException, match=r"^Correlation ID must be integer or string$"):
-        InferenceRequest(model_name="m", correlation_id=1.5)  # type: ignore[arg-type]
+        InferenceRequest("", 1.5, [], [], "m")  # type: ignore[arg-type]
 
 
-def test_inputs_must_be_tensors() -> None:
-    with pytest.raises(TypeError, match=r"incompatible constructor arguments"):
-        InferenceRequest(model_name="m", inputs=[5])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"inputs": None},
+        {"inputs": [5]},
+        {"requested_output_names": None},
+        {"requested_output_names": [None]},
+        {"requested_output_names": "A"},
+        {"model_name": None},
+        {"request_id": None},
+        {"correlation_id": None},
+        {"model_version": None},
+        {"flags": None},
+        {"timeout": None},
+        {"preferred_memory": 1},
+        {"trace": 1},
+        {"correleation_id": 1},
+    ],
+)
+def test_arguments_of_wrong_types_are_type_errors(wrong: dict[str, Any]) -> None:
+    right: dict[str, Any] = {"inputs": [], "requested_output_names": [], "model_name": "m"}
+    InferenceRequest(**right)
+    with pytest.raises(TypeError):
+        InferenceRequest(**right | wrong)
+
+
+@pytest.mark.parametrize("absent", ["inputs", "requested_output_names", "model_name"])
+def test_model_inputs_and_outputs_must_be_given(absent: str) -> None:
+    given: dict[str, Any] = {"inputs": [], "requested_output_names": [], "model_name": "m"}
+    del given[absent]
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        InferenceRequest(**given)
+
+
+def test_none_among_the_inputs_has_the_error_of_triton() -> None:
+    with pytest.raises(
+        TritonModelException, match="^Input tensor for request with id '7' and model name 'm' should not"
+    ):
+        InferenceRequest("7", 0, [None], [], "m")  # type: ignore[list-item]
 
 
 def test_calls_of_other_models_are_refused() -> None:
-    request = InferenceRequest(model_name="m", requested_output_names=["A"])
+    request = InferenceRequest(model_name="m", inputs=[], requested_output_names=["A"])
     with pytest.raises(TritonModelException, match=r"InferenceRequest\.exec\) is not supported by this version"):
         request.exec(decoupled=True)
     with pytest.raises(TritonModelException, match=r"InferenceRequest\.async_exec\) is not supported"):

@@ -266,3 +266,12 @@ def test_after_a_failed_send_the_request_is_still_open(lab: Lab, monkeypatch: py
     with pytest.raises(InternalError, match="ValueError: no room"):
         lab.execute(request)
     assert not request.finished
+
+
+def test_none_among_the_outputs_has_the_error_of_triton() -> None:
+    with pytest.raises(TritonModelException, match="^Output tensor for inference response should not be empty"):
+        InferenceResponse([None])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        InferenceResponse(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        InferenceResponse([], error=5)  # type: ignore[arg-type]

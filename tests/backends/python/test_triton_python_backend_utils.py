@@ -25,7 +25,7 @@ def test_models_import_the_installed_module(lab: Lab) -> None:
 
 def test_tensors_are_found_by_name() -> None:
     tensor = pb_utils.Tensor("A", np.zeros(1))
-    request = pb_utils.InferenceRequest(model_name="m", inputs=[tensor])
+    request = pb_utils.InferenceRequest(model_name="m", inputs=[tensor], requested_output_names=[])
     response = pb_utils.InferenceResponse([tensor])
     assert pb_utils.get_input_tensor_by_name(request, "A") is tensor
     assert pb_utils.get_input_tensor_by_name(request, "B") is None

@@ -125,6 +125,22 @@ def test_the_case_of_enum_values_in_json_does_not_matter() -> None:
     assert config.parameters["kept"].string_value == "Kept"
 
 
+def test_a_repeated_field_takes_a_single_value_as_a_list_of_one() -> None:
+    text = json.dumps(
+        {
+            "input": {"name": "A", "data_type": "type_fp32", "dims": "3"},
+            "instance_group": {"count": 2},
+            "output": None,
+            "parameters": {"kept": {"string_value": "Kept"}},
+        }
+    )
+    config = from_json(text, "")
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.input] == [("A", TYPE_FP32, [3])]
+    assert [group.count for group in config.instance_group] == [2]
+    assert not config.output
+    assert config.parameters["kept"].string_value == "Kept"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -135,7 +151,7 @@ def test_the_case_of_enum_values_in_json_does_not_matter() -> None:
         '{"input": [{"nonsense": 1}]}',
         '{"max_batch_size": "many"}',
         '{"max_batch_size": 99999999999}',
-        '{"input": {"name": "A"}}',
+        '{"input": "A"}',
         '{"input": [{"data_type": "TYPE_FOO"}]}',
         '{"instance_group": [7]}',
         '{"parameters": ["a"]}',

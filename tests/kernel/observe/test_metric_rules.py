@@ -38,7 +38,7 @@ def test_names_of_the_server_s_own_families_are_refused() -> None:
     names = {
         name
         for path in PROTOCOLS.rglob("*.py")
-        for name in re.findall(r'"(nv_[a-z_]+)"', path.read_text())
+        for name in re.findall(r'"((?:nv|naiad)_[a-z_]+)"', path.read_text())
     }  # fmt: skip
     assert len(names) > 20
     for name in [*names, *RESERVED_PREFIXES]:

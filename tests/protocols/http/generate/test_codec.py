@@ -50,6 +50,25 @@ def test_members_are_inputs_or_parameters() -> None:
     assert request.parameters == {"id": "7", "stream": False, "t": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"TEXT":"a","id":"7","TEXT":"b"}', "[request id: 7] input 'TEXT' already exists in request"),
+        (b'{"TEXT":NaN,"TEXT":"b"}', "[request id: <id_unknown>] input 'TEXT' already exists in request"),
+        (
+            b'{"id":"7","parameters":{"ONE":1,"ONE":2}}',
+            "Converting keyword: 'parameters': [request id: 7] input 'ONE' already exists in request",
+        ),
+    ],
+)
+def test_an_input_that_comes_twice_is_refused(body: bytes, message: str) -> None:
+    assert refusal(body).startswith(message)
+
+
+def test_the_name_of_an_input_may_be_a_value_too() -> None:
+    assert decode(b'{"TEXT":["TEXT","TEXT"],"t":"ONE","ONE":1}').parameters == {"t": "ONE"}
+
+
 def test_special_numbers_are_accepted() -> None:
     assert decode(b'{"ONE":Infinity}').inputs[0].data == struct.pack("<f", float("inf"))
     assert decode(b'{"ONE":[-Inf]}').inputs[0].data == struct.pack("<f", float("-inf"))

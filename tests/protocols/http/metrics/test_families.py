@@ -83,7 +83,7 @@ def test_no_series_is_there_twice() -> None:
 def test_hostile_names_and_tags_stay_in_their_labels() -> None:
     made = model(HOSTILE, tags={"a b": HOSTILE, "__x": "1", "team": "core"})
     found = families([made])
-    assert all(name.startswith("nv_") and name != "nv_forged" for name in found)
+    assert all(name.startswith(("nv_", "naiad_")) and name != "nv_forged" for name in found)
     labels = {"model": HOSTILE, "_a_b": HOSTILE, "_x": "1", "_team": "core", "version": "1"}
     assert all(labels.items() <= sample.labels.items() for family in found.values() for sample in family.samples)
 
@@ -109,7 +109,7 @@ def test_histograms_are_cumulative_and_end_with_all() -> None:
     made = model()
     for ms in (1, 3, 100_000):
         made.statistics.durations.observe(ms * 1_000_000)
-    samples = families([made])["nv_inference_request_duration_seconds"].samples
+    samples = families([made])["naiad_inference_request_duration_seconds"].samples
     buckets = [s for s in samples if s.name.endswith("_bucket")]
     bounds = [float(s.labels["le"]) for s in buckets]
     assert bounds == sorted(bounds)
@@ -118,8 +118,8 @@ def test_histograms_are_cumulative_and_end_with_all() -> None:
     by_bound = {s.labels["le"]: s.value for s in buckets}
     assert (by_bound["0.0005"], by_bound["0.001"], by_bound["0.005"], by_bound["60"]) == (0, 1, 2, 2)
     assert {s.name: s.value for s in samples if "le" not in s.labels} == {
-        "nv_inference_request_duration_seconds_count": by_bound["+Inf"],
-        "nv_inference_request_duration_seconds_sum": 100.004,
+        "naiad_inference_request_duration_seconds_count": by_bound["+Inf"],
+        "naiad_inference_request_duration_seconds_sum": 100.004,
     }
 
 
@@ -173,29 +173,29 @@ def test_metrics_that_triton_lacks_have_their_lines() -> None:
     made.statistics.refused = 3
     made.statistics.workers_lost, made.statistics.workers_restarted = 5, 4
     for name, value in (
-        ("nv_inference_queue_depth", 2),
-        ("nv_inference_in_flight_requests", 2),
-        ("nv_inference_requests_refused_total", 3),
-        ("nv_model_instance_count", 0),
-        ("nv_worker_lost_total", 5),
-        ("nv_worker_restarts_total", 4),
-        ("nv_arena_used_bytes", 0),
+        ("naiad_inference_queue_depth", 2),
+        ("naiad_inference_in_flight_requests", 2),
+        ("naiad_inference_requests_refused_total", 3),
+        ("naiad_model_instance_count", 0),
+        ("naiad_worker_lost_total", 5),
+        ("naiad_worker_restarts_total", 4),
+        ("naiad_arena_used_bytes", 0),
     ):
         assert value_of([made], name) == value, name
 
 
 @pytest.mark.parametrize(("max_batch_size", "bounds"), [(0, "1"), (1, "1"), (5, "1 2 4 8"), (8, "1 2 4 8")])
 def test_batch_sizes_have_bounds_up_to_the_largest(max_batch_size: int, bounds: str) -> None:
-    samples = families([model(max_batch_size=max_batch_size)])["nv_inference_batch_size"].samples
+    samples = families([model(max_batch_size=max_batch_size)])["naiad_inference_batch_size"].samples
     assert [s.labels["le"] for s in samples if "le" in s.labels] == [*bounds.split(), "+Inf"]
 
 
 def test_batch_sizes_are_counted_by_execution() -> None:
     made = model(max_batch_size=8)
     made.statistics.batches = {1: BatchStatistics(4), 3: BatchStatistics(2), 8: BatchStatistics(1)}
-    values = [value_of([made], "nv_inference_batch_size_bucket", le=le) for le in ("1", "2", "4", "8", "+Inf")]
+    values = [value_of([made], "naiad_inference_batch_size_bucket", le=le) for le in ("1", "2", "4", "8", "+Inf")]
     assert values == [4, 4, 6, 7, 7]
-    assert value_of([made], "nv_inference_batch_size_sum") == 18
+    assert value_of([made], "naiad_inference_batch_size_sum") == 18
 
 
 def test_summaries_tell_the_quantiles_that_were_asked_for() -> None:
@@ -219,7 +219,7 @@ def test_what_is_switched_off_is_not_on_the_page() -> None:
     left = set(families([model(config=bare)], bare))
     assert {name for name in everything - left if not name.startswith("nv_inference_")} == set()
     assert len(everything - left) == 5 + 1 + 5
-    assert {"nv_inference_request_success", "nv_inference_count", "nv_inference_request_duration_seconds"} <= left
+    assert {"nv_inference_request_success", "nv_inference_count", "naiad_inference_request_duration_seconds"} <= left
 
 
 # ---- the cost -------------------------------------------------------------------------------
@@ -285,6 +285,6 @@ def test_instances_that_stand_still_are_counted() -> None:
         made.instances.add(instance)
         made.instances.set_condition(instance, Condition("", stopped=number == 0))
     made.statistics.execution_timeouts = 4
-    assert value_of([made], "nv_model_instance_stopped_count") == 1
-    assert value_of([made], "nv_model_instance_busy_count") == 2
-    assert value_of([made], "nv_worker_execution_timeouts_total") == 4
+    assert value_of([made], "naiad_model_instance_stopped_count") == 1
+    assert value_of([made], "naiad_model_instance_busy_count") == 2
+    assert value_of([made], "naiad_worker_execution_timeouts_total") == 4

@@ -44,7 +44,7 @@ def test_the_page_is_one_that_prometheus_reads(with_kernel: WithKernel) -> None:
         successes = families["nv_inference_request_success"].samples
         assert {sample.labels["model"] for sample in successes} == {m.name for m in kernel.catalog.ready_models()}
         assert set(families) >= CPU
-        (connections,) = families["nv_server_open_connections"].samples
+        (connections,) = families["naiad_server_open_connections"].samples
         assert (connections.labels, connections.value) == ({"protocol": "grpc"}, 3)
         total, used = (families[f"nv_cpu_memory_{part}_bytes"].samples[0].value for part in ("total", "used"))
         assert 0 < used < total
@@ -57,7 +57,7 @@ def test_every_line_ends_and_every_family_is_there_once(with_kernel: WithKernel)
         text = page(kernel)
         assert text.endswith("\n")
         lines = text.split("\n")[:-1]
-        assert all(line.startswith(("# HELP nv_", "# TYPE nv_", "nv_")) for line in lines)
+        assert all(line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(("nv_", "naiad_")) for line in lines)
         heads = [line for line in lines if line.startswith("#")]
         assert len(heads) == len({" ".join(line.split(" ")[:3]) for line in heads})
 
