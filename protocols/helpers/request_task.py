@@ -142,7 +142,7 @@ class RequestTask:
 
 
 def peer_of_sink(sink: Sink) -> str:
-    """Return who waits for a response, for the turns of helpers; empty if the client is not known, or has gone."""
+    """Return who waits for a response, for the queue of helpers; empty if the client is not known, or has gone."""
     try:
         return sink.peer
     except ServingError:
