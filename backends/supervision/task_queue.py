@@ -1,4 +1,4 @@
-"""Which task a free helper runs next: peers take turns, so that one with many tasks delays no other. Pure."""
+"""Which task a free helper runs next: peers get equal parts, so that one with many tasks delays no other. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGE_BYTE_SIZE = 256 << 10
 #: Bytes that count for each task beside its own.
 _TASK_BYTE_SIZE = 16 << 10
 
-#: How many peers that have had their turn are remembered before they are looked through.
+#: How many peers without waiting tasks are remembered before they are looked through.
 _REMEMBERED_PEERS = 256
 
 

@@ -31,7 +31,7 @@ class HelperTask(Protocol):
 
     @property
     def peer(self) -> str:
-        """Whose task it is: peers take turns. Empty if that is not known."""
+        """Whose task it is: peers get equal parts of the helpers' time. Empty if that is not known."""
 
     def needs_memory(self, message: bytes) -> Span:
         """Return a writable span of an arena of this process for the result.

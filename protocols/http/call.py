@@ -78,7 +78,7 @@ class HttpCall:
 
     @property
     def peer(self) -> str:
-        """Who the client is, for the turns of helpers; empty if it is not known, or has gone.
+        """Who the client is, for the queue of helpers; empty if it is not known, or has gone.
 
         Asks the system with some calls: for large requests only.
         """

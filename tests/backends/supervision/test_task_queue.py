@@ -71,7 +71,7 @@ def test_a_peer_that_was_idle_has_saved_nothing_up() -> None:
     assert {each.peer for each in taken(queue)[:3]} == {"busy", "idle"}
 
 
-def test_peers_take_turns_with_small_and_large_tasks_together() -> None:
+def test_peers_get_equal_parts_of_small_and_large_tasks_together() -> None:
     queue = TaskQueue(1)
     larges = [task(LARGE, "first") for _ in range(3)]
     for each in larges:
