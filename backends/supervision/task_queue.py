@@ -18,7 +18,7 @@ _TASK_BYTE_SIZE = 16 << 10
 _REMEMBERED_PEERS = 256
 
 
-class _Entry(NamedTuple):
+class _WaitingTask(NamedTuple):
     """A task that waits. The one with the least `start` is next, and of those the one that came first.
 
     No two have the same number, so the tasks themselves are never compared.
@@ -47,8 +47,8 @@ class TaskQueue:
         self._waiting: dict[str, int] = {}
         #: When the last task of a peer ends; that of a peer that is not in it has ended.
         self._ends: dict[str, int] = {}
-        self._small: list[_Entry] = []
-        self._large: list[_Entry] = []
+        self._small: list[_WaitingTask] = []
+        self._large: list[_WaitingTask] = []
 
     def __len__(self) -> int:
         return len(self._small) + len(self._large)
@@ -59,7 +59,7 @@ class TaskQueue:
         start = max(self._now, self._ends.get(task.peer, 0))
         self._ends[task.peer] = start + _cost(task)
         self._waiting[task.peer] = self._waiting.get(task.peer, 0) + 1
-        heapq.heappush(self._large if is_large(task) else self._small, _Entry(start, self._number, task))
+        heapq.heappush(self._large if is_large(task) else self._small, _WaitingTask(start, self._number, task))
         if len(self._ends) > _REMEMBERED_PEERS + len(self):
             self._ends = {peer: end for peer, end in self._ends.items() if end > self._now}
 
@@ -87,7 +87,7 @@ class TaskQueue:
         if is_large(task):
             self._running_large -= 1
 
-    def _take_first(self, waiting: list[_Entry]) -> HelperTask:
+    def _take_first(self, waiting: list[_WaitingTask]) -> HelperTask:
         start, _, task = heapq.heappop(waiting)
         self._now = max(self._now, start + _cost(task) // (len(self._waiting) + 1))
         self._left(task.peer)

@@ -26,11 +26,12 @@ from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, CopyBuffers, UnmappedRegion
+from backends.worker.memory import AttachedRegions
 from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
+from backends.worker.region_messages import RegionMessages
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
 from backends.worker.shared.members import Members
@@ -70,8 +71,6 @@ class Worker:
         self._channel = channel
         self._local = local
         self._turn = turn
-        #: Whether this is a helper, which has no model.
-        self._helps = bool(task_module)
         self._send_lock = threading.Lock()
         #: Which batch was begun last; the kernel reads it, see `backends.transport.outbox.Progress`.
         self._progress = channel.progress
@@ -80,7 +79,6 @@ class Worker:
         #: When the oldest unsent batch was executed; 0 if none is unsent.
         self._unsent_since_ns = 0
         self._regions = AttachedRegions()
-        self._copy_buffers = CopyBuffers()
         self._held = HeldInputs(self._send, self._copy_volatile_inputs)
         self._inputs = InputReader(self._regions, self._held)
         self._output_arena = ArenaOutputs(self._arena_created)
@@ -91,6 +89,8 @@ class Worker:
         self._reporter = MetricReporter(self._send)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
+        # Only models change their inputs: helpers have none.
+        memory = RegionMessages(channel, self._regions, self._output_arena, private_writes=not task_module)
         tasks = TaskRunner(self._regions, self._outputs.memory, self._send, task_module)
         self._members = Members(self._send, lambda channel, turn: Worker(channel, local=local, turn=turn))
         self._backend: Backend | None = None
@@ -101,11 +101,7 @@ class Worker:
             wire.Complete: self._complete,
             wire.Load: self._load,
             wire.Joined: lambda _: self._reporter.start(),
-            wire.Attach: self._attach,
-            wire.OwnArena: self._own_arena,
-            wire.Transfer: self._transfer,
-            wire.Chunk: self._chunk,
-            wire.Detach: self._detach,
+            **memory.handlers,
             wire.ReadSpan: self._region_io.read,
             wire.WriteSpan: self._region_io.write,
             wire.RunTask: tasks.run,
@@ -295,43 +291,6 @@ class Worker:
                 )
             self._backend = found(self)
         return self._backend
-
-    def _attach(self, message: wire.Attach) -> None:
-        fd = self._channel.take_fd()
-        if message.copied:
-            unmapped = UnmappedRegion(fd, message.byte_size, message.offset, self._copy_buffers)
-            self._regions.attach(message.number, unmapped)
-            return
-        region = AttachedRegion(
-            fd,
-            message.byte_size,
-            message.offset,
-            writable=message.writable,
-            volatile=message.volatile,
-            private_writes=not self._helps,
-        )
-        self._regions.attach(message.number, region)
-
-    def _own_arena(self, message: wire.OwnArena) -> None:
-        # Mapped again, privately: these outputs are inputs now, and other processes may read them too.
-        arena = self._output_arena.arena
-        assert arena is not None, "OwnArena before the arena was created"
-        fd = os.dup(arena.region.fd)
-        region = AttachedRegion(
-            fd, arena.region.byte_size, 0, writable=False, volatile=False, private_writes=not self._helps
-        )
-        self._regions.attach(message.number, region)
-
-    def _transfer(self, message: wire.Transfer) -> None:
-        self._regions.attach(message.number, CopiedRegion(message.byte_size))
-
-    def _chunk(self, message: wire.Chunk) -> None:
-        region = self._regions.get(message.number)
-        assert isinstance(region, CopiedRegion), f"region {message.number} is not transferred"
-        region.write(message.offset, message.data)
-
-    def _detach(self, message: wire.Detach) -> None:
-        self._regions.detach(message.number)
 
     def _copy_volatile_inputs(self) -> None:
         self._inputs.copies_volatile = True

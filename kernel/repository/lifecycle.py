@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
 from kernel.repository.autoscaling import Autoscaling, ServingVersion
+from kernel.repository.background import BackgroundTasks
 from kernel.repository.composition import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.listing import RepositoryListing
@@ -25,7 +26,7 @@ from kernel.repository.source import ModelSource
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.loop.clock import Clock
@@ -54,7 +55,6 @@ class Lifecycle:
         self._settings = settings
         self._clock = clock
         self._loader = VersionLoader(clock, schedule, new_keeper, settings)
-        self._clock = clock
         self._progress = self._loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         self._listing = RepositoryListing(catalog, settings)
@@ -68,7 +68,7 @@ class Lifecycle:
         #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         #: Called after the workers of a version have ended that was unloaded or replaced.
         self.on_retired: Callable[[], None] = lambda: None
 
@@ -97,7 +97,7 @@ class Lifecycle:
         failed += await self._load_all(folders, with_parts=wanted != ["*"])
         self._progress.close()
         if self._settings.poll_s:
-            self._start_task(self._poll_forever())
+            self._background.start(self._poll_forever())
         return sorted(set(failed))
 
     @property
@@ -148,9 +148,7 @@ class Lifecycle:
 
     async def close(self, *, at_once: bool = False) -> None:
         """End every worker; `at_once` does not finalize models. Unfinished requests fail with `ServerStopping`."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._background.close()
         versions = [loaded for versions in self._loaded.values() for loaded in versions.values()]
         self._loaded.clear()
         for loaded in versions:
@@ -178,7 +176,7 @@ class Lifecycle:
         except UnusableParameters as error:
             raise poll_failed(name, error) from error
         if given.files:
-            await self._uncancelled(self._load_files(name, given.files, given.config))
+            await self._background.uncancelled(self._load_files(name, given.files, given.config))
             return
         await self._listing.update_names()
         found = await self._listing.scan_for(name)
@@ -186,7 +184,7 @@ class Lifecycle:
             raise poll_failed(name, not_found_reason(name, found))
         self._ensembles.requested.add(name)
         loads = [self.load_model(folder, LoadRequest(given.config)) for folder in found.models.values()]
-        await self._uncancelled(all_loaded(loads))
+        await self._background.uncancelled(all_loaded(loads))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Unload every model called `name`, and the ensembles with a step of it.
@@ -320,9 +318,9 @@ class Lifecycle:
         errors = {v: result for v, result in found.items() if isinstance(result, BaseException)}
         if errors:
             for entry in loaded.values():
-                self._start_task(self._retire(identifier, entry, mark_unloaded=False))
+                self._background.start(self._retire(identifier, entry, mark_unloaded=False))
             for update in updates:
-                self._start_task(update.abandon())
+                self._background.start(update.abandon())
             raise note_failure(self._catalog, identifier, errors, list(loaded), serving, staying)
         for entry in loaded.values():
             entry.hold_files(request.files)
@@ -336,7 +334,7 @@ class Lifecycle:
         """Change the instances of a serving version. Removed instances finish their batches."""
         removed = update.commit()
         for keeper in removed:
-            self._start_task(self._retirement.end_instance(keeper))
+            self._background.start(self._retirement.end_instance(keeper))
         logger.info(
             "successfully updated the instances of '%s' version %d: %d new, %d removed",
             update.version.model.name, update.version.model.version, len(update.new), len(removed),
@@ -350,7 +348,7 @@ class Lifecycle:
             serving = ServingVersion(
                 version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
             )
-            self._start_task(Autoscaling(serving, settings, self._loader, self._commit, self._clock).run())
+            self._background.start(Autoscaling(serving, settings, self._loader, self._commit, self._clock).run())
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""
@@ -362,7 +360,7 @@ class Lifecycle:
                 continue
             if version not in ready:
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", entry.model)
-            self._start_task(self._retire(identifier, entry, mark_unloaded=version not in ready))
+            self._background.start(self._retire(identifier, entry, mark_unloaded=version not in ready))
 
     # ---- unloading ---------------------------------------------------------------------------
 
@@ -375,7 +373,7 @@ class Lifecycle:
         async with self._lock(identifier):
             for version, loaded in self._loaded.pop(identifier, {}).items():
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", loaded.model)
-                self._start_task(self._retire(identifier, loaded, mark_unloaded=True))
+                self._background.start(self._retire(identifier, loaded, mark_unloaded=True))
             self._sources.pop(identifier, None)
         for name in names:
             await self._composition.unloaded(name)
@@ -391,26 +389,8 @@ class Lifecycle:
                 self._catalog.set_state(identifier, model.version, ModelState.UNAVAILABLE, UNLOADED)
             logger.info("successfully unloaded '%s' version %d", identifier, model.version)
 
-    # ---- tasks -------------------------------------------------------------------------------
-
     def _lock(self, identifier: str) -> asyncio.Lock:
         return self._locks.setdefault(identifier, asyncio.Lock())
-
-    async def _uncancelled(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`. It continues if the caller is cancelled, until `close` cancels it."""
-        await asyncio.shield(self._start_task(work))
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start `work` in the background; `close` cancels it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._task_ended)
-        return task
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved: a cancelled caller no longer waits for it
 
 
 def _models_of(versions: dict[int, LoadedVersion]) -> list[Model]:

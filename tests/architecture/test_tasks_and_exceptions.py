@@ -13,7 +13,7 @@ FREE_TASKS = {
     "backends/supervision/helper_pool.py HelperPool._run_waiting": "one for each helper that works; `close` awaits it",
     "kernel/cache/caching.py ResponseCaching._start": "runs while a request waits at the cache; `close` cancels it",
     "kernel/cache/stored.py StoredCache._run": "runs while a store is asked, within a timeout; `close` cancels it",
-    "kernel/repository/lifecycle.py Lifecycle._start_task": "outlives a cancelled caller; `close` ends and awaits it",
+    "kernel/repository/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",
     "protocols/grpc/handlers.py CompressedCall.send_message_nowait": "called without a task; a failure ends the call",

@@ -115,10 +115,13 @@ def test_the_python_model_works_as_shown(folder: Path) -> None:
     text = document("docs/python-models.md")
     config, *parameters = code_blocks(text, "pbtxt")
     [source] = code_blocks(text, "python")
-    write_model(folder, "double", "".join(block.text for block in (config, *parameters)), source.text)
+    names = [f"double_{number}" for number in range(len(parameters) + 1)]
+    for name, parameter in zip(names, ["", *(block.text for block in parameters)], strict=True):
+        write_model(folder, name, config.text + parameter, source.text)
     with EmbeddedServer(folder) as server:
-        outputs = server.infer("double", {"IN": np.array([1, 2, 3], np.float32)})
-        assert outputs["OUT"].tolist() == [2, 4, 6]
+        for name in names:
+            outputs = server.infer(name, {"IN": np.array([1, 2, 3], np.float32)})
+            assert outputs["OUT"].tolist() == [2, 4, 6], name
 
 
 def test_the_model_with_a_metric_counts_on_the_page(folder: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_version_that_was_unloaded_is_not_scaled_any_more(lab: RepositoryLab, 
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.load("m")
         await lab.lifecycle.unload("m")
-        await until(lambda: not lab.lifecycle._background)
+        await until(lambda: not lab.lifecycle._background.count)
         assert lab.alive == []
 
     run(lab, scenario)
