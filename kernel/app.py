@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,8 @@ class Server:
             except ServingError as error:
                 raise StartFailed(_creating_server(error)) from None
             try:
+                # Imported now, because this takes 0.3 s, in which the zygote imports what workers need.
+                await asyncio.to_thread(_import_front_doors)
                 doors = self._make_doors(sockets)
             except BaseException:  # an option of a front door is wrong
                 await self._processes.close()
@@ -315,7 +318,6 @@ class Server:
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, before any model is loaded, so that wrong options end the start at once."""
-        # Imported now: this takes 0.3 s, in which the zygote imports what workers need.
         from protocols.access.keys import KeyReader
         from protocols.grpc.server import GrpcServer
         from protocols.http.metrics.server import MetricsServer
@@ -392,6 +394,12 @@ def _in_next_iteration(callback: Callable[[], None]) -> None:
 def _helper_count() -> int:
     """Return how many helpers there may be: at least two, since one is kept free for small tasks."""
     return max(2, min(4, processor_count() // 2))
+
+
+def _import_front_doors() -> None:
+    """Import what `_make_doors` imports. Blocks, so it runs in a thread."""
+    for module in ("protocols.grpc.server", "protocols.http.server", "protocols.http.metrics.server"):
+        importlib.import_module(module)
 
 
 def _creating_server(error: ServingError) -> str:
