@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,15 +69,15 @@ def cycle(server: ServerProcess, repository: Path, name: str, count: int) -> Non
     connection.close()
 
 
-def descriptors(pid: int) -> list[str]:
-    """Return what the descriptors of a process are, without numbers of sockets."""
-    found = []
+def descriptors(pid: int) -> Counter[str]:
+    """Return how many descriptors of each kind a process has."""
+    found = Counter[str]()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            found.append(os.readlink(entry).partition(":[")[0])
+            found[os.readlink(entry).partition(":[")[0]] += 1
         except OSError:
             continue
-    return sorted(found)
+    return found
 
 
 def cycles(server: ServerProcess, repository: Path, count: int) -> None:
@@ -106,5 +107,6 @@ def test_two_hundred_loads_reloads_and_unloads_leave_neither_memory_nor_descript
     cycles(server, tmp_path, FIRST)
     before, open_before = memory_of(server.pid), descriptors(server.pid)
     cycles(server, tmp_path, CYCLES)
-    wait_for(lambda: descriptors(server.pid) == open_before)
+    # Fewer are right, too: connections of the first round may not have been closed then.
+    wait_for(lambda: not descriptors(server.pid) - open_before)
     wait_for(lambda: memory_of(server.pid).resident - before.resident <= 2 << 20)
