@@ -6,10 +6,13 @@ import itertools
 import timeit
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backends.transport import wire
 from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
 from kernel.config.ensemble_spec import EnsembleSpec
+from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
 from kernel.observe.metrics_config import MetricsConfig
@@ -65,6 +68,8 @@ def operations() -> dict[str, Callable[[], object]]:
         "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
         "ensemble: a request with one step": _ensemble(1),
         "ensemble: a request with four steps": _ensemble(4),
+        "scheduler: dynamic, submit to dispatch": _dynamic_step(DynamicBatching()),
+        "scheduler: the same, clients get shares": _dynamic_step(DynamicBatching(), FairQueuing(parameter="client")),
     }
 
 
@@ -112,5 +117,25 @@ def _ensemble(count: int) -> Callable[[], object]:
         lab.submit("ensemble", "A")
         while lab.calls:
             lab.calls[0].respond()
+
+    return once
+
+
+def _dynamic_step(batching: DynamicBatching, fair: FairQueuing | None = None) -> Callable[[], object]:
+    """Return what queues a request and dispatches it: the two steps of the scheduler, and the records of the kernel."""
+    spec = msgspec.structs.replace(model_spec(max_batch_size=8, dynamic_batching=batching), fair=fair)
+    lab = Lab(spec, dynamic)
+    request, [instance] = lab.request(""), lab.workers
+    submitted = Submitted(request)
+    post, end_iteration = lab.inbox.post, lab.clock.end_iteration
+    batches, recorded, live = instance.batches, instance.record.batches, lab.live
+
+    def once() -> None:
+        post(submitted)
+        end_iteration()
+        batches.clear()
+        recorded.clear()
+        request.dispatched = False
+        live.instance_of[request], live.queued = None, 1
 
     return once

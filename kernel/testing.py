@@ -34,6 +34,7 @@ def model_spec(
     dims: tuple[int, ...] = (1,),
     dynamic_batching: DynamicBatching | None = None,
     decoupled: bool = False,
+    parameters: dict[str, str] | None = None,
 ) -> ModelSpec:
     """Return the spec of a model with one FP32 input `IN` and one output `OUT`."""
     shape = (-1, *dims) if max_batch_size else dims
@@ -46,6 +47,7 @@ def model_spec(
         outputs={"OUT": TensorSpec("OUT", "FP32", dims, shape)},
         dynamic_batching=dynamic_batching,
         decoupled=decoupled,
+        parameters=parameters or {},
     )
 
 

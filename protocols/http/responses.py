@@ -8,9 +8,12 @@ import msgspec
 from aiohttp import web
 
 from kernel import __version__
+from protocols.status import may_retry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kernel.errors import ServingError
 
 JSON = "application/json"
 PLAIN = "text/plain"
@@ -46,6 +49,11 @@ def error_body(text: str) -> bytes:
 def error_content_type(*, plain: bool) -> str:
     """Return the content type of an error, which is always JSON: `plain` where Triton calls it plain text."""
     return PLAIN if plain else JSON
+
+
+def retry_headers(error: ServingError) -> dict[str, str]:
+    """Return the headers that say when the client may send the request again; none where that would not help."""
+    return {"Retry-After": "1"} if may_retry(error) else {}
 
 
 def error_response(

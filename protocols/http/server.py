@@ -18,7 +18,7 @@ from protocols.http.inference.call import HttpInference
 from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.request_rules import make_request_rules
-from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
+from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response, retry_headers
 from protocols.http.routes import find_endpoint, request_path
 from protocols.internal_errors import unexpected_error
 from protocols.status import HTTP_STATUS, http_status
@@ -143,7 +143,8 @@ class HttpServer:
 
 
 def _error(error: ServingError, call: HttpCall) -> web.Response:
-    return error_response(http_status(error), error.text, plain=call.plain_errors, headers=call.error_headers)
+    headers = {**call.error_headers, **retry_headers(error)}
+    return error_response(http_status(error), error.text, plain=call.plain_errors, headers=headers)
 
 
 def _well_framed(http: web.BaseRequest) -> bool:

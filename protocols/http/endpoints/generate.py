@@ -24,7 +24,7 @@ from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response import HttpResponse
 from protocols.http.inference.response_task import takes_long
 from protocols.http.inference.tasks import encode_arguments
-from protocols.http.responses import JSON, SERVER_HEADER, error_body
+from protocols.http.responses import JSON, SERVER_HEADER, error_body, retry_headers
 from protocols.http.sending import send, write
 from protocols.response_sinks import StreamSink
 from protocols.status import http_status
@@ -52,6 +52,8 @@ class _Encoded(msgspec.Struct):
     #: JSON. The memory is that of `source`, if there is one.
     body: Buffer
     source: Tensor | None = None
+    #: Headers of a response that is an error.
+    headers: dict[str, str] = {}
 
     def release(self) -> None:
         if self.source is not None:
@@ -70,7 +72,7 @@ async def generate(call: HttpCall) -> web.StreamResponse:
         status = found[0].status if found else 200
         if len(found) != 1:
             return await send(call, HttpResponse(status, JSON, [error_body(_NOT_ONE_RESPONSE)]))
-        return await send(call, HttpResponse(status, JSON, [found[0].body]))
+        return await send(call, HttpResponse(status, JSON, [found[0].body], found[0].headers))
     finally:
         for each in found:
             each.release()
@@ -83,20 +85,20 @@ async def generate_stream(call: HttpCall) -> web.StreamResponse:
         async for encoded in stream:
             try:
                 if response is None:
-                    response = await _begin_events(call, encoded.status)
+                    response = await _begin_events(call, encoded.status, encoded.headers)
                 if encoded.source is None:
                     await response.write(b"".join((b"data: ", encoded.body, b"\n\n")))
                 else:
                     await write(response, [b"data: ", encoded.body, b"\n\n"])
             finally:
                 encoded.release()
-    return response or await _begin_events(call, 200)
+    return response or await _begin_events(call, 200, {})
 
 
-async def _begin_events(call: HttpCall, status: int) -> web.StreamResponse:
+async def _begin_events(call: HttpCall, status: int, more: dict[str, str]) -> web.StreamResponse:
     response = web.StreamResponse(
         status=status,
-        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **call.response_headers},
+        headers={"Content-Type": "text/event-stream; charset=utf-8", **SERVER_HEADER, **more, **call.response_headers},
     )
     await response.prepare(call.http)
     return response
@@ -127,7 +129,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
                     raise response.error
                 encoded = await _encode(call, response)
             except ServingError as error:
-                encoded = _Encoded(http_status(error), error_body(error.text))
+                encoded = _Encoded(http_status(error), error_body(error.text), None, retry_headers(error))
             finally:
                 response.release()
             yield encoded

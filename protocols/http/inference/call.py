@@ -23,10 +23,10 @@ from protocols.http.inference.raw_input import decode_raw
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.inference.response_task import BINARY, HEADER_LENGTH, ResponseTask, takes_long
 from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_output_format
-from protocols.http.responses import JSON
+from protocols.http.responses import JSON, retry_headers
 from protocols.internal_errors import unexpected_error
 from protocols.response_sinks import OnlyResponse
-from protocols.status import http_status, may_retry
+from protocols.status import http_status
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 #: What Triton calls this call in errors.
 ENTRY_POINT = "HTTP end point"
-
-#: Headers of a response to a request that found no memory.
-RETRY_LATER = {"Retry-After": "1"}
 
 
 class HttpInference:
@@ -295,6 +292,5 @@ def decode_body(
 
 def _error(error: ServingError, *, plain: bool) -> HttpResponse:
     response = http_error(http_status(error), error.text, plain=plain)
-    if may_retry(error):
-        response.headers = RETRY_LATER
+    response.headers = retry_headers(error)
     return response

@@ -20,6 +20,7 @@ _ERRORS = {
     400: "The request is wrong, or was cancelled.",
     404: "There is no such thing.",
     408: "The body did not come in time; the connection is closed.",
+    429: "The client has as many requests queued or in flight as it may have (naiad.quota).",
     500: "The model failed, or the request is not JSON of the expected form (as in Triton).",
     501: "This is not supported.",
     503: "Not now: the model is not ready, its queue is full, or the server is stopping.",

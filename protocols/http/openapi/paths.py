@@ -186,7 +186,7 @@ def infer_operation(id: str, summary: str, body: Part, found: Part, parameters: 
         response("The outputs.", json={"schema": found}, binary={}),
         parameters=parameters,
         body=body,
-        errors=(400, 404, 500, 501, 503),
+        errors=(400, 404, 429, 500, 501, 503),
         error_types=(JSON, PLAIN),
     )
 
@@ -202,7 +202,7 @@ def generate_operation(id: str, body: Part, found: Part, parameters: tuple[Part,
         ),
         parameters=parameters,
         body=json_body(body),
-        errors=(400, 404, 500, 501, 503),
+        errors=(400, 404, 429, 500, 501, 503),
         error_types=(JSON, PLAIN) if parameters else (JSON,),
     )
 
@@ -216,7 +216,7 @@ def generate_stream_operation(id: str, body: Part, parameters: tuple[Part, ...] 
         response("Server-sent events, each with a response as /generate gives it.", events={}),
         parameters=parameters,
         body=json_body(body),
-        errors=(400, 404, 500, 501, 503),
+        errors=(400, 404, 429, 500, 501, 503),
         error_types=(JSON, PLAIN, EVENTS),
     )
 
