@@ -196,6 +196,8 @@ class Lifecycle:
         for identifier in self.identifiers_of(name):
             ensemble = await self._composition.forget(identifier)
             await self.unload_model(identifier)
+            if ensemble is not None:  # nobody waits for it any longer
+                self._catalog.set_broken(identifier, None)
             if ensemble is not None and unload_dependents:
                 await self._composition.unload_unneeded(ensemble)
 
