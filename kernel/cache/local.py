@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,7 +80,7 @@ class LocalCache:
         self._budget = budget
         self._later = later or (lambda step: asyncio.get_running_loop().call_soon(step))
         #: The entry that was used last is the last one.
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # a dict takes long to find its first of many
         #: Entries whose outputs are being copied. They count, and cannot be found or removed yet.
         self._copying: dict[bytes, _Copying] = {}
         #: Made for the first output that is not inline.
@@ -90,10 +91,10 @@ class LocalCache:
         begun_ns = time.perf_counter_ns()
         figures = self.figures
         figures.lookups += 1
-        entry = self._entries.pop(key, None)
+        entry = self._entries.get(key)
         response = None
         if entry is not None:
-            self._entries[key] = entry
+            self._entries.move_to_end(key)
             figures.hits += 1
             response = entry.response()
         figures.lookup_ns += time.perf_counter_ns() - begun_ns
@@ -172,8 +173,7 @@ class LocalCache:
 
     def _evict(self) -> None:
         """Remove the entry that was not used for the longest time."""
-        entry = self._entries.pop(next(iter(self._entries)))
-        self._forget(entry)
+        self._forget(self._entries.popitem(last=False)[1])
         self.figures.evictions += 1
 
     def _forget(self, entry: _Entry) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.asyncio import BlockingConnectionPool, SSLConnection
 
 from kernel.cache.config import CacheChoice, local_byte_size, parse_cache_config
 from kernel.cache.local import LocalCache
-from kernel.cache.redis_store import PASSWORD_VARIABLE, USER_VARIABLE, RedisSettings, redis_settings
+from kernel.cache.redis_store import PASSWORD_VARIABLE, USER_VARIABLE, RedisSettings, RedisStore, redis_settings
 from kernel.cache.registry import make_cache
 from kernel.cache.stored import StoredCache
 from kernel.errors import InvalidArgument
@@ -116,6 +118,30 @@ def test_wrong_settings_of_redis_are_refused(settings: dict[str, str], text: str
 def test_a_file_that_cannot_be_read_is_named() -> None:
     with pytest.raises(InvalidArgument, match=r"setting 'password' of cache 'redis' cannot be read: .*/not/there"):
         redis_settings({"host": "a", "password": "@/not/there"})
+
+
+def test_redis_gets_the_settings_of_its_connections() -> None:
+    settings = RedisSettings(
+        host="a", port=1, user="u", password="p", db=2, connect_ms=3000, socket_ms=4000, pool_size=5, wait_ms=6000,
+        tls=True, cacert="ca.pem",
+    )  # fmt: skip
+    pool = RedisStore(settings)._redis.connection_pool
+    assert isinstance(pool, BlockingConnectionPool)
+    assert (pool.max_connections, pool.timeout) == (5, 6)
+    connection = pool.make_connection()  # type: ignore[no-untyped-call]
+    assert isinstance(connection, SSLConnection)
+    assert (connection.host, connection.port, connection.username, connection.password) == ("a", 1, "u", "p")
+    assert (connection.db, connection.socket_connect_timeout, connection.socket_timeout) == (2, 3, 4)
+    assert connection.ca_certs == "ca.pem"
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(InvalidArgument) as error:
+        RedisStore(RedisSettings(host="a"))
+    assert error.value.message == (
+        "--cache-config=redis needs the Python package redis: pip install 'naiad-server[redis]'"
+    )
 
 
 def test_the_cache_that_is_asked_for_is_made() -> None:
