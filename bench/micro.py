@@ -137,11 +137,11 @@ def _sequence_step(live: int, *, oldest: bool) -> Callable[[], object]:
         lab.clock.end_iteration()
         _take_back(lab, requests[-1])
     following = itertools.cycle([(request, Submitted(request)) for request in requests])
-    post, end_iteration, live = lab.inbox.post, lab.clock.end_iteration, lab.live
+    post, end_iteration, record = lab.inbox.post, lab.clock.end_iteration, lab.live
 
     def once() -> None:
         request, submitted = next(following)
-        live.instance_of[request], live.queued = None, 1
+        record.instance_of[request], record.queued = None, 1
         post(submitted)
         end_iteration()
         _take_back(lab, request)
