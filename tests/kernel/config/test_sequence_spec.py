@@ -57,3 +57,9 @@ def test_settings_of_oldest(prepared: Prepare) -> None:
     default = spec(prepared, "sequence_batching { oldest { } }")
     assert default is not None
     assert (default.slot_count, default.preferred_batch_sizes) == (4, (4,))
+
+
+def test_times_fit_a_timer_of_the_system(prepared: Prepare) -> None:
+    found = spec(prepared, f"sequence_batching {{ max_sequence_idle_microseconds: {2**64 - 1} }}")
+    assert found is not None
+    assert found.max_idle_ns == 1 << 60
