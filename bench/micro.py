@@ -220,10 +220,11 @@ def _sequence_step(live: int, *, oldest: bool) -> Callable[[], object]:
         lab.clock.end_iteration()
         _take_back(lab, requests[-1])
     following = itertools.cycle([(request, Submitted(request)) for request in requests])
-    post, end_iteration = lab.inbox.post, lab.clock.end_iteration
+    post, end_iteration, record = lab.inbox.post, lab.clock.end_iteration, lab.live
 
     def once() -> None:
         request, submitted = next(following)
+        record.instance_of[request], record.queued = None, 1
         post(submitted)
         end_iteration()
         _take_back(lab, request)
@@ -238,4 +239,4 @@ def _take_back(lab: Lab, request: Request) -> None:
     lab.instances.finished.append((instance.batches.popleft(), lab.clock.time_ns))
     instance.record.batches.clear()
     request.dispatched = False
-    lab.live.instance_of[request], lab.live.queued = None, 1
+    del lab.live.instance_of[request]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
 
+#: The longest time: 36 years, so that a time in the future fits a timer of the system.
+_LONGEST_NS = 1 << 60
+
+
 class SequenceBatching(msgspec.Struct, frozen=True):
     """How sequences share the instances of a model."""
 
@@ -55,8 +59,8 @@ def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
     return SequenceBatching(
         oldest=oldest,
         slot_count=slots,
-        max_idle_ns=batching.max_sequence_idle_microseconds * 1000,
-        max_queue_delay_ns=strategy.max_queue_delay_microseconds * 1000,
+        max_idle_ns=min(batching.max_sequence_idle_microseconds * 1000, _LONGEST_NS),
+        max_queue_delay_ns=min(strategy.max_queue_delay_microseconds * 1000, _LONGEST_NS),
         minimum_slot_utilization=batching.direct.minimum_slot_utilization,
         preferred_batch_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
         iterative=batching.iterative_sequence,
