@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidRequest, request_prefix
+from kernel.errors import InvalidRequest, LongCorrelationId, request_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from kernel.serving.batch import Batch
     from kernel.serving.instances import Instance
     from kernel.serving.request import Request
+
+
+#: The most bytes of a correlation id that is a text.
+_LONGEST_ID = 128
 
 
 class Sequence(msgspec.Struct, eq=False):
@@ -102,13 +106,8 @@ class LiveSequences:
 
     def _check(self, request: Request) -> None:
         correlation_id = request.correlation_id
-        if self._control:
-            datatype = "BYTES" if isinstance(correlation_id, str) else "UINT64"
-            if (datatype == "BYTES") is not (self._control_type == "BYTES"):
-                raise InvalidRequest(
-                    f"{request_prefix(request.id)}sequence batching control '{self._control}' data-type is "
-                    f"'{datatype}', but model '{self._model_name}' expects '{self._control_type}'"
-                )
+        if isinstance(correlation_id, str) and len(correlation_id.encode("utf-8", "surrogateescape")) > _LONGEST_ID:
+            raise LongCorrelationId(_LONGEST_ID)
         if request.batch_size > 1:
             raise InvalidRequest(
                 f"inference request to model '{self._model_name}' must specify batch-size 1 due to requirements of "
@@ -118,6 +117,13 @@ class LiveSequences:
             raise InvalidRequest(
                 f"inference request to model '{self._model_name}' must specify a non-zero or non-empty correlation ID"
             )
+        if self._control and correlation_id:
+            datatype = "BYTES" if isinstance(correlation_id, str) else "UINT64"
+            if (datatype == "BYTES") is not (self._control_type == "BYTES"):
+                raise InvalidRequest(
+                    f"{request_prefix(request.id)}sequence batching control '{self._control}' data-type is "
+                    f"'{datatype}', but model '{self._model_name}' expects '{self._control_type}'"
+                )
 
     def _own_id(self) -> int | str:
         """Return an id for a sequence that a client has not given one, of the type that the model gets."""

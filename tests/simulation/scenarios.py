@@ -18,8 +18,8 @@ _FAULTS = {
 }  # fmt: skip
 
 
-#: An ensemble has no instances. If its scheduler fails, the event that it handles is lost, and with a response of a step
-#: its memory.
+#: An ensemble has no instances. If its scheduler fails, the event that it handles is lost, and so is the memory of a
+#: step's response.
 _OF_ENSEMBLES = ("cancel", "reload", "unload")
 
 
