@@ -277,7 +277,7 @@ CASES = [
         "a model that is loaded again finishes its requests",
         load(),
         together((0, alone(1, 900)), (100, load(instances=2)), order=False),
-        together((0, alone(1, 300)), (50, alone(2, 300))),
+        together((0, alone(1, 400)), (0, alone(2, 400))),
         STATISTICS,
         UNLOAD,
     ),
