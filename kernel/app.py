@@ -242,7 +242,12 @@ class Server:
         try:
             failed = await self._lifecycle.start(self._options.repository.load_models)
         except ServingError as error:
-            return _creating_server(error)
+            failure = _creating_server(error)
+            if self._options.repository.exit_on_error:
+                return failure
+            logger.error("%s", failure)
+            self._kernel.start_failed = True
+            return ""
         catalog = self._kernel.catalog
         self._owner.models_loaded(catalog)
         if failed and self._options.repository.exit_on_error:
@@ -294,6 +299,7 @@ class Server:
     async def _stop(self, doors: list[FrontDoor]) -> int:
         """Drain and close; returns the exit code. A second signal ends the wait."""
         grace_s = self._options.exit_timeout_s
+        logger.info("Waiting for in-flight requests to complete.")  # tools of Triton wait for this line
         logger.info("Stopping: %d requests in flight get %d s (--exit-timeout-secs)", self._kernel.in_flight, grace_s)
         async with asyncio.TaskGroup() as tasks:
             for door in doors:

@@ -195,9 +195,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
 
 
 def check_options(options: ServerOptions) -> None:
-    """Raise `BadOption` if options contradict each other, or if a repository is not a folder."""
+    """Raise `BadOption` if options contradict each other, or a repository is not a folder and the start is to fail."""
     for folder in options.repository.paths:
-        if not folder.is_dir():
+        if not folder.is_dir() and options.repository.exit_on_error:
             raise BadOption(
                 f"model repository '{folder}' is not a folder. Give an existing folder with --model-repository, or "
                 "omit the flag to try the demo models"

@@ -59,7 +59,8 @@ class Lifecycle:
         self._ensembles = self._composition.ensembles
         #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
-        #: Identifier → the folder that the model was loaded from; None if a client overrode the configuration.
+        #: Identifier → the folder that the model was loaded from; None if a client gave its files. A configuration that
+        #: a client gave stays until the folder changes (Triton).
         self._sources: dict[str, ModelFolder | None] = {}
         #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
@@ -264,7 +265,7 @@ class Lifecycle:
             logger.warning("model '%s': %s", identifier, line)
         self._catalog.set_broken(identifier, None)
         await self._load_versions(source, config, versions, request)
-        self._sources[identifier] = folder if override is None else None
+        self._sources[identifier] = folder if request.files is None else None
         if config.HasField("ensemble_scheduling"):
             await self._composition.track(folder, config, request)
 

@@ -102,6 +102,8 @@ class Kernel:
         #: Also set by the composition root.
         self.helpers: Helpers = NoHelpers()
         self.stopping = False
+        #: The start failed, and the server runs only to say so (--exit-on-error=false).
+        self.start_failed = False
         #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
         self.connections: dict[str, Callable[[], int]] = {}
         #: Returns how many lines of the log were lost.
@@ -116,13 +118,15 @@ class Kernel:
     # ---- health ------------------------------------------------------------------------------
 
     def live(self) -> bool:
-        """Return True. Raises `Unavailable` ("Server exiting") while the server stops (Triton)."""
+        """Whether the server has started. Raises `Unavailable` ("Server exiting") while it stops (Triton)."""
         self._check_running()
-        return True
+        return not self.start_failed
 
     def ready(self) -> bool:
         """Whether the server accepts requests; with strict readiness, whether all its models are ready."""
         self._check_running()
+        if self.start_failed:
+            return False
         return not self.settings.strict_readiness or self.catalog.all_ready()
 
     def model_ready(self, name: str, version: str = "") -> bool:

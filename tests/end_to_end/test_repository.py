@@ -129,3 +129,12 @@ def test_a_model_that_loads_for_ever_is_ended_with_a_reason(write_model: WriteMo
             "load failed for model 'hangs': version 1 is at UNAVAILABLE state: Internal: the model was still loading "
             "after 1 s, and its worker was killed;\n"
         )
+
+
+def test_without_its_repository_a_server_that_is_not_to_exit_says_that_it_is_not_live(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    with ServerProcess(absent, "--exit-on-error=false", "--strict-readiness=false") as server:
+        assert server.get("/v2/health/live")[0] == 400
+        assert server.get("/v2/health/ready")[0] == 400
+        assert json.loads(server.get("/v2")[1])["name"] == "triton"
+        assert f"creating server: Internal - failed to read model repository '{absent}'" in server.log

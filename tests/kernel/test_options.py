@@ -31,6 +31,7 @@ def test_the_defaults_are_valid() -> None:
 
 def test_a_repository_that_is_not_a_folder_is_an_error(tmp_path: Path) -> None:
     assert f"'{tmp_path}/no' is not a folder" in problem(with_repository(paths=(tmp_path, tmp_path / "no")))
+    check_options(with_repository(paths=(tmp_path / "no",), exit_on_error=False))
 
 
 def test_models_to_load_need_explicit_mode() -> None:

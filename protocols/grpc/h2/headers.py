@@ -106,7 +106,11 @@ def request_head(fields: Fields) -> RequestHead:
 
 
 def _fault(fields: Fields, values: dict[str, str]) -> str:
-    """Return why a request is malformed (RFC 9113, 8.2 and 8.3), or an empty text."""
+    """Return why a request is malformed (RFC 9113, 8.2 and 8.3), or an empty text.
+
+    Spaces at the begin and the end of values are taken, although that RFC forbids them: gRPC's clients send metadata as
+    it is, and its servers take it.
+    """
     seen: set[str] = set()
     regular = False
     for name, value in fields:
@@ -121,7 +125,7 @@ def _fault(fields: Fields, values: dict[str, str]) -> str:
                 return fault
             if name in _SINGLE_FIELDS and name in seen:
                 return f"more than one {name}"
-        if not _is_valid_value(value):
+        if any(c in value for c in "\0\r\n"):
             return "a field value with characters that it cannot have"
         seen.add(name)
     if not {":method", ":scheme", ":path"} <= seen or not values[":path"]:
@@ -142,10 +146,6 @@ def _field_fault(name: str, value: str) -> str:
         except ValueError:
             return f"{name} is not base64"
     return ""
-
-
-def _is_valid_value(value: str) -> bool:
-    return not (value and (value[0] in " \t" or value[-1] in " \t")) and not any(c in value for c in "\0\r\n")
 
 
 def _is_grpc(values: dict[str, str]) -> bool:
@@ -212,17 +212,24 @@ class Trailers(msgspec.Struct, frozen=True):
 
 OK_TRAILERS = Trailers(OK_TRAILERS_BLOCK, 0)
 
+#: The text that gRPC's own servers send with this status; grpclib sends none.
+_DEADLINE_EXCEEDED, _DEADLINE_TEXT = "4", "Deadline Exceeded"
+
 
 def encode_trailers(fields: Fields) -> Trailers:
     """Return trailers with `fields`, which may include those of headers."""
     values = dict(fields)
     status = values.get("grpc-status")
+    if status == _DEADLINE_EXCEEDED and "grpc-message" not in values:
+        fields = [*fields, ("grpc-message", _DEADLINE_TEXT)]
     return Trailers(encode_block(fields), None if status is None else int(status), values.get(":status", "200"))
 
 
 def status_trailers(status: int, text: str | None, more: Sequence[tuple[str, str]] = ()) -> Trailers:
     """Return trailers that are headers as well: a response without a message. `text` is percent-encoded here."""
     fields = [("grpc-status", str(status))]
+    if text is None and fields[0][1] == _DEADLINE_EXCEEDED:
+        text = _DEADLINE_TEXT
     if text is not None:
         fields.append(("grpc-message", encode_grpc_message(text)))
     return Trailers(RESPONSE_BLOCK + encode_block([*fields, *more]), status)

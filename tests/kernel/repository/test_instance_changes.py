@@ -160,7 +160,7 @@ def test_adding_a_version_does_not_reload_the_other(lab: RepositoryLab) -> None:
     run(lab, scenario)
 
 
-def test_the_configuration_of_a_load_request_applies_until_the_next_load(lab: RepositoryLab) -> None:
+def test_the_configuration_of_a_load_request_applies_until_the_files_change(lab: RepositoryLab) -> None:
     tensor = {"data_type": "TYPE_FP32", "dims": [1]}
     config = {
         "backend": "identity",
@@ -175,6 +175,10 @@ def test_the_configuration_of_a_load_request_applies_until_the_next_load(lab: Re
         serving = lab.catalog.resolve("m")
         await lab.lifecycle.load("m", {"config": json.dumps(config)})
         assert serving.instances.count == 3
+        await lab.lifecycle.load("m")
+        await settled()
+        assert serving.instances.count == 3
+        (lab.root / "m" / "config.pbtxt").touch()
         await lab.lifecycle.load("m")
         await settled()
         assert serving.instances.count == 1

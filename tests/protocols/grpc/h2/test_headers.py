@@ -73,11 +73,23 @@ def test_encoded_blocks_are_understood_and_leave_the_table_alone(fields: list[tu
 
 
 def test_a_status_without_a_text_has_no_message() -> None:
-    assert [(str(name), str(value)) for name, value in Decoder().decode(status_trailers(4, None).block)] == [
+    assert [(str(name), str(value)) for name, value in Decoder().decode(status_trailers(5, None).block)] == [
         (":status", "200"),
         ("content-type", "application/grpc+proto"),
-        ("grpc-status", "4"),
+        ("grpc-status", "5"),
     ]
+
+
+def test_a_passed_deadline_has_the_text_of_grpcs_own_servers() -> None:
+    for trailers in (status_trailers(4, None), encode_trailers([("grpc-status", "4")])):
+        fields = [(str(name), str(value)) for name, value in Decoder().decode(trailers.block)]
+        assert fields[-2:] == [("grpc-status", "4"), ("grpc-message", "Deadline Exceeded")]
+
+
+def test_metadata_may_begin_and_end_with_spaces() -> None:
+    head = request_head([*FIELDS, ("a", " b\t"), ("c", " ")])
+    assert head.fault == ""
+    assert head.fields[-2:] == [("a", " b\t"), ("c", " ")]
 
 
 def test_trailers_say_the_status_in_their_block() -> None:

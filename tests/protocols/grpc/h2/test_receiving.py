@@ -118,7 +118,7 @@ def changed(**fields: str | None) -> list[tuple[str, str]]:
         changed(content_length="-1"),
         [*FIELDS, ("host", "a"), ("host", "b")],
         [*FIELDS, ("a", "b\r\nc: d")],
-        [*FIELDS, ("a", " b")],
+        [*FIELDS, ("a", "b\0")],
         [*FIELDS, ("a-bin", "x" * 5)],
     ],
 )
