@@ -5,9 +5,12 @@ from __future__ import annotations
 import timeit
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backends.transport import wire
 from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
+from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
 from kernel.observe.metrics_config import MetricsConfig
@@ -60,6 +63,8 @@ def operations() -> dict[str, Callable[[], object]]:
         "metrics: a page with 100 models": _scrape(100),
         "scheduler: direct, submit to response": _scheduling(direct, 0),
         "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
+        "scheduler: dynamic, submit to dispatch": _dynamic_step(DynamicBatching()),
+        "scheduler: the same, clients get shares": _dynamic_step(DynamicBatching(), FairQueuing(parameter="client")),
     }
 
 
@@ -91,5 +96,25 @@ def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:
         lab.inbox.post(Submitted(lab.request("")))
         lab.clock.end_iteration()
         lab.finish()
+
+    return once
+
+
+def _dynamic_step(batching: DynamicBatching, fair: FairQueuing | None = None) -> Callable[[], object]:
+    """Return what queues a request and dispatches it: the two steps of the scheduler, and the records of the kernel."""
+    spec = msgspec.structs.replace(model_spec(max_batch_size=8, dynamic_batching=batching), fair=fair)
+    lab = Lab(spec, dynamic)
+    request, [instance] = lab.request(""), lab.workers
+    submitted = Submitted(request)
+    post, end_iteration = lab.inbox.post, lab.clock.end_iteration
+    batches, recorded, live = instance.batches, instance.record.batches, lab.live
+
+    def once() -> None:
+        post(submitted)
+        end_iteration()
+        batches.clear()
+        recorded.clear()
+        request.dispatched = False
+        live.instance_of[request], live.queued = None, 1
 
     return once

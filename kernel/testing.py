@@ -39,6 +39,7 @@ def model_spec(
     dynamic_batching: DynamicBatching | None = None,
     sequence_batching: SequenceBatching | None = None,
     decoupled: bool = False,
+    parameters: dict[str, str] | None = None,
 ) -> ModelSpec:
     """Return the spec of a model with one FP32 input `IN` and one output `OUT`."""
     shape = (-1, *dims) if max_batch_size else dims
@@ -52,6 +53,7 @@ def model_spec(
         dynamic_batching=dynamic_batching,
         sequence_batching=sequence_batching,
         decoupled=decoupled,
+        parameters=parameters or {},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.options import BadOption
-from protocols.forwarding import ForwardedHeaders, HeaderForwarder, ReservedHeader, make_forwarder
+from protocols.forwarding import ForwardedHeaders, HeaderForwarder, ReservedHeader, last_value, make_forwarder
 
 
 def test_nothing_is_forwarded_without_a_pattern() -> None:
@@ -96,3 +96,19 @@ def test_a_reserved_header_is_an_error_of_each_request_with_the_head() -> None:
     for _ in range(2):
         with pytest.raises(ReservedHeader, match="^Header 'Timeout' is reserved"):
             forwarded.added_to({})
+
+
+@pytest.mark.parametrize(
+    ("headers", "value"),
+    [
+        ([], ""),
+        ([(b"X-Key", b"a"), (b"x-key", b" b\t"), (b"x-keys", b"c")], "b"),
+        ([("x-key", "caf\xc3\xa9")], "caf\u00e9"),
+        ([("x-key", b"raw")], "raw"),
+        ([(b"x-key", b"\xff")], "\udcff"),
+    ],
+)
+def test_the_value_of_one_header_is_found_by_its_name(
+    headers: list[tuple[str | bytes, str | bytes]], value: str
+) -> None:
+    assert last_value(headers, "x-key") == value

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from grpclib.const import Status
 
-from kernel.errors import ErrorCode
-from protocols.status import GRPC_STATUS, HTTP_STATUS
+from kernel.errors import ArenaFull, ErrorCode, NoMemory, QueueFull, QuotaExceeded
+from protocols.status import GRPC_STATUS, HTTP_STATUS, grpc_status, http_status, may_retry
 
 
 def test_every_code_has_a_status_that_says_error() -> None:
     assert set(HTTP_STATUS) == set(GRPC_STATUS) == set(ErrorCode)
     assert all(400 <= status < 600 for status in HTTP_STATUS.values())
     assert Status.OK not in GRPC_STATUS.values()
+
+
+def test_errors_that_triton_does_not_have_say_whether_to_try_again() -> None:
+    found = {
+        type(error): (http_status(error), grpc_status(error), may_retry(error))
+        for error in (QueueFull(""), QuotaExceeded("", 1), ArenaFull(1), NoMemory("too large"))
+    }
+    assert found == {
+        QueueFull: (503, Status.UNAVAILABLE, False),
+        QuotaExceeded: (429, Status.RESOURCE_EXHAUSTED, True),
+        ArenaFull: (503, Status.RESOURCE_EXHAUSTED, True),
+        NoMemory: (503, Status.RESOURCE_EXHAUSTED, False),
+    }

@@ -66,9 +66,7 @@ class StreamCall:
         self._kernel = kernel
         self._stream = stream
         #: grpclib's stream parses each message and copies each response: they do not pass through it.
-        self._call = cast("HandlerCall", stream_of(stream))
-        #: The client of this stream, and the headers of the call.
-        self.peer, self.headers = self._call.peer, self._call.request_head.fields
+        self.call = cast("HandlerCall", stream_of(stream))
         self._prepared = prepared
         #: Buffers with messages that were not submitted yet, oldest first.
         self._buffers: deque[ReceiveBuffer] = deque()
@@ -103,7 +101,7 @@ class StreamCall:
         Raises `ServingError` or `GRPCError` for what ends the stream before. However it ends, requests that are still
         open are cancelled.
         """
-        self._call.set_callbacks(self._read, self._message_sent, self._choose_buffer)
+        self.call.set_callbacks(self._read, self._message_sent, self._choose_buffer)
         self._read()
         try:
             await self._ended
@@ -163,10 +161,10 @@ class StreamCall:
                     or self._ended.done()
                 ):
                     return
-                message = self._call.take_message()
+                message = self.call.take_message()
                 if message is not None:
                     self._submit(message)
-                elif self._call.at_end:
+                elif self.call.at_end:
                     self._reads = False
                     self._end_if_done()
                 else:
@@ -368,7 +366,7 @@ class StreamCall:
         elif not self._headers_sent:
             self._leaving = encoded
             self._sending_headers = asyncio.get_running_loop().create_task(self._send_headers())
-        elif self._call.send_message_nowait(encoded.parts, encoded.release):
+        elif self.call.send_message_nowait(encoded.parts, encoded.release):
             self._finish(encoded)
         else:
             self._leaving = encoded

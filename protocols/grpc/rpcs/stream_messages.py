@@ -91,10 +91,10 @@ class StreamRequestSink(msgspec.Struct, eq=False):
 
     @property
     def peer(self) -> str:
-        return self.call.peer.identity
+        return self.call.call.peer.identity
 
     def header(self, name: str) -> str:
-        return last_value(self.call.headers, name)
+        return last_value(self.call.call.request_head.fields, name)
 
     def send(self, response: Response) -> None:
         assert self.request is not None

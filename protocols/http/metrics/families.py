@@ -131,7 +131,7 @@ OURS = (
     ),
     Value(
         "naiad_inference_requests_refused_total",
-        "Number of requests that were refused because the queue was full",
+        "Number of requests that were refused by a full queue or by the quota of their client",
         lambda model: model.statistics.refused,
     ),
     Value(
