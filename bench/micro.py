@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import timeit
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
@@ -19,11 +21,13 @@ from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
 from kernel.serving.model import Model
 from kernel.serving.request import Request
+from kernel.serving.sequences.sequence_instances import SequenceInstances
 from kernel.serving.validation import validate
 from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
 from protocols.http.metrics.families import render_models
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.sequence.scheduler import sequence
 from shm.blocks import BlockAllocator
 from shm.tensor import Tensor
 
@@ -66,6 +70,9 @@ def operations() -> dict[str, Callable[[], object]]:
         "scheduler: direct, submit to dispatch": _step(None),
         "scheduler: dynamic, submit to dispatch": _step(DynamicBatching()),
         "scheduler: the same, clients get shares": _step(DynamicBatching(), FairQueuing(parameter="client")),
+        "scheduler: sequence, direct, to dispatch": _sequence_step(4, oldest=False),
+        "scheduler: sequence, oldest, to dispatch": _sequence_step(4, oldest=True),
+        "scheduler: the same, 10,000 live sequences": _sequence_step(10_000, oldest=True),
     }
 
 
@@ -119,3 +126,35 @@ def _step(batching: DynamicBatching | None, fair: FairQueuing | None = None) -> 
         live.instance_of[request], live.queued = None, 1
 
     return once
+
+
+def _sequence_step(live: int, *, oldest: bool) -> Callable[[], object]:
+    """Return what queues and dispatches a request of the next of `live` sequences, and frees it of its last batch."""
+    batching = SequenceBatching(oldest=oldest, slot_count=live, max_idle_ns=1 << 62)
+    lab = Lab(model_spec(max_batch_size=8, sequence_batching=batching), sequence)
+    requests = []
+    for number in range(1, live + 1):
+        requests.append(lab.submit_to_sequence(number, start=True))
+        lab.clock.end_iteration()
+        _take_back(lab, requests[-1])
+    following = itertools.cycle([(request, Submitted(request)) for request in requests])
+    post, end_iteration, record = lab.inbox.post, lab.clock.end_iteration, lab.live
+
+    def once() -> None:
+        request, submitted = next(following)
+        record.instance_of[request], record.queued = None, 1
+        post(submitted)
+        end_iteration()
+        _take_back(lab, request)
+
+    return once
+
+
+def _take_back(lab: Lab, request: Request) -> None:
+    """End the batch of a request without a response, so that the request can be submitted again."""
+    [instance] = lab.workers
+    assert isinstance(lab.instances, SequenceInstances)
+    lab.instances.finished.append((instance.batches.popleft(), lab.clock.time_ns))
+    instance.record.batches.clear()
+    request.dispatched = False
+    del lab.live.instance_of[request]

@@ -293,15 +293,6 @@ class NotFinishedInTime(Unavailable):
         )
 
 
-class LongCorrelationId(Unsupported):
-    """The correlation id of a request is too long a text."""
-
-    before_queueing = True
-
-    def __init__(self, most: int) -> None:
-        super().__init__(f"string correlation ID cannot be longer than {most} characters")
-
-
 class DecoupledOverUnary(Unsupported):
     """A decoupled model was called through `entry_point`, a call that can have only one response."""
 

@@ -17,10 +17,10 @@ from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import BatchRecord, InstanceSet
 from kernel.serving.live_requests import LiveRequests
-from kernel.serving.live_sequences import LiveSequences
 from kernel.serving.request import Request
 from kernel.serving.response import Response
-from kernel.serving.sequence_instances import SequenceInstances
+from kernel.serving.sequences.live_sequences import LiveSequences
+from kernel.serving.sequences.sequence_instances import SequenceInstances
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:

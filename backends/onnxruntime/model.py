@@ -14,7 +14,7 @@ from backends.gather import batch_sizes, gather
 from backends.onnxruntime.small_batches import SmallBatches, can_be_small, has_fixed_shape
 from backends.reshape import tensor_specs
 from backends.scatter import requested_outputs, scatter
-from backends.sequence_config import sequence_inputs, state_outputs
+from backends.worker.sequences.sequence_config import sequence_inputs, state_outputs
 from kernel.errors import ServingError
 
 if TYPE_CHECKING:

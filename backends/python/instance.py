@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.reshape import output_array, tensor_specs
-from backends.sequence_config import sequence_batching_of, state_outputs
+from backends.worker.sequences.sequence_config import sequence_batching_of, state_outputs
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:

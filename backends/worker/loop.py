@@ -30,7 +30,7 @@ from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.responder import BatchResponder
-from backends.worker.sequence_batches import SequenceBatches
+from backends.worker.sequences.sequence_batches import SequenceBatches
 from kernel.errors import ErrorCode, InternalError, ServingError
 from shm.memfd import read_only_fd
 

@@ -61,6 +61,7 @@ class AskedServer:
             "chunked": self._chunked,
             "rpc": self._rpc,
             "stream": self._stream,
+            "racing": self._racing,
             "region": _make_region,
             "together": self._together,
             "read_region": _read_region,
@@ -94,6 +95,15 @@ class AskedServer:
         response = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
         return StepResponse("grpc OK", _document(response))
 
+    def _together(self, parts: list[Document]) -> StepResponse:
+        def send(part: Document) -> StepResponse:
+            time.sleep(part["after_ms"] / 1000)
+            return self._ask(part["args"], part["kind"])
+
+        with ThreadPoolExecutor(len(parts)) as threads:
+            found = list(threads.map(send, parts))
+        return StepResponse("together", [asdict(each) for each in found])
+
     def _stream(
         self, requests: list[Document], raws: list[list[bytes]], metadata: dict[str, str] | None = None
     ) -> StepResponse:
@@ -109,7 +119,7 @@ class AskedServer:
         texts = [*errors, details] if details is not None else errors
         return StepResponse(f"grpc {status}", found, "\n".join(texts) if texts else None)
 
-    def _together(self, steps: list[Document], order: bool) -> StepResponse:
+    def _racing(self, steps: list[Document], order: bool) -> StepResponse:
         began = time.monotonic()
 
         def ask(step: Document) -> tuple[StepResponse, float]:

@@ -1,6 +1,6 @@
 """`SequenceBatching`: the part of a configuration's `sequence_batching` that the scheduler needs. Times in nanoseconds.
 
-Control tensors and implicit state are the worker's (`backends/worker/sequence_batches.py`).
+Control tensors and implicit state are the worker's (`backends/worker/sequences/sequence_batches.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from shm.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
+
+
+#: The longest time: 36 years, so that a time in the future fits a timer of the system.
+_LONGEST_NS = 1 << 60
 
 
 class SequenceBatching(msgspec.Struct, frozen=True):
@@ -55,8 +59,8 @@ def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
     return SequenceBatching(
         oldest=oldest,
         slot_count=slots,
-        max_idle_ns=batching.max_sequence_idle_microseconds * 1000,
-        max_queue_delay_ns=strategy.max_queue_delay_microseconds * 1000,
+        max_idle_ns=min(batching.max_sequence_idle_microseconds * 1000, _LONGEST_NS),
+        max_queue_delay_ns=min(strategy.max_queue_delay_microseconds * 1000, _LONGEST_NS),
         minimum_slot_utilization=batching.direct.minimum_slot_utilization,
         preferred_batch_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
         iterative=batching.iterative_sequence,

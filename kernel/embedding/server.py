@@ -201,7 +201,7 @@ class EmbeddedServer:
         known = self._specs.get((model_name, version))
         if known is not None and known[0] == generation:
             return known[1]
-        spec = self._call_kernel(lambda kernel: kernel.resolve(model_name, version).spec)
+        spec = self._call_kernel(lambda kernel: kernel.served(model_name, version).spec)
         self._specs[model_name, version] = generation, spec
         return spec
 
@@ -230,7 +230,7 @@ class EmbeddedServer:
         """Return name, versions, inputs and outputs of a model, as in `GET /v2/models/NAME`. Raises `ServingError`."""
 
         def describe(kernel: Kernel) -> ModelMetadata:
-            model = kernel.resolve(model_name, str(model_version))
+            model = kernel.served(model_name, str(model_version))
             versions = [model] if model_version else kernel.catalog.ready_models(model_name)
             return model_metadata(model.spec, [each.version for each in versions])
 
@@ -238,7 +238,7 @@ class EmbeddedServer:
 
     def config(self, model_name: str, model_version: str | int = "") -> dict[str, Any]:
         """Return the completed configuration of a model, as in `GET /v2/models/NAME/config`. Raises `ServingError`."""
-        text = self._call_kernel(lambda kernel: to_json(kernel.resolve(model_name, str(model_version)).config))
+        text = self._call_kernel(lambda kernel: to_json(kernel.served(model_name, str(model_version)).config))
         found: dict[str, Any] = json.loads(text)
         return found
 

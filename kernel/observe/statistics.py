@@ -148,6 +148,8 @@ class ModelStatistics:
         self.last_inference_ns = wall_ns
         success = self.success
         rows = batch.rescheduled_rows
+        if rows:  # as in Triton, each execution of a request counts
+            self.inference_count += rows
         for request in batch.requests:
             rows += request.batch_size
             if request.parent is not None:

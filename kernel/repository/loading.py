@@ -25,7 +25,7 @@ from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.warming import warm_up
 from kernel.serving.model import Model
-from kernel.serving.sequence_model import loaded_model
+from kernel.serving.sequences.sequence_model import loaded_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -155,19 +155,25 @@ class Catalog:
         identifier = self._identifier(name)
         versions = self._models.get(identifier, {})
         if number is None:
-            # Versions that were unloaded finish their sequences.
-            finishing = [e.model for _, e in sorted(versions.items()) if e.model and e.model.finishes_sequences]
-            if finishing:
-                return finishing[-1]
             if versions or identifier in self._broken:
                 raise NoAvailableVersion(name)
             raise ModelNotFound(name)
         entry = versions.get(number)
         if entry is None:
             raise ModelNotFound(name, str(number)) if versions else ModelNotFound(name)
-        if entry.model is None or not (entry.state is ModelState.READY or entry.model.finishes_sequences):
+        if entry.state is not ModelState.READY or entry.model is None:
             raise ModelNotReady(name, number)
         return entry.model
+
+    def finishing(self, name: str, version: str = "") -> Model | None:
+        """Return the unloaded version, the newest one if `version` is empty, that still finishes its sequences."""
+        versions = self._models.get(self._identifier(name), {})
+        numbers = [parse_version(version)] if version else sorted(versions, reverse=True)
+        for number in numbers:
+            entry = versions.get(number)
+            if entry is not None and entry.model is not None and entry.model.finishes_sequences:
+                return entry.model
+        return None
 
     def _identifier(self, name: str) -> str:
         """Return the identifier of the only model called `name`. Raises `InvalidArgument` if there is not one."""

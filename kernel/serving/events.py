@@ -25,7 +25,7 @@ class Cancelled(msgspec.Struct, frozen=True):
     request: Request
 
 
-class Rescheduled(msgspec.Struct, frozen=True):
+class RequestRescheduled(msgspec.Struct, frozen=True):
     """The model has given a request back, to execute it again (iterative sequences). The scheduler owns it again."""
 
     request: Request
@@ -74,7 +74,7 @@ class NoInstanceLeft(msgspec.Struct, frozen=True):
 Event = (
     Submitted
     | Cancelled
-    | Rescheduled
+    | RequestRescheduled
     | Consumed
     | ChildResponded
     | InstanceIdle

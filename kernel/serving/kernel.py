@@ -15,6 +15,8 @@ from kernel.errors import (
     ClientSharedMemoryDisabled,
     DecoupledOverUnary,
     MemoryFull,
+    ModelNotReady,
+    NoAvailableVersion,
     ServerStopping,
     ServingError,
     Unavailable,
@@ -152,8 +154,8 @@ class Kernel:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def resolve(self, name: str, version: str = "") -> Model:
-        """Return the model version for a request. Raises `ServingError`."""
+    def served(self, name: str, version: str = "") -> Model:
+        """Return a model version that serves. Raises `ServingError`."""
         return self.catalog.resolve(name, version)
 
     @property
@@ -161,12 +163,28 @@ class Kernel:
         """Grows with every change of the models: what `resolve` has returned before may no longer be right."""
         return self.catalog.generation
 
+    def resolve(self, name: str, version: str = "") -> Model:
+        """Return the model version for a request. Raises `ServingError`.
+
+        That may be an unloaded version that finishes its sequences; it refuses other requests.
+        """
+        try:
+            return self.catalog.resolve(name, version)
+        except (ModelNotReady, NoAvailableVersion):
+            finishing = self.catalog.finishing(name, version)
+            if finishing is None:
+                raise
+            return finishing
+
     def resolve_unary(self, name: str, version: str, entry_point: str) -> Model:
         """Return the model version for a unary call.
 
         `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
         """
-        model = self.catalog.resolve(name, version)
+        try:
+            model = self.catalog.resolve(name, version)
+        except ServingError:
+            model = self.resolve(name, version)  # perhaps an unloaded one that finishes its sequences
         if model.spec.decoupled:
             raise DecoupledOverUnary(entry_point)
         return model
@@ -226,7 +244,7 @@ class Kernel:
         """Return the model of a request that is not prepared; if that fails, the request keeps no lease."""
         try:
             if request.streaming:
-                return self.catalog.resolve(request.model_name, request.model_version)
+                return self.resolve(request.model_name, request.model_version)
             return self.resolve_unary(request.model_name, request.model_version, request.entry_point)
         except BaseException:
             request.release_leases()

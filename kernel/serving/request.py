@@ -16,8 +16,8 @@ from kernel.serving.response import Response
 if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.observe.composed_times import ComposedTimes
-    from kernel.serving.live_sequences import Sequence
     from kernel.serving.response import Sink
+    from kernel.serving.sequences.live_sequences import Sequence
     from shm.tensor import RequestedOutput, Tensor
 
 #: The types of a custom request or response parameter.

@@ -7,6 +7,7 @@ in docs/differences.md.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from schedulers.sequence.direct_batches import DirectBatches
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.serving.batch import Batch
     from kernel.serving.instances import Instance
-    from kernel.serving.live_sequences import LiveSequences, Sequence
     from kernel.serving.request import Request
+    from kernel.serving.sequences.live_sequences import LiveSequences, Sequence
 
 
 class SequenceBatcher:
@@ -37,13 +38,16 @@ class SequenceBatcher:
         self._live = live
         self._slots = SlotTable(batching.slot_count)
         self._instances: dict[Instance, DirectBatches | OldestBatches] = {}
-        #: Sequences without a slot, in the order of their START.
-        self._backlog: dict[Sequence, None] = {}
+        #: Sequences without a slot, in the order of their START. The first entry of a plain dict is far from its begin
+        #: after others were removed there.
+        self._backlog: OrderedDict[Sequence, None] = OrderedDict()
         #: When requests of the backlog time out: a heap of time, a number that makes entries unequal, and sequence.
         self._expiries: list[tuple[int, int, Sequence]] = []
         self._expiry_count = 0
         #: Since when each idle sequence is idle, in ascending order.
-        self._idle_since: dict[Sequence, int] = {}
+        self._idle_since: OrderedDict[Sequence, int] = OrderedDict()
+        #: The instances with sequences that are ready. An instance may stay in it for longer than that.
+        self._ready: dict[Instance, DirectBatches | OldestBatches] = {}
         #: The sequences of each dispatched batch.
         self._running: dict[Batch, list[Sequence]] = {}
         #: Slots whose sequence is over, and of which the worker still has state.
@@ -55,10 +59,11 @@ class SequenceBatcher:
         """Queue a request, whose sequence is known (`LiveSequences.admit`)."""
         sequence = _sequence_of(request)
         sequence.queue.append(request)
-        if sequence.instance is not None:
-            self._idle_since.pop(sequence, None)
+        instance = sequence.instance
+        if instance is not None:
             if sequence.batch is None and len(sequence.queue) == 1:
-                self._instances[sequence.instance].add(sequence)
+                self._idle_since.pop(sequence, None)
+                self._add_ready(sequence, instance)
             return
         self._backlog[sequence] = None
         if request.timeout_us > 0:
@@ -78,7 +83,8 @@ class SequenceBatcher:
         request.queue_start_ns = now_ns
         sequence.batch, sequence.begun = None, True
         sequence.queue.insert(0, request)
-        self._instances[sequence.instance].add(sequence)
+        assert sequence.instance is not None
+        self._add_ready(sequence, sequence.instance)
         return True
 
     def cancel(self, request: Request) -> list[Request]:
@@ -106,37 +112,41 @@ class SequenceBatcher:
             batches = self._instances.get(instance)
             if batches is None:
                 kind = OldestBatches if self._batching.oldest else DirectBatches
-                batches = self._instances[instance] = kind(self._spec, self._batching)
-            batches.add(sequence)
+                self._instances[instance] = kind(self._spec, self._batching, self._running)
+            self._add_ready(sequence, instance)
+
+    def _add_ready(self, sequence: Sequence, instance: Instance) -> None:
+        batches = self._ready[instance] = self._instances[instance]
+        batches.add(sequence)
 
     def ready(self) -> list[Instance]:
         """Return the instances with sequences that are ready."""
-        return [instance for instance, batches in self._instances.items() if len(batches)]
-
-    def is_ready(self, instance: Instance) -> bool:
-        """Whether an instance has sequences that are ready."""
-        return len(self._instances[instance]) > 0
+        for instance, batches in list(self._ready.items()):
+            if not batches.is_ready():
+                del self._ready[instance]
+        return list(self._ready)
 
     def take(self, instance: Instance, now_ns: int) -> Batch | None:
         """Remove and return the batch that an instance with ready sequences executes now; None if it is better to wait.
 
         `finished` follows for each batch, unless the instance is lost.
         """
-        batch = self._instances[instance].take(now_ns)
-        if batch is not None:
-            self._running[batch] = [_sequence_of(request) for request in batch.requests]
-        return batch
+        return self._instances[instance].take(now_ns)
+
+    def is_ready(self, instance: Instance) -> bool:
+        """Whether an instance has sequences that are ready."""
+        return self._instances[instance].is_ready()
 
     def finished(self, batch: Batch, now_ns: int) -> None:
-        """A batch was executed: its sequences are ready again, idle, or over."""
+        """A batch was executed at `now_ns`: its sequences are ready again, idle, or over."""
         for sequence in self._running.pop(batch, ()):
             if sequence.batch is not batch:
                 continue  # it was rescheduled, or has ended with its instance
             sequence.batch, sequence.begun = None, True
             if sequence.queue:
                 assert sequence.instance is not None
-                self._instances[sequence.instance].add(sequence)
-            elif sequence.ends:
+                self._add_ready(sequence, sequence.instance)
+            elif sequence.ends or self._batching.iterative:  # the model is done with an iterative one
                 self._release(sequence)
             else:
                 self._idle_since[sequence] = now_ns
@@ -152,14 +162,31 @@ class SequenceBatcher:
 
     # ---- the end of sequences ----------------------------------------------------------------
 
-    def next_expiry_ns(self) -> int | None:
-        """Return when a sequence is idle for too long or a request of the backlog times out, or None."""
-        idle_ns = next(iter(self._idle_since.values()), None)
-        if idle_ns is not None:
-            idle_ns += self._batching.max_idle_ns
-        if not self._expiries:
-            return idle_ns
-        return self._expiries[0][0] if idle_ns is None else min(idle_ns, self._expiries[0][0])
+    def next_expiry_ns(self, now_ns: int) -> int | None:
+        """Return when a sequence may be idle for too long or a request of the backlog times out, or None.
+
+        Sequences of batches that are executing can be idle for too long no earlier than the others.
+        """
+        expiry_ns: int | None = None
+        for since_ns in self._idle_since.values():
+            expiry_ns = since_ns + self._batching.max_idle_ns
+            break
+        else:
+            if self._running:
+                expiry_ns = now_ns + self._batching.max_idle_ns
+        if self._expiries and (expiry_ns is None or self._expiries[0][0] < expiry_ns):
+            expiry_ns = self._expiries[0][0]
+        return expiry_ns
+
+    def may_expire(self, now_ns: int) -> bool:
+        """Whether `expire` has something to do."""
+        expiry_ns = self.next_expiry_ns(now_ns)
+        return expiry_ns is not None and expiry_ns <= now_ns
+
+    @property
+    def waits(self) -> bool:
+        """Whether sequences wait for a slot."""
+        return bool(self._backlog)
 
     def expire(self, now_ns: int) -> list[Request]:
         """End sequences that are idle for too long or whose requests timed out in the backlog.
@@ -192,18 +219,21 @@ class SequenceBatcher:
             sequence.queue.insert(0, request)
         self._slots.remove(instance)
         self._instances.pop(instance, None)
+        self._ready.pop(instance, None)
         failed: list[Request] = []
-        fresh: dict[Sequence, None] = {}
+        fresh: list[Sequence] = []
         for sequence in [each for each in self._live if each.instance is instance]:
             if sequence.batch is None and not sequence.begun and sequence.queue:
                 self._live.displaced(sequence)
-                fresh[sequence] = None
+                fresh.append(sequence)
             else:
                 if sequence.batch is not None:
                     self._running.pop(sequence.batch, None)
                     sequence.batch = None
                 failed += self._end(sequence)
-        self._backlog = fresh | self._backlog
+        for sequence in reversed(fresh):
+            self._backlog[sequence] = None
+            self._backlog.move_to_end(sequence, last=False)
         self._left = [left for left in self._left if left[0] is not instance]
         return failed
 

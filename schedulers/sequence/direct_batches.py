@@ -14,14 +14,16 @@ from schedulers.shapes import BatchKeys
 if TYPE_CHECKING:
     from kernel.config.sequence_spec import SequenceBatching
     from kernel.config.spec import ModelSpec
-    from kernel.serving.live_sequences import Sequence
     from kernel.serving.request import Request
+    from kernel.serving.sequences.live_sequences import Sequence
 
 
 class DirectBatches:
     """Makes the batches of one instance."""
 
-    def __init__(self, spec: ModelSpec, batching: SequenceBatching) -> None:
+    def __init__(self, spec: ModelSpec, batching: SequenceBatching, running: dict[Batch, list[Sequence]]) -> None:
+        """Batches that are taken are added to `running`, with their sequences."""
+        self._running = running
         self._keys = BatchKeys(spec)
         self._slot_count = batching.slot_count
         # Each of the two settings has an effect only with the other one (Triton).
@@ -31,8 +33,9 @@ class DirectBatches:
         #: Sequences with queued requests, of which none is dispatched.
         self._ready: dict[Sequence, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._ready)
+    def is_ready(self) -> bool:
+        """Whether a sequence has a request that can be executed now."""
+        return bool(self._ready)
 
     def add(self, sequence: Sequence) -> None:
         """The first queued request of the sequence can be executed now."""
@@ -52,15 +55,21 @@ class DirectBatches:
             return None
         if self._delay_ns and len(ready) / self._slot_count < self._utilization and now_ns < self.wait_until_ns():
             return None
-        keys = {sequence: self._keys.key(sequence.queue[0]) for sequence in ready}
-        key = keys[min(ready, key=_queued_at)]
-        taken = [sequence for sequence in ready if keys[sequence] == key]
-        entries: list[Request | None] = [None] * (1 + max(sequence.slot for sequence in taken))
-        batch = Batch(entries, slots=list(range(len(entries))))
+        taken = list(ready)
+        if len(taken) > 1:
+            keys = {sequence: self._keys.key(sequence.queue[0]) for sequence in taken}
+            key = keys[min(taken, key=_queued_at)]
+            taken = [sequence for sequence in taken if keys[sequence] == key]
+        last = 0
+        for sequence in taken:
+            last = max(last, sequence.slot)
+            del ready[sequence]
+        entries: list[Request | None] = [None] * (last + 1)
+        batch = Batch(entries, slots=list(range(last + 1)))
         for sequence in taken:
             entries[sequence.slot] = sequence.queue.pop(0)
             sequence.batch = batch
-            del ready[sequence]
+        self._running[batch] = taken
         return batch
 
     def wait_until_ns(self) -> int:

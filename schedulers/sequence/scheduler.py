@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 
 from kernel import errors
 from kernel.loop.clock import ITERATION_END
-from kernel.serving.events import Cancelled, DeadlineReached, InstanceLost, NoInstanceLeft, Rescheduled, Submitted
-from kernel.serving.sequence_instances import SequenceInstances
+from kernel.serving.events import (
+    Cancelled,
+    DeadlineReached,
+    InstanceLost,
+    NoInstanceLeft,
+    RequestRescheduled,
+    Submitted,
+)
+from kernel.serving.sequences.sequence_instances import SequenceInstances
 from schedulers.sequence.batcher import SequenceBatcher
 from schedulers.start_hold import hold_until_count
 
@@ -40,7 +47,7 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
             case DeadlineReached():
                 hold_count = 0
                 until_ns = _start(batcher, instances, clock.now_ns(), one_batch=one_batch)
-            case Rescheduled(request=request):
+            case RequestRescheduled(request=request):
                 if not batcher.reschedule(request, clock.now_ns()):
                     request.fail(errors.InternalError("the sequence ended before the request could be executed again"))
                 elif request.cancelled:
@@ -58,23 +65,33 @@ def _start(batcher: SequenceBatcher, instances: SequenceInstances, now_ns: int, 
 
     Returns when to act without another event, or None.
     """
-    for finished in instances.take_finished():
-        batcher.finished(finished, now_ns)
-    _fail(batcher.expire(now_ns), errors.SequenceTimeout())
-    batcher.place(instances.serving)
+    if instances.finished:
+        for finished, at_ns in instances.finished:
+            batcher.finished(finished, at_ns)
+        instances.finished.clear()
+    if batcher.may_expire(now_ns):
+        _fail(batcher.expire(now_ns), errors.SequenceTimeout())
+    if batcher.waits:
+        batcher.place(instances.serving)
     for instance, slot in batcher.slots_left():
         instance.end_sequence(slot)
-    until_ns = batcher.next_expiry_ns()
+    wait_ns: int | None = None
     for instance in batcher.ready():
         most = 1 if one_batch else instance.record.concurrency
-        while batcher.is_ready(instance) and instances.has_room(instance, most):
+        while instances.has_room(instance, most):
             batch = batcher.take(instance, now_ns)
             if batch is None:
-                wait_ns = batcher.wait_until_ns(instance)
-                until_ns = wait_ns if until_ns is None else min(until_ns, wait_ns)
+                until_ns = batcher.wait_until_ns(instance)
+                wait_ns = until_ns if wait_ns is None else min(wait_ns, until_ns)
                 break
             instances.dispatch(instance, batch)
-    return until_ns if until_ns is None else max(until_ns, now_ns + 1)
+            if not batcher.is_ready(instance):
+                break
+    expiry_ns = batcher.next_expiry_ns(now_ns)
+    if wait_ns is not None and (expiry_ns is None or wait_ns < expiry_ns):
+        expiry_ns = wait_ns
+    # The time may have passed since `now_ns`.
+    return expiry_ns if expiry_ns is None or expiry_ns > now_ns else now_ns + 1
 
 
 def _fail(requests: list[Request], error: errors.ServingError) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from onnx import TensorProto, helper
 
 from bench.server import ServerProcess
 from tests.end_to_end import silero
@@ -185,3 +187,70 @@ def test_a_wrong_file_with_an_initial_state_fails_the_load(
         status, _ = server.get("/v2/models/stateful/ready")
         assert status != 200
         assert reason in server.log
+
+
+# ---- an ONNX model that batches -------------------------------------------------------------
+
+ACCUMULATE = """
+backend: "onnxruntime"
+max_batch_size: 4
+input [{ name: "IN" data_type: TYPE_FP32 dims: [3] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [3] }]
+instance_group [{ kind: KIND_CPU count: 1 }]
+sequence_batching {
+  %s
+  control_input [{ name: "START" control [{ kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }] }]
+  control_input [{ name: "READY" control [{ kind: CONTROL_SEQUENCE_READY fp32_false_true: [0, 1] }] }]
+  state [{ input_name: "STATE" output_name: "NEXT" data_type: TYPE_FP32 dims: [3] }]
+}
+"""
+
+
+def save_accumulate(path: Path) -> None:
+    """OUT is IN times READY, plus STATE; at START it is 1000 more. NEXT is OUT."""
+    rows: list[str | int | None] = ["rows", 3]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in ("IN", "STATE")]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows[0], 1]) for name in ("START", "READY")]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, rows) for name in ("OUT", "NEXT")]
+    nodes = [
+        helper.make_node("Mul", ["IN", "READY"], ["given"]),
+        helper.make_node("Mul", ["START", "thousand"], ["begin"]),
+        helper.make_node("Add", ["given", "STATE"], ["sum"]),
+        helper.make_node("Add", ["sum", "begin"], ["OUT"]),
+        helper.make_node("Identity", ["OUT"], ["NEXT"]),
+    ]
+    thousand = helper.make_tensor("thousand", TensorProto.FLOAT, [1], [1000.0])
+    graph = helper.make_graph(nodes, "accumulate", inputs, outputs, [thousand])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 6 }"])
+@pytest.mark.parametrize("flags", [(), ("--worker-shared-memory=false",)], ids=["shared memory", "copies"])
+def test_batches_of_an_onnx_model_keep_the_states_of_their_rows(
+    tmp_path: Path, strategy: str, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "sums" / "1").mkdir(parents=True)
+    save_accumulate(tmp_path / "sums" / "1" / "model.onnx")
+    (tmp_path / "sums" / "config.pbtxt").write_text(ACCUMULATE % strategy)
+    wrong: list[Any] = []
+    with ServerProcess(tmp_path, *flags) as server:
+
+        def run(sequence: int) -> None:
+            total = np.full((1, 3), 1000, np.float32)
+            with triton_grpc.InferenceServerClient(server.grpc_url) as client:
+                for step in range(10):
+                    values = np.array([[sequence, step, sequence * step]], np.float32)
+                    total += values
+                    given = triton_grpc.InferInput("IN", [1, 3], "FP32")
+                    given.set_data_from_numpy(values)
+                    flags = {"sequence_start": step == 0, "sequence_end": step == 9}
+                    found = client.infer("sums", [given], sequence_id=sequence, **flags).as_numpy("OUT")
+                    if not np.array_equal(found, total):
+                        wrong.append((sequence, step, found, total))
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong

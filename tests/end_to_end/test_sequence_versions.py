@@ -75,6 +75,8 @@ def test_an_unloaded_model_finishes_its_sequences_and_begins_none(write_model: W
             503,
             "Request for unknown model: 'm' version 1 is not at ready state",
         )
+        assert server.get("/v2/models/m")[0] == 404
+        assert server.get("/v2/models/m/ready")[0] != 200
         assert client.send(5) == 15
         assert client.send(5, end=True) == 20
         wait_for(lambda: not server.workers("m"))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import NotFinishedInTime, Unavailable
 from kernel.repository.autoscaler import Autoscaler, LoadSample
-from kernel.serving.events import InstanceLost, Rescheduled, Submitted
-from kernel.serving.sequence_instances import SequenceInstances
-from kernel.serving.sequence_model import loaded_model
+from kernel.serving.events import InstanceLost, RequestRescheduled, Submitted
+from kernel.serving.sequences.sequence_instances import SequenceInstances
+from kernel.serving.sequences.sequence_model import loaded_model
 from tests.simulation.workers import SimulatedHandle, SimulatedWorker
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SimulatedVersion:
     def _posted(self, event: Event) -> None:
         if isinstance(event, Submitted):
             self._take(event.request)
-        elif isinstance(event, Rescheduled):
+        elif isinstance(event, RequestRescheduled):
             client = self.world.client_of(event.request)
             self.world.tell("the model gives %s back, to execute it again", client)
             client.settled = False
@@ -320,7 +320,7 @@ class _BreakableInbox:
     def _note_settled(self, event: Event) -> None:
         """The scheduler has handled `event`."""
         match event:
-            case Submitted(request=request) | Rescheduled(request=request):
+            case Submitted(request=request) | RequestRescheduled(request=request):
                 self._version.world.client_of(request).settled = True
             case InstanceLost(returned=requests):
                 for request in requests:

@@ -68,7 +68,7 @@ class ModelRpcs:
         return pb.ModelReadyResponse(ready=ready)
 
     async def metadata(self, message: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:
-        model = self._kernel.resolve(message.name, message.version)
+        model = self._kernel.served(message.name, message.version)
         versions = [model.version]
         if not message.version:
             versions = [ready.version for ready in self._kernel.catalog.ready_models(message.name)]
@@ -81,7 +81,7 @@ class ModelRpcs:
         return response
 
     async def config(self, message: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
-        model = self._kernel.resolve(message.name, message.version)
+        model = self._kernel.served(message.name, message.version)
         return pb.ModelConfigResponse(config=model.config)
 
     async def statistics(self, message: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:

@@ -30,7 +30,7 @@ async def openapi(call: HttpCall) -> web.Response:
 async def metadata(call: HttpCall) -> web.Response:
     """Return the metadata of a model with the requested version, or with all that are ready."""
     name, version = call.names["model"], call.names["version"]
-    model = call.kernel.resolve(name, version)
+    model = call.kernel.served(name, version)
     versions = [model.version]
     if not version:
         versions = [ready.version for ready in call.kernel.catalog.ready_models(name)]
@@ -38,7 +38,7 @@ async def metadata(call: HttpCall) -> web.Response:
 
 
 async def config(call: HttpCall) -> web.Response:
-    return json_text_response(to_json(call.kernel.resolve(call.names["model"], call.names["version"]).config).encode())
+    return json_text_response(to_json(call.kernel.served(call.names["model"], call.names["version"]).config).encode())
 
 
 async def statistics(call: HttpCall) -> web.Response:

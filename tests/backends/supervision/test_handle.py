@@ -275,3 +275,25 @@ def test_a_lost_worker_with_concurrency_fails_what_it_said_to_have_started_and_g
         assert bench.model.live.queued_requests() == [requests[0]]
 
     run(scenario, concurrency=2)
+
+
+# ---- sequences ------------------------------------------------------------------------------
+
+
+def test_a_worker_frees_the_state_of_a_slot() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.handle.end_sequence(3)
+        assert await bench.received() == [wire.EndSequence(3)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_a_worker_without_sequences_that_reschedules_is_ended(number: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        request = queued(bench)
+        await executing(bench, request)
+        await bench.say(wire.Rescheduled(number))
+        assert bench.lost
+
+    run(scenario)

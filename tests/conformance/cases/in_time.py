@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bench.oracle.steps import Case, Document, Step, get, infer, post, rpc, tensor, together
+from bench.oracle.steps import Case, Document, Step, get, infer, post, racing, rpc, tensor
 
 MODEL = "late_paced"
 STATISTICS = get(f"/v2/models/{MODEL}/stats")
@@ -70,37 +70,37 @@ CASES = [
         "one instance executes one request after the other",
         load(),
         READY,
-        together((0, alone(1, 200)), (50, alone(2, 150)), (100, alone(3))),
+        racing((0, alone(1, 200)), (50, alone(2, 150)), (100, alone(3))),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "two instances execute two requests at a time",
         load(instances=2),
-        together((0, alone(1, 400)), (50, alone(2, 100)), (75, alone(3, 100))),
+        racing((0, alone(1, 400)), (50, alone(2, 100)), (75, alone(3, 100))),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "a batching model without a batcher executes each request alone",
         load(batch=4),
-        together((0, rows(1, wait_ms=200)), (50, rows(2, 3)), (50, rows(4)), order=False),
+        racing((0, rows(1, wait_ms=200)), (50, rows(2, 3)), (50, rows(4)), order=False),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "requests that wait become a batch",
         load(batch=4, dynamic={}),
-        together((0, rows(1, wait_ms=300)), (80, rows(2)), (110, rows(3)), (140, rows(4)), order=False),
+        racing((0, rows(1, wait_ms=300)), (80, rows(2)), (110, rows(3)), (140, rows(4)), order=False),
         STATISTICS,
-        together((0, rows(1, wait_ms=300)), *((80 + 30 * n, rows(2 + n)) for n in range(5)), order=False),
+        racing((0, rows(1, wait_ms=300)), *((80 + 30 * n, rows(2 + n)) for n in range(5)), order=False),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "requests of several rows",
         load(batch=4, dynamic={}),
-        together((0, rows(1, wait_ms=300)), (80, rows(2, 3, 4)), (120, rows(5, 6)), (160, rows(7, 8)), order=False),
+        racing((0, rows(1, wait_ms=300)), (80, rows(2, 3, 4)), (120, rows(5, 6)), (160, rows(7, 8)), order=False),
         STATISTICS,
         rows(1, 2, 3, 4),
         rows(1, 2, 3, 4, 5),
@@ -109,25 +109,25 @@ CASES = [
     Case(
         "a delay waits for a full batch",
         load(batch=4, dynamic={"max_queue_delay_microseconds": 300_000}),
-        together((0, rows(1)), (50, rows(2)), (100, rows(3)), order=False),
-        together((0, rows(1)), (50, rows(2)), (100, rows(3, 4)), order=False),
-        together((0, rows(1, 2, 3, 4)), order=False),
+        racing((0, rows(1)), (50, rows(2)), (100, rows(3)), order=False),
+        racing((0, rows(1)), (50, rows(2)), (100, rows(3, 4)), order=False),
+        racing((0, rows(1, 2, 3, 4)), order=False),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "a preferred size does not wait",
         load(batch=8, dynamic={"preferred_batch_size": [2, 4], "max_queue_delay_microseconds": 400_000}),
-        together((0, rows(1)), (100, rows(2)), order=False),
-        together((0, rows(1, 2, 3)), (100, rows(4)), order=False),
-        together((0, rows(1, 2, 3, 4, 5)), order=False),
+        racing((0, rows(1)), (100, rows(2)), order=False),
+        racing((0, rows(1, 2, 3)), (100, rows(4)), order=False),
+        racing((0, rows(1, 2, 3, 4, 5)), order=False),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "a full queue refuses",
         load(batch=1, dynamic=policy(max_queue_size=2)),
-        together(
+        racing(
             (0, rows(1, wait_ms=500)), (100, rows(2)), (150, rows(3)), (200, rows(4)), (250, grpc_rows(5)), order=False
         ),
         STATISTICS,
@@ -144,7 +144,7 @@ CASES = [
                 "priority_queue_policy": {"1": {"max_queue_size": 1}, "2": {"max_queue_size": 2}},
             },
         ),
-        together(
+        racing(
             (0, rows(1, wait_ms=600)),
             (100, rows(2)),
             (140, rows(3)),
@@ -160,49 +160,49 @@ CASES = [
     Case(
         "requests expire",
         load(batch=1, dynamic=REJECT),
-        together((0, rows(1, wait_ms=700)), (50, rows(2)), (100, grpc_rows(3)), order=False),
+        racing((0, rows(1, wait_ms=700)), (50, rows(2)), (100, grpc_rows(3)), order=False),
         STATISTICS,
-        together((0, rows(1, wait_ms=200)), (50, rows(2)), order=False),
+        racing((0, rows(1, wait_ms=200)), (50, rows(2)), order=False),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "requests bring shorter timeouts, not longer ones",
         load(batch=1, dynamic=REJECT),
-        together((0, rows(1, wait_ms=200)), (50, rows(2, timeout=50_000)), order=False),
-        together((0, rows(1, wait_ms=700)), (50, rows(2, timeout=5_000_000)), order=False),
-        together((0, rows(1, wait_ms=150)), (50, rows(2, timeout=0)), order=False),
-        together((0, rows(1, wait_ms=200)), (50, grpc_rows(2, timeout={"int64_param": "50000"})), order=False),
+        racing((0, rows(1, wait_ms=200)), (50, rows(2, timeout=50_000)), order=False),
+        racing((0, rows(1, wait_ms=700)), (50, rows(2, timeout=5_000_000)), order=False),
+        racing((0, rows(1, wait_ms=150)), (50, rows(2, timeout=0)), order=False),
+        racing((0, rows(1, wait_ms=200)), (50, grpc_rows(2, timeout={"int64_param": "50000"})), order=False),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "a timeout has no effect where it is not allowed or there is no default",
         load(batch=1, dynamic=policy(default_timeout_microseconds=2_000_000)),
-        together((0, rows(1, wait_ms=300)), (50, rows(2, timeout=50_000)), order=False),
+        racing((0, rows(1, wait_ms=300)), (50, rows(2, timeout=50_000)), order=False),
         load(batch=1, dynamic=policy(allow_timeout_override=True)),
-        together((0, rows(1, wait_ms=300)), (50, rows(2, timeout=50_000)), order=False),
+        racing((0, rows(1, wait_ms=300)), (50, rows(2, timeout=50_000)), order=False),
         load(batch=1),
-        together((0, rows(1, wait_ms=300)), (50, rows(2, timeout=50_000)), order=False),
+        racing((0, rows(1, wait_ms=300)), (50, rows(2, timeout=50_000)), order=False),
         UNLOAD,
     ),
     Case(
         "expired requests wait behind the others",
         load(batch=1, dynamic=DELAY),
-        together((0, rows(1, wait_ms=500)), (50, rows(2, wait_ms=150)), (400, rows(3, wait_ms=150))),
+        racing((0, rows(1, wait_ms=500)), (50, rows(2, wait_ms=150)), (400, rows(3, wait_ms=150))),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "priorities",
         load(batch=1, dynamic={"priority_levels": 3, "default_priority_level": 2}),
-        together(
+        racing(
             (0, rows(1, wait_ms=400)),
             (100, rows(2, wait_ms=120, priority=3)),
             (150, rows(3, wait_ms=120)),
             (200, rows(4, wait_ms=120, priority=1)),
         ),
-        together(
+        racing(
             (0, rows(1, wait_ms=400)),
             (100, rows(2, wait_ms=120, priority=9)),
             (150, rows(3, wait_ms=120, priority=2)),
@@ -214,7 +214,7 @@ CASES = [
     Case(
         "a priority means nothing to a model without levels",
         load(batch=1, dynamic={}),
-        together((0, rows(1, wait_ms=300)), (100, rows(2, wait_ms=120, priority=3)), (200, rows(3, priority=1))),
+        racing((0, rows(1, wait_ms=300)), (100, rows(2, wait_ms=120, priority=3)), (200, rows(3, priority=1))),
         rows(4, priority=-1),
         rows(5, priority="high"),
         rows(6, priority=1.5),
@@ -234,7 +234,7 @@ CASES = [
                 },
             },
         ),
-        together(
+        racing(
             (0, rows(1, wait_ms=700)),
             (50, rows(2)),
             (100, rows(3, priority=2)),
@@ -247,7 +247,7 @@ CASES = [
     Case(
         "a deadline of the client ends the wait",
         load(batch=1, dynamic={}),
-        together(
+        racing(
             (0, grpc_rows(1, 500)),
             (100, grpc_rows(2, deadline_s=0.15)),
             (150, grpc_rows(3)),
@@ -260,31 +260,31 @@ CASES = [
     Case(
         "responses keep the order of requests",
         load(batch=1, instances=2, dynamic={"preserve_ordering": True}),
-        together((0, rows(1, wait_ms=400)), (100, rows(2, wait_ms=50))),
+        racing((0, rows(1, wait_ms=400)), (100, rows(2, wait_ms=50))),
         STATISTICS,
         load(batch=1, instances=2, dynamic={}),
-        together((0, rows(1, wait_ms=400)), (100, rows(2, wait_ms=50))),
+        racing((0, rows(1, wait_ms=400)), (100, rows(2, wait_ms=50))),
         UNLOAD,
     ),
     Case(
         "an unloaded model finishes its requests",
         load(),
-        together((0, alone(1, 500)), (150, UNLOAD), (300, alone(2)), (350, READY), order=False),
+        racing((0, alone(1, 500)), (150, UNLOAD), (300, alone(2)), (350, READY), order=False),
         get("/v2/models/late_paced"),
         alone(3),
     ),
     Case(
         "a model that is loaded again finishes its requests",
         load(),
-        together((0, alone(1, 900)), (100, load(instances=2)), order=False),
-        together((0, alone(1, 400)), (0, alone(2, 400))),
+        racing((0, alone(1, 900)), (100, load(instances=2)), order=False),
+        racing((0, alone(1, 400)), (0, alone(2, 400))),
         STATISTICS,
         UNLOAD,
     ),
     Case(
         "a request waits while another model is busy",
         load(),
-        together(
+        racing(
             (0, alone(1, 400)),
             (
                 100,

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bench.oracle.steps import ERROR, Case, Document, Step, get, infer, post, rpc, stream, tensor, together
+from bench.oracle.steps import ERROR, Case, Document, Step, get, infer, post, racing, rpc, stream, tensor
 
 MODEL = "late_sequence"
 STATISTICS = get(f"/v2/models/{MODEL}/stats")
 UNLOAD = post(f"/v2/repository/models/{MODEL}/unload", {})
 #: Nothing happens for 0.7 s.
-PAUSE = together((0, get("/v2/health/live")), (700, get("/v2/health/live")), order=False)
+PAUSE = racing((0, get("/v2/health/live")), (700, get("/v2/health/live")), order=False)
 
 
 def control(name: str, kind: str, **values: Any) -> Document:
@@ -190,7 +190,7 @@ CASES = [
         "a sequence that waits for a slot times out",
         load(*ALL, batch=1),
         send(1, 1, "s"),
-        together((0, send(2, 5, "s", timeout=200_000)), (900, send(1, 1, "e")), order=False),
+        racing((0, send(2, 5, "s", timeout=200_000)), (900, send(1, 1, "e")), order=False),
         send(2, 1),
         send(2, 1, "se"),
         UNLOAD,
@@ -222,15 +222,15 @@ CASES = [
         "oldest with more sequences than candidates",
         load(*ALL, oldest={"max_candidate_sequences": 1}),
         send(1, 1, "s"),
-        together((0, send(2, 5, "s")), (200, send(1, 0, "e"))),
+        racing((0, send(2, 5, "s")), (200, send(1, 0, "e"))),
         send(2, 1, "e"),
         UNLOAD,
     ),
     Case(
         "oldest waits for a batch",
         load(*ALL, oldest={"max_candidate_sequences": 4, "max_queue_delay_microseconds": 300_000}),
-        together((0, send(1, 1, "s")), (100, send(2, 1, "s")), order=False),
-        together((0, send(1, 1, "e")), order=False),
+        racing((0, send(1, 1, "s")), (100, send(2, 1, "s")), order=False),
+        racing((0, send(1, 1, "e")), order=False),
         send(2, 1, "e"),
         STATISTICS,
         UNLOAD,
@@ -238,7 +238,7 @@ CASES = [
     Case(
         "requests of one sequence are executed in their order",
         load(*ALL),
-        together((0, send(1, -300, "s")), (100, send(1, -150)), (150, send(1, 7, "e"))),
+        racing((0, send(1, -300, "s")), (100, send(1, -150)), (150, send(1, 7, "e"))),
         UNLOAD,
     ),
     Case(

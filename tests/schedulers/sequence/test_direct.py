@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.sequence_spec import SequenceBatching
-from kernel.serving.live_sequences import Sequence
+from kernel.serving.sequences.live_sequences import Sequence
 from schedulers.sequence.direct_batches import DirectBatches
 from tests.schedulers.sequence.sequence_lab import MS, finish, rows, sequence_lab
 
@@ -104,7 +104,7 @@ def test_shape_tensors_that_are_not_in_the_message_share_no_batch() -> None:
     lab = sequence_lab()
     tensors = dict(lab.spec.inputs)
     tensors["IN"] = msgspec.structs.replace(tensors["IN"], is_shape_tensor=True)
-    batches = DirectBatches(msgspec.structs.replace(lab.spec, inputs=tensors), SequenceBatching(slot_count=4))
+    batches = DirectBatches(msgspec.structs.replace(lab.spec, inputs=tensors), SequenceBatching(slot_count=4), {})
     for slot in (0, 1):
         request = lab.request(str(slot))
         request.inputs[0].data = None

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.serving.events import Rescheduled
-from kernel.serving.sequence_instances import SequenceInstances
+from kernel.errors import InvalidRequest
+from kernel.serving.events import RequestRescheduled
+from kernel.serving.sequences.sequence_instances import SequenceInstances
 from tests.schedulers.sequence.sequence_lab import IDLE_NS, answered, errors, finish, rows, sequence_lab
 
 if TYPE_CHECKING:
@@ -45,6 +46,19 @@ def test_a_request_without_an_id_is_a_sequence_until_the_model_is_done_with_it(o
     assert lab.workers[0].ended_slots == [0]
     assert (lab.statistics.execution_count, lab.statistics.success.count) == (4, 1)
     assert lab.statistics.batches[1].count == 4
+    lab.check()
+
+
+@both
+def test_a_sequence_with_an_id_ends_too_when_the_model_is_done(oldest: bool) -> None:
+    lab = sequence_lab(oldest=oldest, iterative=True)
+    lab.submit_to_sequence(5, id="a", start=True)
+    rows(lab)
+    reschedule(lab)
+    rows(lab)
+    finish(lab)
+    with pytest.raises(InvalidRequest, match="START flag"):
+        lab.submit_to_sequence(5)
     lab.check()
 
 
@@ -94,5 +108,5 @@ def test_a_request_of_a_sequence_that_is_over_fails() -> None:
     batch.reschedule(request)
     lab.live.returned([request])
     lab.sequences.clear()
-    lab.inbox.post(Rescheduled(request))
+    lab.inbox.post(RequestRescheduled(request))
     assert errors(request) == ["InternalError"]

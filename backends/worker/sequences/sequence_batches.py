@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backends.sequence_config import (
+from backends.transport import wire
+from backends.worker.request import WorkerRequest
+from backends.worker.sequences.implicit_state import ImplicitState, SlotState, StateResponder
+from backends.worker.sequences.sequence_config import (
     correlation_id_control,
     flag_controls,
     sequence_batching_of,
     state_tensors,
     zeros,
 )
-from backends.transport import wire
-from backends.worker.implicit_state import ImplicitState, SlotState, StateResponder
-from backends.worker.request import WorkerRequest
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.base import ModelArguments
-    from backends.sequence_config import CorrelationIdControl, FlagControl
     from backends.worker.request import OutputValue
+    from backends.worker.sequences.sequence_config import CorrelationIdControl, FlagControl
     from kernel.errors import ServingError
     from shm.arrays import Array
 

@@ -12,8 +12,8 @@ from shm.tensor import RequestedOutput, Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.sequence_config import StateTensor
     from backends.worker.request import OutputValue, Responder, WorkerRequest
+    from backends.worker.sequences.sequence_config import StateTensor
     from shm.arrays import Array
 
 

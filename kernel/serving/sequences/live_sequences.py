@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidRequest, LongCorrelationId, request_prefix
+from kernel.errors import InvalidRequest, Unsupported, request_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
 
 
-#: The most bytes of a correlation id that is a text.
-_LONGEST_ID = 128
+#: The longest correlation id that is a text.
+MAX_ID_BYTES = 128
 
 
 class Sequence(msgspec.Struct, eq=False):
@@ -48,13 +48,16 @@ class LiveSequences:
 
     def __init__(self, model_name: str, batching: SequenceBatching) -> None:
         self._model_name = model_name
-        self._iterative = batching.iterative
+        #: A sequence ends when the model does not reschedule its last request.
+        self.iterative = batching.iterative
         self._control = batching.correlation_id_input
         self._control_type = batching.correlation_id_datatype
         #: The sequences to which further requests may belong.
         self._by_id: dict[int | str, Sequence] = {}
         self._all: dict[Sequence, None] = {}
         self._last_own_id = 0
+        #: How many sequences end when their last request is executed.
+        self.ending = 0
         #: How many sequences each instance has; without those that have none.
         self._counts: dict[Instance, int] = {}
         #: Called when the last sequence of an instance ends, or the last one of all (None).
@@ -77,16 +80,18 @@ class LiveSequences:
     def admit(self, request: Request) -> bool:
         """Give a checked request its sequence, which begins if the request has START.
 
-        Returns whether START restarts a sequence that lives. Raises `InvalidRequest`; then nothing has changed.
+        Returns whether START restarts a sequence that lives. Raises `InvalidRequest` or `Unsupported`; then nothing has
+        changed.
         """
         self._check(request)
         correlation_id = request.correlation_id
         if not correlation_id:
             request.correlation_id = correlation_id = self._own_id()
-            request.sequence_start = True
+            request.sequence_start, request.sequence_end = True, False
             # No other request can belong to it.
             request.sequence = sequence = Sequence(correlation_id, [], ends=True)
             self._all[sequence] = None
+            self.ending += 1
             return False
         found = self._by_id.get(correlation_id)
         restarted = found is not None and request.sequence_start
@@ -101,29 +106,30 @@ class LiveSequences:
         request.sequence = found
         if request.sequence_end:
             found.ends = True
+            self.ending += 1
             del self._by_id[correlation_id]
         return restarted
 
     def _check(self, request: Request) -> None:
         correlation_id = request.correlation_id
-        if isinstance(correlation_id, str) and len(correlation_id.encode("utf-8", "surrogateescape")) > _LONGEST_ID:
-            raise LongCorrelationId(_LONGEST_ID)
-        if request.batch_size > 1:
-            raise InvalidRequest(
-                f"inference request to model '{self._model_name}' must specify batch-size 1 due to requirements of "
-                "sequence batcher"
-            )
-        if not correlation_id and not self._iterative:
-            raise InvalidRequest(
-                f"inference request to model '{self._model_name}' must specify a non-zero or non-empty correlation ID"
-            )
-        if self._control and correlation_id:
+        if correlation_id and self._control:
             datatype = "BYTES" if isinstance(correlation_id, str) else "UINT64"
             if (datatype == "BYTES") is not (self._control_type == "BYTES"):
                 raise InvalidRequest(
                     f"{request_prefix(request.id)}sequence batching control '{self._control}' data-type is "
                     f"'{datatype}', but model '{self._model_name}' expects '{self._control_type}'"
                 )
+        if isinstance(correlation_id, str) and len(correlation_id.encode()) > MAX_ID_BYTES:
+            raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
+        if request.batch_size > 1:
+            raise InvalidRequest(
+                f"inference request to model '{self._model_name}' must specify batch-size 1 due to requirements of "
+                "sequence batcher"
+            )
+        if not correlation_id and not self.iterative:
+            raise InvalidRequest(
+                f"inference request to model '{self._model_name}' must specify a non-zero or non-empty correlation ID"
+            )
 
     def _own_id(self) -> int | str:
         """Return an id for a sequence that a client has not given one, of the type that the model gets."""
@@ -148,13 +154,15 @@ class LiveSequences:
 
     def close(self, sequence: Sequence) -> None:
         """No further request may belong to the sequence; requests that it has are still executed."""
-        sequence.ends = True
-        if self._by_id.get(sequence.id) is sequence:
+        if not sequence.ends:
+            sequence.ends = True
+            self.ending += 1
             del self._by_id[sequence.id]
 
     def end(self, sequence: Sequence) -> None:
         """The sequence is over. It keeps its instance and slot, for whoever still needs them."""
         self.close(sequence)
+        self.ending -= 1
         sequence.over = True
         del self._all[sequence]
         if sequence.instance is not None:
@@ -178,6 +186,7 @@ class LiveSequences:
     def check(self) -> None:
         """Recompute the invariants."""
         counts: dict[Instance, int] = {}
+        assert self.ending == sum(sequence.ends for sequence in self._all), "sequences that end are counted wrongly"
         for sequence in self._all:
             assert not sequence.over, f"sequence {sequence.id} is live and over"
             assert sequence.ends is (self._by_id.get(sequence.id) is not sequence), f"sequence {sequence.id}: ends"

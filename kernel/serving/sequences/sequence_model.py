@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ModelNotReady
-from kernel.serving.live_sequences import LiveSequences
 from kernel.serving.model import Model
-from kernel.serving.sequence_instances import SequenceInstances
+from kernel.serving.sequences.live_sequences import LiveSequences
+from kernel.serving.sequences.sequence_instances import SequenceInstances
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -76,13 +76,17 @@ class SequenceModel(Model):
     def submit(self, request: Request) -> None:
         """Queue a checked request in the version that has its sequence. Raises `ServingError`."""
         owner = self.owner_of(request) if self.former or self._retired else self
-        if owner._failure is None:
+        owner.submit_own(request)
+
+    def submit_own(self, request: Request) -> None:
+        """Queue a checked request in this version. Raises `ServingError`."""
+        if self._failure is None:
             try:
-                owner._admit(request)
+                self._admit(request)
             except BaseException:
                 request.release_leases()
                 raise
-        Model.submit(owner, request)
+        super().submit(request)
 
     def owner_of(self, request: Request) -> SequenceModel:
         """Return the version for `request`: this one, or an earlier one if that has the request's sequence."""
@@ -125,5 +129,5 @@ class SequenceModel(Model):
     def _scheduler_failed(self, error: Exception) -> None:
         """End all sequences, whose queues the scheduler had, and go on as `Model` does."""
         self.sequences.clear()
-        self.instances.take_finished()
+        self.instances.finished.clear()
         super()._scheduler_failed(error)

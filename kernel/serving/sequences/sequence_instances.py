@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kernel.serving.events import InstanceIdle, Rescheduled
+from kernel.serving.events import InstanceIdle, RequestRescheduled
 from kernel.serving.instances import InstanceSet
 
 if TYPE_CHECKING:
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import Instance
     from kernel.serving.live_requests import LiveRequests
-    from kernel.serving.live_sequences import LiveSequences
     from kernel.serving.request import Request
+    from kernel.serving.sequences.live_sequences import LiveSequences
 
 
 class SequenceInstances(InstanceSet):
-    """As `InstanceSet`. The scheduler gets an event for each finished batch, also if no request is queued."""
+    """As `InstanceSet`. The scheduler learns of each finished batch by `finished`.
+
+    It gets an event for it only if a request is queued or a sequence is about to end. Otherwise nothing is to be done
+    before a sequence has been idle for too long.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,8 @@ class SequenceInstances(InstanceSet):
         sequences.on_none_left = self._none_left
         #: Instances that are being retired and still have sequences.
         self._leaving: dict[Instance, asyncio.Event] = {}
-        self._finished: list[Batch] = []
+        #: The batches that were finished since the scheduler took them from here, with the time.
+        self.finished: list[tuple[Batch, int]] = []
         #: Set when no sequence is left; None while nobody waits.
         self._all_ended: asyncio.Event | None = None
         #: Recomputes the invariants of the scheduler; for tests.
@@ -66,25 +71,21 @@ class SequenceInstances(InstanceSet):
         self._live.dispatched(batch, instance)
         instance.execute(batch)
 
-    def take_finished(self) -> list[Batch]:
-        """Return the batches that were finished since the last call."""
-        finished, self._finished = self._finished, []
-        return finished
-
     # ---- for supervision ---------------------------------------------------------------------
 
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
         """See `InstanceSet.executed`."""
-        self._finished.append(batch)
-        posts = self._live.queued and instance in self._serving
-        super().executed(instance, batch, times)
-        if not posts:
+        self.finished.append((batch, self._clock.now_ns()))
+        queued = self._live.queued
+        super().executed(instance, batch, times)  # posts the event if the instance is in service
+        sequences = self.sequences
+        if sequences.ending or sequences.iterative if not queued else instance not in self._serving:
             self._inbox.post(InstanceIdle(instance))
 
     def rescheduled(self, request: Request) -> None:
         """The model has given a request back, to execute it again."""
         self._live.returned([request])
-        self._inbox.post(Rescheduled(request))
+        self._inbox.post(RequestRescheduled(request))
 
     def retire(self, instance: Instance) -> None:
         """Give the instance no new sequences. It still gets the requests of those that it has."""
