@@ -78,8 +78,9 @@ def operations() -> dict[str, Callable[[], object]]:
         "metrics: a page with 100 models": _scrape(100),
         "scheduler: direct, submit to response": _scheduling(direct, 0),
         "scheduler: dynamic, submit to response": _scheduling(dynamic, 8),
-        "scheduler: dynamic, submit to dispatch": _dynamic_step(DynamicBatching()),
-        "scheduler: the same, clients get shares": _dynamic_step(DynamicBatching(), FairQueuing(parameter="client")),
+        "scheduler: direct, submit to dispatch": _step(None),
+        "scheduler: dynamic, submit to dispatch": _step(DynamicBatching()),
+        "scheduler: the same, clients get shares": _step(DynamicBatching(), FairQueuing(parameter="client")),
         "scheduler: sequence, direct, to dispatch": _sequence_step(4, oldest=False),
         "scheduler: sequence, oldest, to dispatch": _sequence_step(4, oldest=True),
         "scheduler: the same, 10,000 live sequences": _sequence_step(10_000, oldest=True),
@@ -174,10 +175,10 @@ def _scheduling(schedule: object, max_batch_size: int) -> Callable[[], object]:
     return once
 
 
-def _dynamic_step(batching: DynamicBatching, fair: FairQueuing | None = None) -> Callable[[], object]:
+def _step(batching: DynamicBatching | None, fair: FairQueuing | None = None) -> Callable[[], object]:
     """Return what queues a request and dispatches it: the two steps of the scheduler, and the records of the kernel."""
     spec = msgspec.structs.replace(model_spec(max_batch_size=8, dynamic_batching=batching), fair=fair)
-    lab = Lab(spec, dynamic)
+    lab = Lab(spec, direct if batching is None else dynamic)
     request, [instance] = lab.request(""), lab.workers
     submitted = Submitted(request)
     post, end_iteration = lab.inbox.post, lab.clock.end_iteration

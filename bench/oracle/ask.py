@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 15
+#: Responses within this time of one another came together.
+SAME_TIME_S = 0.05
 _SHARED_MEMORY = Path("/dev/shm")
 #: Stands for `KEY` on this machine, so that runs at the same time do not share regions.
 _OWN_KEY = f"{KEY}_{os.getpid()}"
@@ -59,8 +61,9 @@ class AskedServer:
             "chunked": self._chunked,
             "rpc": self._rpc,
             "stream": self._stream,
-            "together": self._together,
+            "racing": self._racing,
             "region": _make_region,
+            "together": self._together,
             "read_region": _read_region,
             "remove_region": _remove_region,
         }
@@ -115,6 +118,34 @@ class AskedServer:
         errors = [each.pop("error_message") for each in found if each.get("error_message")]
         texts = [*errors, details] if details is not None else errors
         return StepResponse(f"grpc {status}", found, "\n".join(texts) if texts else None)
+
+    def _racing(self, steps: list[Document], order: bool) -> StepResponse:
+        began = time.monotonic()
+
+        def ask(step: Document) -> tuple[StepResponse, float]:
+            time.sleep(max(0.0, began + step["delay_ms"] / 1000 - time.monotonic()))
+            response = self._ask(step["args"], step["kind"])
+            return response, time.monotonic()
+
+        with ThreadPoolExecutor(len(steps)) as pool:
+            found = list(pool.map(ask, steps))
+        body: Document = {"responses": [asdict(response) for response, _ in found]}
+        if order:
+            body["order"] = _groups([ended for _, ended in found])
+        status = "broken" if any(response.status == "broken" for response, _ in found) else "together"
+        return StepResponse(status, body)
+
+
+def _groups(times: list[float]) -> list[list[int]]:
+    """Return the positions in the order of their times; those that follow soon after another are in its group."""
+    groups: list[list[int]] = []
+    last = 0.0
+    for at, position in sorted((at, position) for position, at in enumerate(times)):
+        if not groups or at - last > SAME_TIME_S:
+            groups.append([])
+        groups[-1].append(position)
+        last = at
+    return [sorted(group) for group in groups]
 
 
 def _read(response: http.client.HTTPResponse) -> StepResponse:

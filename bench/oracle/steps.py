@@ -127,6 +127,16 @@ def stream(
     return Step("stream", args | ({"metadata": metadata} if metadata else {}), ignore)
 
 
+def racing(*steps: tuple[int, Step], order: bool = True, ignore: tuple[str, ...] = ()) -> Step:
+    """Steps side by side, each so many milliseconds after the first; the responses in the order of the steps.
+
+    With `order` it counts in which order the responses came, too; those within `bench.oracle.ask.SAME_TIME_S` came
+    together. So times of a case differ by more than that or not at all.
+    """
+    inner = [{"delay_ms": delay_ms, "kind": step.kind, "args": step.args} for delay_ms, step in steps]
+    return Step("racing", {"steps": inner, "order": order}, ignore)
+
+
 def together(*steps: tuple[int, Step]) -> Step:
     """Steps side by side: each is sent so many milliseconds after the begin. The body has their responses, in order."""
     parts = [{"after_ms": after_ms, "kind": step.kind, "args": step.args} for after_ms, step in steps]

@@ -7,7 +7,16 @@ from typing import Any
 from bench.oracle.steps import Case, Document, Step, rpc
 
 #: Models whose state tells which cases went before.
-COMING_AND_GOING = ("late_broken", "late_completed", "late_configured", "late_counted")
+COMING_AND_GOING = (
+    "late_broken",
+    "late_chain",
+    "late_completed",
+    "late_configured",
+    "late_counted",
+    "late_doubled",
+    "late_paced",
+    "late_sequence",
+)
 CHECKED_NAME = "newer Tritons check names"
 OPEN = {"triton-grpc-protocol-case-key": "open"}
 MODELS = ("types", "sum", "rows", "classes", "versions", "reshaped", "prompt", "tokens")

@@ -9,7 +9,16 @@ from typing import Any
 from bench.oracle.steps import ERROR, Case, Document, Step, get, infer, post, tensor
 
 #: Models whose state tells which cases went before.
-COMING_AND_GOING = ("late_broken", "late_completed", "late_configured", "late_counted")
+COMING_AND_GOING = (
+    "late_broken",
+    "late_chain",
+    "late_completed",
+    "late_configured",
+    "late_counted",
+    "late_doubled",
+    "late_paced",
+    "late_sequence",
+)
 LOAD = "/v2/repository/models/{}/load"
 UNLOAD = "/v2/repository/models/{}/unload"
 
