@@ -24,7 +24,7 @@ from backends.supervision.shared.workers import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
-from kernel.cache.start import make_caching
+from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from kernel.cache.caching import ResponseCaching
+    from kernel.limiting.instance_gate import RateLimiting
+    from kernel.loop.clock import Clock
     from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
     from protocols.frontend import FrontDoor
@@ -156,7 +159,7 @@ class Server:
         self._kernel = Kernel(catalog, regions, inputs, clock, settings)
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         new_supervisor = self._supervisor_maker(polling, budget)
-        caching = self._caching = make_caching(options.cache, self._kernel, self._helpers, clock, budget)
+        caching = self._caching = self._make_caching(clock, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
@@ -186,12 +189,24 @@ class Server:
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository = self._lifecycle
 
+    def _make_caching(self, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
+        """Return the response cache, if the options ask for one. Raises `ServingError`."""
+        choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
+        if choice is None:
+            return None
+        from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
+        from kernel.cache.registry import make_cache
+
+        cache, kernel, helpers = make_cache(choice, clock, budget), self._kernel, self._helpers
+        kernel.cache_figures = cache.figures
+        return ResponseCaching(cache, kernel.catalog, helpers=helpers, regions=helpers, clock=clock)
+
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
         options = self._options.rate_limit
         if options.mode == "off":
             return None
-        from kernel.limiting.instance_gate import RateLimiting  # takes memory, which other servers need not spend
+        from kernel.limiting.instance_gate import RateLimiting  # as above
         from schedulers.ratelimit import RateLimiter, parse_limits
 
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
