@@ -292,7 +292,7 @@ CASES = [
                     {"inputs": [tensor("IN", "INT32", [1, 3], [1, 2, 3]), tensor("FREE", "INT32", [1, 1, 2], [1, 2])]},
                 ),
             ),
-            (100, get("/v2/health/ready")),
+            (100, get("/v2/health/live")),
         ),
         UNLOAD,
     ),
