@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from backends.base import Backend
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ BUILT_IN = {
 
 def known_backends() -> dict[str, str]:
     """Return name → `module:Class` of all backends, without importing them."""
-    found = {entry_point.name: entry_point.value for entry_point in entry_points(group=ENTRY_POINT_GROUP)}
+    found = {entry_point.name: entry_point.value for entry_point in _entry_points()}
     return {**found, **BUILT_IN}
 
 
@@ -45,7 +46,7 @@ def backend_class(name: str) -> type[Backend]:
         module, _, attribute = target.partition(":")
         found: type[Backend] = getattr(importlib.import_module(module), attribute)
         return found
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+    for entry_point in _entry_points().select(name=name):
         loaded: type[Backend] = entry_point.load()
         return loaded
     logger.error(
@@ -55,3 +56,10 @@ def backend_class(name: str) -> type[Backend]:
     raise InvalidArgument(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     )
+
+
+def _entry_points() -> EntryPoints:
+    """Return the entry points of backends. The module is imported late: most workers and servers do without it."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINT_GROUP)

@@ -105,7 +105,7 @@ class ServerProcess:
             while not self._ports_found():
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise ServerFailed(self.log)
-                time.sleep(0.02)
+                time.sleep(0.005)
         except BaseException:  # also an interrupt: nothing else would stop the process
             self.stop()
             raise

@@ -27,16 +27,17 @@ from backends.supervision.watch.watchdog import Watchdog
 from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
+from kernel.first_load import creating_server, load_first_models, show_loading
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock
 from kernel.machine import memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
+from kernel.options import BadOption
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
-from kernel.repository.override import remove_abandoned_folders
 from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from backends.supervision.processes.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
@@ -62,9 +64,6 @@ logger = logging.getLogger(__name__)
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
 
-#: How often the owner is told how far the loading of the models is.
-_LOADING_SHOWN_S = 0.25
-
 #: The module with the functions that helpers run.
 _HELPER_TASKS = "protocols.helper_tasks"
 
@@ -73,12 +72,15 @@ class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
 
-def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
-    """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings."""
-    terminal = Terminal(options, notes, known_backends())
+def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygote | None = None) -> int:
+    """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
+
+    The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken.
+    """
+    terminal = Terminal(options, notes, known_backends)
     try:
         return anyio.run(
-            Server(options, terminal).run,
+            Server(options, terminal, zygote).run,
             backend="asyncio",
             backend_options={"use_uvloop": options.event_loop == "uvloop"},
         )
@@ -92,8 +94,9 @@ def serve(options: ServerOptions, notes: Sequence[str] = ()) -> int:
 class Server:
     """The whole server, on one event loop."""
 
-    def __init__(self, options: ServerOptions, owner: ServerOperator) -> None:
+    def __init__(self, options: ServerOptions, owner: ServerOperator, zygote: StartedZygote | None = None) -> None:
         self._options = options
+        self._zygote = zygote
         self._owner = owner
         self._log = LogSettings(
             LogValues(
@@ -125,15 +128,8 @@ class Server:
             try:
                 self._build()
             except ServingError as error:
-                raise StartFailed(_creating_server(error)) from None
-            try:
-                # Imported now, because this takes 0.3 s, in which the zygote imports what workers need.
-                await asyncio.to_thread(_import_front_doors)
-                doors = self._make_doors(sockets)
-            except BaseException:  # an option of a front door is wrong
-                await self._processes.close()
-                raise
-            return await self._run_until_stop(sockets, doors)
+                raise StartFailed(creating_server(error)) from None
+            return await self._run_until_stop(sockets)
 
     def _build(self) -> None:
         options = self._options
@@ -222,6 +218,7 @@ class Server:
                 shared_memory=options.worker_shared_memory,
                 output_limits=output_limits,
                 task_module=_HELPER_TASKS,
+                zygote=self._zygote,
             )
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
@@ -247,15 +244,15 @@ class Server:
             shared=shared,
         )
 
-    async def _run_until_stop(self, sockets: dict[str, socket.socket], doors: list[FrontDoor]) -> int:
+    async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:
         stop = asyncio.Event()
-        failure = ""
+        failure: Exception | None = None
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
             try:
-                failure = await self._load_unless(stop)
-                if not failure and not stop.is_set():
+                failure, doors = await self._load_and_make_doors(stop, sockets)
+                if failure is None and not stop.is_set():
                     await self._open(doors, sockets)
                     await stop.wait()
                     code = await self._stop(doors)
@@ -268,56 +265,49 @@ class Server:
                     await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
-        if failure:
-            raise StartFailed(failure)
+        if failure is not None:
+            raise failure
         return code
 
-    async def _load_unless(self, stop: asyncio.Event) -> str:
-        """Load the models of the start, until it is to stop; returns why the server cannot start, if so."""
-        failure = ""
+    async def _load_and_make_doors(
+        self, stop: asyncio.Event, sockets: dict[str, socket.socket]
+    ) -> tuple[Exception | None, list[FrontDoor]]:
+        """Load the models of the start and make the front doors, at the same time, until the server is to stop.
+
+        Returns why the server cannot start, if so, and the front doors. If it is to stop, these may be missing.
+        """
+        failure: Exception | None = None
+        doors: list[FrontDoor] = []
         async with anyio.create_task_group() as tasks:
 
             async def cancel_on_stop() -> None:
                 await stop.wait()
                 tasks.cancel_scope.cancel()
 
+            async def make_doors() -> None:
+                nonlocal failure
+                try:
+                    await asyncio.to_thread(_import_front_doors)
+                    self._owner.imported()
+                    doors.extend(self._make_doors(sockets))
+                except BadOption as error:  # nobody need wait for the models
+                    failure = error
+                    tasks.cancel_scope.cancel()
+
             tasks.start_soon(cancel_on_stop)
-            tasks.start_soon(self._show_loading)
-            failure = await self._load()
+            tasks.start_soon(show_loading, self._lifecycle, self._owner)
+            async with anyio.create_task_group() as work:
+                work.start_soon(make_doors)
+                if text := await load_first_models(
+                    self._kernel, self._lifecycle, self._owner, self._options.repository
+                ):
+                    failure = StartFailed(text)
+                    tasks.cancel_scope.cancel()
             tasks.cancel_scope.cancel()
-        return failure
-
-    async def _show_loading(self) -> None:
-        """Tell the owner how far the loading is, until cancelled."""
-        while True:
-            await asyncio.sleep(_LOADING_SHOWN_S)
-            if (step := self._lifecycle.loading) is not None:
-                self._owner.models_loading(step)
-
-    async def _load(self) -> str:
-        """Load the models of the start and tell what became of them."""
-        for folder in await asyncio.to_thread(remove_abandoned_folders):
-            logger.info("removed '%s', which a server that was killed has left", folder)
-        try:
-            failed = await self._lifecycle.start(self._options.repository.load_models)
-        except ServingError as error:
-            failure = _creating_server(error)
-            if self._options.repository.exit_on_error:
-                return failure
-            logger.error("%s", failure)
-            self._kernel.start_failed = True
-            return ""
-        catalog = self._kernel.catalog
-        self._owner.models_loaded(catalog)
-        if failed and self._options.repository.exit_on_error:
-            return (
-                f"creating server: Internal - failed to load all models: {', '.join(failed)} "
-                f"({self._owner.advice(catalog, failed)})"
-            )
-        return ""
+        return failure, doors
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
-        """Return the front doors, before any model is loaded, so that wrong options end the start at once."""
+        """Return the front doors, while the models load, so that wrong options end the start at once."""
         from protocols.access.keys import KeyReader
         from protocols.grpc.server import GrpcServer
         from protocols.http.metrics.server import MetricsServer
@@ -400,8 +390,3 @@ def _import_front_doors() -> None:
     """Import what `_make_doors` imports. Blocks, so it runs in a thread."""
     for module in ("protocols.grpc.server", "protocols.http.server", "protocols.http.metrics.server"):
         importlib.import_module(module)
-
-
-def _creating_server(error: ServingError) -> str:
-    """Return how tritonserver tells of an error at start."""
-    return f"creating server: {error.code.title} - {error.message}"

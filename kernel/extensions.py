@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from kernel.config.model_parameters import model_parameters
@@ -66,6 +65,8 @@ def extension(group: str, name: str) -> object:
 
 def _installed(group: str) -> list[EntryPoint]:
     """Return the entry points of a group; of a package that is found twice on the path, the first counts."""
+    from importlib.metadata import entry_points  # imported late: most servers do without it
+
     found: dict[tuple[str, str], EntryPoint] = {}
     for point in entry_points(group=group):
         found.setdefault((point.name, _package(point).partition(" ")[0]), point)

@@ -29,6 +29,9 @@ class ServerOperator(Protocol):
     def begin(self, log: LogSettings) -> None:
         """Prepare the process; no part of the server exists yet. May raise `BadOption`."""
 
+    def imported(self) -> None:
+        """All modules are imported that every server needs. Not called if the start fails before."""
+
     def lost_log_lines(self) -> int:
         """Return how many lines of the log were lost since the start; 0 where the program owns the log."""
 

@@ -18,6 +18,6 @@ def run_server(arguments: list[str]) -> int:
 
     options, notes = read_flags(arguments, os.environ)
     check_options(options)
-    from kernel.app import serve  # imported late: wrong flags do not need the server
+    from kernel.start import start  # imported late: wrong flags do not need the server
 
-    return serve(options, notes)
+    return start(options, notes)

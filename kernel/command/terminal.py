@@ -15,12 +15,11 @@ import anyio
 
 from kernel.command.load_display import LoadDisplay
 from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table
-from kernel.descriptors import raise_descriptor_limit
 from kernel.observe.logs import set_up_logging
 from kernel.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kernel.observe.logs import ServerLog
     from kernel.options import ServerOptions
@@ -42,8 +41,8 @@ _COLLECTED_AFTER_S = 0.5
 class Terminal:
     """Writes the log, prints the models, and stops the server on SIGINT and SIGTERM. Implements `ServerOperator`."""
 
-    def __init__(self, options: ServerOptions, notes: Sequence[str], backends: Mapping[str, str]) -> None:
-        """`notes` are logged as warnings. `backends` are printed, see `backends_table`."""
+    def __init__(self, options: ServerOptions, notes: Sequence[str], backends: Callable[[], Mapping[str, str]]) -> None:
+        """`notes` are logged as warnings. `backends` returns what is printed, see `backends_table`."""
         self._options = options
         self._notes = notes
         self._backends = backends
@@ -65,9 +64,13 @@ class Terminal:
     def begin(self, log: LogSettings) -> None:
         """Set up the log. Raises `BadOption` if the log file cannot be written."""
         self._log = set_up_logging(log)
-        raise_descriptor_limit()
         for note in self._notes:
             logger.warning("%s", note)
+
+    def imported(self) -> None:
+        """Begin to collect garbage. What was imported lives as long as the server: the collector need not visit it."""
+        gc.freeze()
+        gc.enable()
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         """Wait for a signal; a second one ends the process."""
@@ -101,7 +104,7 @@ class Terminal:
             self._display.close()
         if self._prints_tables:
             if not self._options.demo:  # the demo's first output stays short
-                self._print(backends_table(self._backends))
+                self._print(backends_table(self._backends()))
             self._print(models_table(catalog))
             if not self._options.demo:
                 self._print(options_table(self._options))

@@ -142,6 +142,9 @@ class ServerThread:
     def begin(self, log: LogSettings) -> None:
         """Do nothing: the program configures logging."""
 
+    def imported(self) -> None:
+        """Do nothing: the garbage collector is the program's."""
+
     def lost_log_lines(self) -> int:
         return 0
 

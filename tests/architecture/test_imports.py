@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 #: The one module that may import everything. Nothing but the command line and the embedded server imports it.
 COMPOSITION_ROOT = "kernel/app.py"
-MAY_IMPORT_THE_ROOT = ("kernel/command/run.py", "kernel/embedding/")
+MAY_IMPORT_THE_ROOT = ("kernel/start.py", "kernel/embedding/")
+
+#: The first module of a start, and the one module of another package that it imports before the root.
+START = "kernel/start.py"
+IMPORTED_BY_START = "backends.supervision.processes.zygote_start"
 
 #: Packages, from the bottom up, and what each may import.
 ALLOWED = {
@@ -81,12 +85,12 @@ ROOMS = {
     "kernel/command": _KERNEL_BASE
     | {
         "kernel/app",
-        "kernel/descriptors",
         "kernel/observe",
         "kernel/options",
         "kernel/repository",
         "kernel/serving",
         "kernel/settings",
+        "kernel/start",
     },
     "backends/transport": {"kernel/errors", "kernel/loop"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
@@ -123,7 +127,9 @@ def ours(file: SourceFile) -> dict[str, int]:
     return {found.module: found.line for found in imports(file) if found.module.partition(".")[0] in PACKAGES}
 
 
-@pytest.mark.parametrize("file", [file for file in source_files() if file.path != COMPOSITION_ROOT], ids=path_of)
+@pytest.mark.parametrize(
+    "file", [file for file in source_files() if file.path not in (COMPOSITION_ROOT, START)], ids=path_of
+)
 def test_imports_point_down(file: SourceFile) -> None:
     allowed = ALLOWED[file.path.partition("/")[0]]
     assert {module: line for module, line in ours(file).items() if module.partition(".")[0] not in allowed} == {}
@@ -144,6 +150,11 @@ def test_every_room_in_the_table_exists() -> None:
     assert ROOMS.keys() - {room_of(module) for module in names_of_modules()} == set()
     named = set().union(*ROOMS.values())
     assert named - {room_of(module) for module in names_of_modules()} == set()
+
+
+def test_the_start_imports_nothing_of_other_packages_but_what_starts_a_zygote() -> None:
+    (start,) = (file for file in source_files() if file.path == START)
+    assert [module for module in ours(start) if not module.startswith("kernel.")] == [IMPORTED_BY_START]
 
 
 def test_only_entry_points_import_the_composition_root() -> None:

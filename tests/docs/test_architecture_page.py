@@ -12,8 +12,9 @@ PAGE = document("docs/architecture.md")
 
 PACKAGES = ("shm", "kernel", "schedulers", "backends", "protocols")
 
-#: The one module that imports everything.
+#: The one module that imports everything, and the one that starts a zygote before.
 COMPOSITION_ROOT = ROOT / "kernel" / "app.py"
+START = ROOT / "kernel" / "start.py"
 
 
 def folders_of_the_tree() -> set[str]:
@@ -52,7 +53,7 @@ def imported_packages(package: str) -> set[str]:
     """Return which packages of ours the modules of a package import, also for types."""
     found: set[str] = set()
     for path in (ROOT / package).rglob("*.py"):
-        if path == COMPOSITION_ROOT or "demo" in path.parts:
+        if path in (COMPOSITION_ROOT, START) or "demo" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):

@@ -62,6 +62,22 @@ def test_what_is_wrong_with_a_command_is_said_in_one_line(arguments: tuple[str, 
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_wrong_option_of_a_front_door_ends_the_start_without_waiting_for_models(write_model: WriteModel) -> None:
+    source = """
+        import time
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                time.sleep(3600)
+    """
+    repository = write_model("never", "input { name: \"I\" data_type: TYPE_FP32 dims: 1 }\n"
+                             "output { name: \"O\" data_type: TYPE_FP32 dims: 1 }", source)  # fmt: skip
+    done = naiad("run", f"--model-repository={repository}", "--http-cors-origin=x", *FREE_PORTS)
+    assert done.returncode == 1
+    assert "'x' is not an origin" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_a_taken_port_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -12,6 +12,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from backends.supervision.output.pipes import OutputPipes
 from backends.supervision.output.worker_output import LINES_PER_ITERATION
 
 if TYPE_CHECKING:
@@ -33,21 +34,16 @@ _TAIL_BYTE_SIZE = 8192
 class OutputCapture:
     """Two pipes whose lines are logged: standard output as INFO, standard error as WARNING."""
 
-    def __init__(self, output: WorkerOutput) -> None:
+    def __init__(self, output: WorkerOutput, pipes: OutputPipes | None = None) -> None:
+        """Make the pipes, or take over those of a process that was started before; then `close` closes them."""
         self.output = output
-        stdout, self.stdout_fd = os.pipe2(os.O_CLOEXEC)
-        try:
-            stderr, self.stderr_fd = os.pipe2(os.O_CLOEXEC)
-        except OSError:
-            os.close(stdout)
-            os.close(self.stdout_fd)
-            raise
-        self._pipes = [_CapturedPipe(stdout, logging.INFO, output), _CapturedPipe(stderr, logging.WARNING, output)]
-
-    def close_child_ends(self) -> None:
-        """Close our copies of the ends that the worker has inherited."""
-        os.close(self.stdout_fd)
-        os.close(self.stderr_fd)
+        ends = OutputPipes() if pipes is None else pipes
+        self.stdout_fd, self.stderr_fd = ends.stdout_fd, ends.stderr_fd
+        self.close_child_ends = ends.close_child_ends
+        self._pipes = [
+            _CapturedPipe(ends.stdout, logging.INFO, output),
+            _CapturedPipe(ends.stderr, logging.WARNING, output),
+        ]
 
     def close(self) -> None:
         """The worker has ended: log the rest of what it has printed, and close the pipes."""

@@ -36,7 +36,7 @@ from backends.supervision.session_watcher import stat_of
 from backends.transport.zygote_messages import MARK, MARK_OPTION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +90,13 @@ class KernelChildren:
         """Return the mark of a worker that is to be started: no other worker of this machine has it now."""
         return f"{os.getpid()}.{next(self._numbers)}"
 
-    def inherit(self) -> None:
+    def inherit(self, own: Iterable[int] = ()) -> None:
         """Make this process a subreaper, and look after what it inherits. Call it in the main thread, on its loop.
 
-        Raises `OSError` if the system does not list children (CONFIG_PROC_CHILDREN), or has no subreapers.
+        `own` are children that were started for this object before, and that are added next. Raises `OSError` if
+        the system does not list children (CONFIG_PROC_CHILDREN), or has no subreapers.
         """
-        self._earlier = set(_child_numbers())
+        self._earlier = set(_child_numbers()).difference(own)
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1):
             raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")

@@ -13,6 +13,7 @@ from backends.supervision.watcher_process import SessionWatcher
 
 if TYPE_CHECKING:
     from backends.supervision.output.limits import OutputLimits
+    from backends.supervision.processes.zygote_start import StartedZygote
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +22,18 @@ class WorkerProcesses:
     """Makes the launchers of a server, on its loop. `close` follows after all workers have ended."""
 
     def __init__(
-        self, worker_start: str, *, shared_memory: bool, output_limits: OutputLimits, task_module: str
+        self,
+        worker_start: str,
+        *,
+        shared_memory: bool,
+        output_limits: OutputLimits,
+        task_module: str,
+        zygote: StartedZygote | None = None,
     ) -> None:
         """`worker_start` is `fork`, `spawn`, or `auto`: forks where they are known to be safe, where the system can.
 
         To fork workers, this process becomes a subreaper. Raises `OSError` for `fork` on a system that cannot do that.
+        `zygote` is the first zygote if that was started before: it is taken over, or ended if nothing can be forked.
         See `SpawningLauncher` for the others.
         """
         children = self._children = KernelChildren()
@@ -43,14 +51,16 @@ class WorkerProcesses:
         if worker_start == "spawn":
             return
         try:
-            children.inherit()
+            children.inherit(() if zygote is None else (zygote.process.pid,))
         except OSError as error:
+            if zygote is not None:
+                zygote.end()
             if worker_start == "fork":
                 raise
             logger.warning("workers are started without forks, which takes longer: %s", error)
             return
         zygotes = self._zygotes = ZygotePool(children, output_limits)
-        zygotes.start()
+        zygotes.start(zygote)
         always = worker_start == "fork"
         self.launcher = ForkingLauncher(models, zygotes, always=always)
         self.helper_launcher = ForkingLauncher(helpers, zygotes, always=always)

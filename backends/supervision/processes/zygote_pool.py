@@ -17,6 +17,7 @@ from kernel.repository.worker_needs import PreloadSet
 if TYPE_CHECKING:
     from backends.supervision.output.limits import OutputLimits
     from backends.supervision.processes.children import KernelChildren
+    from backends.supervision.processes.zygote_start import StartedZygote
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +66,15 @@ class ZygotePool:
         """The process ids of the zygotes that run."""
         return [zygote.pid for zygote in self._running]
 
-    def start(self) -> None:
-        """Start the zygote of models that have chosen nothing. If that fails, it is tried again later."""
+    def start(self, started: StartedZygote | None = None) -> None:
+        """Start the zygote of models that have chosen nothing, or take over the one that was `started`.
+
+        If that fails, it is tried again later.
+        """
         self._restart = None
         slot = self._slot(_NOTHING_CHOSEN)
         try:
-            self._start(slot, _NOTHING_CHOSEN)
+            self._start(slot, _NOTHING_CHOSEN, started)
         except OSError as error:
             self._start_later(slot, f"cannot be started: {error}")
 
@@ -132,9 +136,9 @@ class ZygotePool:
         self._slots[preload] = slot
         return slot
 
-    def _start(self, slot: _Slot, preload: PreloadSet) -> None:
+    def _start(self, slot: _Slot, preload: PreloadSet, started: StartedZygote | None = None) -> None:
         if slot.zygote is None:
-            slot.zygote = ZygoteProcess(preload, self._children, self._output_limits, self._zygote_ended)
+            slot.zygote = ZygoteProcess(preload, self._children, self._output_limits, self._zygote_ended, started)
             self._running.add(slot.zygote)
             self._none_runs.clear()
 

@@ -10,8 +10,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +17,7 @@ import msgspec
 from backends.supervision.launcher import describe_exit
 from backends.supervision.output.capture import OutputCapture
 from backends.supervision.output.worker_output import WorkerOutput
+from backends.supervision.processes.zygote_start import StartedZygote
 from backends.transport import zygote_messages as messages
 from backends.transport.texts import shortened
 from kernel.errors import InvalidArgument
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
     from kernel.repository.worker_needs import PreloadSet
 
 logger = logging.getLogger(__name__)
-
-#: What a zygote runs; tests replace it.
-ZYGOTE_MODULE = "backends.zygote"
 
 #: How long a zygote may take to fork a worker, with the import of its backend, and to import what a model has chosen,
 #: in seconds.
@@ -62,8 +58,9 @@ class ZygoteProcess:
         children: KernelChildren,
         output_limits: OutputLimits,
         on_ended: Callable[[ZygoteProcess, str], None],
+        started: StartedZygote | None = None,
     ) -> None:
-        """Start the process, and let it import `preload`. Raises `OSError`."""
+        """Start the process, or take over the one that was `started`, and let it import `preload`. Raises `OSError`."""
         self.preload = preload
         self._children = children
         self._on_ended = on_ended
@@ -78,23 +75,15 @@ class ZygoteProcess:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody may wait for it
         title = ", ".join(("zygote", *preload.modules))
-        self._capture = OutputCapture(WorkerOutput(title, output_limits, LoopClock()))
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        started = StartedZygote() if started is None else started
         try:
-            self._process = self._spawn(theirs.fileno())
-            try:
-                self._pidfd = os.pidfd_open(self._process.pid)
-            except OSError:
-                self._process.kill()
-                self._process.wait()
-                raise
-        except BaseException:
-            self._socket.close()
-            self._capture.close()
+            self._pidfd = os.pidfd_open(started.process.pid)
+        except OSError:
+            started.end()
             raise
-        finally:
-            theirs.close()
-            self._capture.close_child_ends()
+        started.take()
+        self._process, self._socket = started.process, started.socket
+        self._capture = OutputCapture(WorkerOutput(title, output_limits, LoopClock()), started.pipes)
         children.add(self._process.pid)
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._readable)
@@ -155,16 +144,6 @@ class ZygoteProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     # ---- the process -------------------------------------------------------------------------
-
-    def _spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", ZYGOTE_MODULE, str(fd), str(os.getpid()), messages.ROOM],
-            stdin=subprocess.DEVNULL,
-            stdout=self._capture.stdout_fd,
-            stderr=self._capture.stderr_fd,
-            pass_fds=[fd],
-            start_new_session=True,
-        )
 
     def _send(self, request: messages.ForkWorker, fds: list[int]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from backends.supervision.processes import children, zygote_pool, zygote_process
+from backends.supervision.processes import children, zygote_pool, zygote_process, zygote_start
 from backends.supervision.processes.forking import ForkingLauncher
 from backends.supervision.processes.spawning import SpawningLauncher
 from backends.transport import zygote_messages as messages
@@ -154,7 +154,7 @@ def test_a_zygote_that_does_not_respond_is_killed_and_replaced(
 def test_without_a_zygote_workers_are_spawned_unless_all_must_be_forked(
     start: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(zygote_process, "ZYGOTE_MODULE", "no.such.module")
+    monkeypatch.setattr(zygote_start, "ZYGOTE_MODULE", "no.such.module")
 
     async def scenario() -> None:
         async with worker_processes(start) as processes:
@@ -175,7 +175,7 @@ def test_without_a_zygote_workers_are_spawned_unless_all_must_be_forked(
 def test_a_backend_whose_import_leaves_threads_is_imported_after_the_fork(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(zygote_process, "ZYGOTE_MODULE", "tests.backends.zygote.strange_zygote")
+    monkeypatch.setattr(zygote_start, "ZYGOTE_MODULE", "tests.backends.zygote.strange_zygote")
 
     async def scenario() -> None:
         async with worker_processes("fork") as processes:
@@ -339,7 +339,7 @@ def test_on_a_system_that_does_not_list_children_workers_are_spawned_unless_all_
 def test_what_a_zygote_says_is_not_trusted(
     sent: bytes, problem: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(zygote_process, "ZYGOTE_MODULE", "tests.backends.zygote.wrong_zygote")
+    monkeypatch.setattr(zygote_start, "ZYGOTE_MODULE", "tests.backends.zygote.wrong_zygote")
     monkeypatch.setenv("WRONG_RESPONSE", sent.hex())
 
     async def scenario() -> None:
