@@ -233,9 +233,7 @@ def test_a_large_input_from_another_worker_that_the_model_has_changed_is_copied(
 
 
 @pytest.mark.parametrize("region", [CLIENTS_REGION, OTHERS_ARENA], ids=["client", "other worker"])
-def test_regions_of_clients_and_small_inputs_from_another_worker_are_never_passed_on(
-    bench: Bench, region: int
-) -> None:
+def test_regions_of_clients_and_small_inputs_from_another_worker_are_never_passed_on(bench: Bench, region: int) -> None:
     request = bench.request(region=region)
     request.respond([out(given(request))])
     del request
