@@ -72,9 +72,12 @@ class _StepSink(msgspec.Struct, eq=False):
         return self.parent.sink.header(name)
 
     def send(self, response: Response) -> None:
-        assert self.request is not None, "the sink was not given its request"
+        request = self.request
+        assert request is not None, "the sink was not given its request, or got a response after the final one"
+        if response.final:
+            self.request = None  # the request refers to its sink: such a cycle waits for the garbage collector
         if self.inbox.open:
-            self.inbox.post(ChildResponded(self.request, response))
+            self.inbox.post(ChildResponded(request, response))
         else:  # the ensemble was closed: it has failed its own requests
             response.release()
 
