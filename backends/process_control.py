@@ -1,11 +1,18 @@
-"""What a process of the server asks of the system: its end with its parent, its name, and to take memory back."""
+"""What a process asks of the system: its end with its parent, its name, its processors, and to take memory back."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
+
+from kernel.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -26,3 +33,20 @@ def set_process_name(name: str) -> None:
 def give_memory_back() -> None:
     """Give freed memory back to the system (malloc_trim(3)). Takes about a millisecond."""
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def run_on(cpus: Iterable[int]) -> None:
+    """Run all threads of this process, present and future, only on `cpus`.
+
+    Raises `InternalError`, with Triton's text, if the machine has none of them.
+    """
+    wanted = set(cpus)
+    try:
+        os.sched_setaffinity(0, wanted)
+    except (OSError, OverflowError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InternalError(f"Unable to set NUMA thread affinity: {reason}") from None
+    # Libraries that were imported to complete the configuration may have started threads.
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), wanted)

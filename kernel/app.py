@@ -159,7 +159,7 @@ class Server:
         self._kernel = Kernel(catalog, regions, inputs, clock, settings)
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         new_supervisor = self._supervisor_maker(polling, budget)
-        caching = self._caching = self._make_caching(catalog, clock, budget)
+        caching = self._caching = self._make_caching(clock, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
@@ -189,7 +189,7 @@ class Server:
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository = self._lifecycle
 
-    def _make_caching(self, catalog: Catalog, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
+    def _make_caching(self, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
         """Return the response cache, if the options ask for one. Raises `ServingError`."""
         choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
         if choice is None:
@@ -197,9 +197,9 @@ class Server:
         from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
         from kernel.cache.registry import make_cache
 
-        cache = make_cache(choice, clock, budget)
-        self._kernel.cache_figures = cache.figures
-        return ResponseCaching(cache, catalog, helpers=self._helpers, regions=self._helpers, clock=clock)
+        cache, kernel, helpers = make_cache(choice, clock, budget), self._kernel, self._helpers
+        kernel.cache_figures = cache.figures
+        return ResponseCaching(cache, kernel.catalog, helpers=helpers, regions=helpers, clock=clock)
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""

@@ -288,6 +288,7 @@ class WorkerHandle:
         if request is None or batch is None:
             raise ValueError(f"request {number} was rescheduled, which is not being executed")
         del self._requests[number]
+        self._poller.polling.busy_workers -= not self._requests
         self._unsent_credit.pop(number, None)
         self._granted.pop(number, None)
         self._poller.moved(-1)

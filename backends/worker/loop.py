@@ -16,13 +16,12 @@ import msgspec
 from backends.base import ModelArguments, Timings
 from backends.helper.region_io import RegionIo
 from backends.helper.tasks import TaskRunner
-from backends.process_control import give_memory_back
+from backends.process_control import give_memory_back, run_on
 from backends.registry import backend_class
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
 from backends.transport.texts import shortened
-from backends.worker.affinity import run_on
 from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader

@@ -327,7 +327,6 @@ class EnsembleDriver:
             return
         if run.error is None and progress.stuck:
             run.error = self._deadlock(run)
-            progress.drop()
         self._end(run)
         if run.error is None:
             request.respond(Response(self._plan.spec.name, self._version, request.id, final=True))
@@ -358,6 +357,7 @@ class EnsembleDriver:
         )
 
     def _end(self, run: Run) -> None:
+        run.progress.drop()  # what steps behind a stream would have read that has sent nothing
         del self._runs[run.request]
         if self._streams is not None:
             self._streams.remove(run)

@@ -18,6 +18,7 @@ MAX_LINES = 400
 
 #: Files with more lines, and why.
 LONGER_FILES = {
+    "kernel/app.py": "the composition root: a few lines for each part of the server",
     "protocols/http/fast/connection.py": "one state machine, whose short methods share the state of a connection",
     "backends/supervision/handle.py": "one state machine, through which each request goes without another call",
     "backends/transport/wire.py": "the whole protocol stands in one file, nearly all of it declarations",

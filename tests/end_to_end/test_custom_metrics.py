@@ -85,7 +85,7 @@ def samples(server: ServerProcess) -> dict[str, float]:
         ":".join([sample.name, *([sample.labels["le"]] if "le" in sample.labels else [])]): sample.value
         for family in text_string_to_metric_families(page(server))
         for sample in family.samples
-        if not sample.name.startswith("nv_")
+        if not sample.name.startswith(("nv_", "naiad_"))
     }
 
 

@@ -49,6 +49,8 @@ class SimulatedVersion:
         self.accepted = 0
         #: Accepted requests without a final response.
         self.waiting = 0
+        #: The same, without those that ensembles have made.
+        self.waiting_roots = 0
         self.workers_lost = self.restarts_failed = self.planned_failures = 0
         #: The scheduler fails at its next event.
         self.fails_next = False
@@ -95,6 +97,7 @@ class SimulatedVersion:
         client = self.world.client_of(request)
         self.accepted += 1
         self.waiting += 1
+        self.waiting_roots += request.parent is None
         client.version = self
         client.order = self.accepted
         client.queued_ns = self.world.clock.now_ns()
@@ -109,6 +112,7 @@ class SimulatedVersion:
             client.ended = True
             client.final = client.final or client.is_inner
             self.waiting -= 1
+            self.waiting_roots -= request.parent is None
             if client.is_inner:
                 self.world.tell("%s ends%s", client, f": {response.error.message}" if response.error else "")
             self.checks.responded(client, response.error)

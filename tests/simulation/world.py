@@ -292,7 +292,7 @@ class World:
                     self.check(known == handle.record.batches.keys(), "%s has batches %s, recorded are %s",
                                instance.name, known, list(handle.record.batches))  # fmt: skip
             version.checks.at_rest()
-        in_flight = sum(version.waiting for version in self.versions)
+        in_flight = sum(version.waiting_roots for version in self.versions)
         self.check(self.kernel.in_flight == in_flight, "the kernel counts %s requests in flight, there are %s",
                    self.kernel.in_flight, in_flight)  # fmt: skip
 

@@ -36,11 +36,13 @@ class SharedAiohttp:
         self._connection.data_received(part)
 
     def pause_writing(self) -> None:
-        if self._connection is not None:
+        """Nothing more can be written for now. May be called again."""
+        if self._connection is not None and not self._connection.writing_paused:
             self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._connection is not None:
+        """Something can be written. May be called again: responses of the fast path wait, too."""
+        if self._connection is not None and self._connection.writing_paused:
             self._connection.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -278,7 +278,6 @@ CASES = [
         load(),
         racing((0, alone(1, 900)), (100, load(instances=2)), order=False),
         racing((0, alone(1, 400)), (0, alone(2, 400))),
-        STATISTICS,
         UNLOAD,
     ),
     Case(

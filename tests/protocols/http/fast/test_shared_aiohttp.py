@@ -70,6 +70,21 @@ def test_without_a_message_there_is_no_connection() -> None:
     run(test)
 
 
+def test_a_connection_may_be_told_again_that_it_can_write_or_that_it_cannot() -> None:
+    async def test(lab: Lab) -> None:
+        lab.shared.begin(lab.server, GET)
+        assert await lab.responded.get()
+        [connection] = lab.server.connections
+        for _ in range(2):
+            lab.shared.resume_writing()
+            assert not connection.writing_paused
+        for _ in range(2):
+            lab.shared.pause_writing()
+            assert connection.writing_paused
+
+    run(test)
+
+
 def test_messages_are_served_one_after_the_other_by_one_connection() -> None:
     async def test(lab: Lab) -> None:
         for count in (1, 2):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends.worker.affinity import run_on
+from backends.process_control import run_on
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
