@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from backends.worker.written_pages import unwritten
 from kernel.errors import InternalError, InvalidArgument
+from shm.written_pages import unwritten
 
 if TYPE_CHECKING:
     from shm.tensor import Buffer

@@ -9,10 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 
-import numpy as np
-
-#: What bits 63 to 61 of a page are that was not written: it was never touched, or is one of the file.
+#: What the highest bits of a page are that was not written: it was never touched, or is one of the file.
 _UNTOUCHED, _OF_FILE = 0b000, 0b101
+
+#: The values of the highest byte of such a page.
+_UNWRITTEN = bytes(value for value in range(256) if value >> 5 in (_UNTOUCHED, _OF_FILE))
 
 #: The most pages whose entries are read at once: those of 64 MiB.
 _MOST_PAGES = 16 << 10
@@ -32,9 +33,8 @@ def unwritten(address: int, byte_size: int) -> bool:
     try:
         while page < end:
             count = min(end - page, _MOST_PAGES)
-            entries = np.frombuffer(os.pread(fd, 8 * count, 8 * page), np.uint64)
-            states = entries >> np.uint64(61)
-            if len(states) < count or not bool(((states == _UNTOUCHED) | (states == _OF_FILE)).all()):
+            entries = os.pread(fd, 8 * count, 8 * page)  # in the byte order of the machine, which is little-endian
+            if len(entries) < 8 * count or entries[7::8].translate(None, _UNWRITTEN):
                 return False
             page += count
     except OSError:

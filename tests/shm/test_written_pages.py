@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends.worker import written_pages
-from backends.worker.written_pages import unwritten
+from shm import written_pages
+from shm.written_pages import unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
