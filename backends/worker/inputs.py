@@ -84,15 +84,19 @@ class InputReader:
         self.copied_byte_size += span.byte_size
 
     def place_in_inputs(self, request: WorkerRequest, array: Array) -> Span | None:
-        """Return the span of `array` if it is a part of an input in a shared arena, where it can stay; else None."""
+        """Return the span of `array` if it is a part of an input in an arena, where it can stay; else None.
+
+        In the arena of another worker it can if the model has not changed it.
+        """
         if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
             return None
         start = address_of(array)
         for ref, tensor in zip(request.ref.inputs, request.inputs, strict=False):  # controls and states follow
             span = ref.span
-            if span is not None and _is_aligned(ref, span) and self._regions.get(span.lease.region_number).shared:
+            if span is not None and _is_aligned(ref, span):
                 skip = start - address_of(np.asarray(tensor.data))
-                if 0 <= skip <= span.byte_size - array.nbytes:
+                fits = 0 <= skip <= span.byte_size - array.nbytes
+                if fits and self._regions.get(span.lease.region_number).seen_by_all(start, array.nbytes):
                     return Span(span.lease, span.offset + skip, array.nbytes)
         return None
 

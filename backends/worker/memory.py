@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kernel.errors import InternalError, InvalidArgument
+from shm.written_pages import unwritten
 
 if TYPE_CHECKING:
     from shm.tensor import Buffer
 
 #: Reserve no memory for private pages: few are written (mmap(2)). Python's mmap lacks this constant.
 _MAP_NORESERVE = 0x4000
+
+#: Of fewer bytes it takes less time to drop or copy the pages than to find out whether they were written.
+_LOOKED_AT_BYTE_SIZE = 64 << 10
 
 _TRUNCATED = "shared memory region was truncated by its owner"
 
@@ -55,6 +59,10 @@ class WorkerRegion(Protocol):
     def write(self, offset: int, data: Buffer) -> None:
         """Store `data` at `offset`. Raises `ServingError` if that cannot be done."""
 
+    def seen_by_all(self, address: int, byte_size: int) -> bool:
+        """Whether the bytes at `address`, of a view, are those that other processes see, so that an output can stay
+        there. False where that is not known."""
+
     def ended(self, offset: int, byte_size: int) -> None:
         """Nothing uses a view any more that `input_view` returned for these bytes, and that is no copy."""
 
@@ -81,6 +89,8 @@ class AttachedRegion:
         self._offset = offset
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
+        #: Where the mapping begins; only in a region that is mapped privately.
+        self._address = 0
         #: Pages, as (start, end), of inputs in use; only in a region that is mapped privately.
         self._pages_in_use: list[tuple[int, int]] = []
 
@@ -100,6 +110,8 @@ class AttachedRegion:
             self._mapping = mmap.mmap(self._fd, end, flags=sharing, prot=protection)
         except ValueError:  # the file is shorter than `end`
             raise InvalidArgument(_TRUNCATED) from None
+        if not self._writable:
+            self._address = np.frombuffer(self._mapping, np.uint8).__array_interface__["data"][0]
         return memoryview(self._mapping)[self._offset : end]
 
     def input_view(self, offset: int, byte_size: int) -> memoryview:
@@ -140,14 +152,27 @@ class AttachedRegion:
             except OSError as error:  # pages that were never written, and no memory for them
                 raise InternalError(f"shared memory region cannot be written: {error.strerror}") from None
 
+    def seen_by_all(self, address: int, byte_size: int) -> bool:
+        """See `WorkerRegion`."""
+        if self._writable or not self.in_place:
+            return self.shared
+        if self._mapping is None or not 0 <= address - self._address <= len(self._mapping) - byte_size:
+            return False  # it is a copy
+        return byte_size >= _LOOKED_AT_BYTE_SIZE and unwritten(address, byte_size)
+
     def ended(self, offset: int, byte_size: int) -> None:
-        """See `WorkerRegion`. Drops the private pages: those that the model wrote would be stale for the next input."""
-        pages = self._pages(offset, byte_size)
+        """See `WorkerRegion`. Drops private pages that the model wrote: they would be stale for the next input.
+
+        Others stay mapped, because the next input in them would cost a fault for every few pages.
+        """
         if self._writable:
             return
-        self._pages_in_use.remove(pages)
-        if self._mapping is not None:
-            self._mapping.madvise(mmap.MADV_DONTNEED, pages[0], pages[1] - pages[0])
+        start, end = self._pages(offset, byte_size)
+        self._pages_in_use.remove((start, end))
+        if self._mapping is None:
+            return
+        if byte_size < _LOOKED_AT_BYTE_SIZE or not unwritten(self._address + start, end - start):
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def _pages(self, offset: int, byte_size: int) -> tuple[int, int]:
         """Return the start and the end of a span's pages in the mapping."""
@@ -253,6 +278,10 @@ class CopiedRegion:
         return memoryview(self._memory)[offset : offset + byte_size]
 
     input_view = view
+
+    def seen_by_all(self, address: int, byte_size: int) -> bool:
+        """See `WorkerRegion`: nobody else has the copy."""
+        return False
 
     def ended(self, offset: int, byte_size: int) -> None:
         """See `WorkerRegion`: the copy is freed by the kernel's `Detach`."""

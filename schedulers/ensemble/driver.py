@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
 from kernel.observe.composed_times import ComposedTimes
 from kernel.serving.events import ChildResponded
@@ -52,26 +54,30 @@ class ModelCaller(Protocol):
         """
 
 
-class _StepSink:
+class _StepSink(msgspec.Struct, eq=False):
     """Gives the responses of a step's request to the scheduler of the ensemble."""
 
-    __slots__ = ("_inbox", "_parent", "request")
+    inbox: Inbox
+    parent: Request
+    #: The request of the step; set before it is submitted.
+    request: Request | None = None
 
-    peer = ""
-
-    def __init__(self, inbox: Inbox, parent: Request) -> None:
-        self._inbox = inbox
-        self._parent = parent
-        self.request: Request | None = None
+    @property
+    def peer(self) -> str:
+        """Requests of steps name no regions."""
+        return ""
 
     def header(self, name: str) -> str:
         """Return a header of the request to the ensemble."""
-        return self._parent.sink.header(name)
+        return self.parent.sink.header(name)
 
     def send(self, response: Response) -> None:
-        assert self.request is not None, "the sink was not given its request"
-        if self._inbox.open:
-            self._inbox.post(ChildResponded(self.request, response))
+        request = self.request
+        assert request is not None, "the sink was not given its request, or got a response after the final one"
+        if response.final:
+            self.request = None  # the request refers to its sink: such a cycle waits for the garbage collector
+        if self.inbox.open:
+            self.inbox.post(ChildResponded(request, response))
         else:  # the ensemble was closed: it has failed its own requests
             response.release()
 
@@ -102,6 +108,8 @@ class EnsembleDriver:
         self._prepaid: Collection[int] = ()
         #: Requests with streams; None if the ensemble cannot have one.
         self._streams = StalledStreams[Run]() if spec.decoupled else None
+        #: Whether `until_ns` is ever a time.
+        self.has_deadlines = self._streams is not None or self._limits is not None
         #: Step, datatypes and shapes of requests that were checked for these versions → rows.
         self._checked: dict[tuple[Any, ...], int] = {}
 
@@ -142,7 +150,10 @@ class EnsembleDriver:
         if response.final:
             if not call.decoupled and not call.responses:
                 self._fail(run, self._deadlock(run))
-            self._ended(run, call)
+            if self._limits is None:  # usual
+                run.progress.ended(call)
+            else:
+                self._ended(run, call)
         self._go_on(run)
 
     def cancelled(self, request: Request) -> None:
@@ -248,7 +259,12 @@ class EnsembleDriver:
         run.calls[child] = call
         self._run_of[child] = run
         checked = self._checked
-        key = (call.step, *[(t.name, t.datatype, t.byte_size, *t.shape) for t in child.inputs])
+        parts: list[str | int] = [call.step]
+        for tensor in child.inputs:
+            data, span = tensor.data, tensor.span
+            byte_size = len(data) if data is not None else 0 if span is None else span.byte_size
+            parts += (tensor.name, tensor.datatype, byte_size, *tensor.shape)
+        key = tuple(parts)
         rows = checked.get(key) if run.models is self._models else None
         try:
             if rows is None:
@@ -296,7 +312,7 @@ class EnsembleDriver:
     def _go_on(self, run: Run) -> None:
         """Send the responses that are complete; end the request if no call is in flight."""
         progress, request = run.progress, run.request
-        if run.error is None:
+        if run.error is None and progress.may_send:
             while (response := run.next_response(self._version)) is not None:
                 if not progress.in_flight and not progress.stuck:
                     self._end(run)

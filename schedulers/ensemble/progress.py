@@ -104,6 +104,8 @@ class EnsembleProgress:
         self.in_flight = 0
         #: How many responses of the ensemble were sent.
         self.sent = 0
+        #: Whether an output of the ensemble has arrived since `next_outputs` has found none to send.
+        self.may_send = True
         #: Calls whose step may send one more response for each time that it is in the list. The driver empties it.
         self.credits: list[StepCall] = []
         self._call_count = 0
@@ -150,7 +152,11 @@ class EnsembleProgress:
     def ended(self, call: StepCall) -> None:
         """A call has ended: it got its final response, or it was never submitted."""
         self.in_flight -= 1
-        self._consumed(call.iteration)
+        iteration = call.iteration
+        if iteration.begun_by is None:  # usual: what `_consumed` does, without a call
+            iteration.pending -= 1
+        else:
+            self._consumed(iteration)
 
     def _arrived(self, iteration: Iteration, tensors: dict[str, Placed | None]) -> list[StepCall]:
         route, steps = self._route, self._plan.steps
@@ -158,12 +164,19 @@ class EnsembleProgress:
         for name, placed in tensors.items():
             if name in route.uses:
                 present[name] = placed
+                if name in route.outputs:
+                    self.may_send = True
             elif placed is not None:
                 placed.release()
         ready: list[StepCall] = []
         for name in tensors:
             for step in route.readers.get(name, ()):
-                if step not in started and all(tensor in present for tensor in steps[step].inputs.values()):
+                if step in started:
+                    continue
+                for tensor in steps[step].inputs.values():
+                    if tensor not in present:
+                        break
+                else:
                     started.add(step)
                     ready.append(StepCall(step, iteration))
         count = len(ready)
@@ -178,13 +191,18 @@ class EnsembleProgress:
         """Return the inputs of a call with leases for it, once; those that were left out are not among them."""
         taken: list[tuple[str, Placed]] = []
         inputs = self._plan.steps[call.step].inputs
+        tensors, uses = call.iteration.tensors, call.iteration.uses
         seen: dict[str, Placed | None] = {}
         for name, tensor in inputs.items():
             if tensor in seen:  # two inputs read the same tensor
                 again = seen[tensor]
                 placed = None if again is None else again.shared()
-            else:
-                placed = seen[tensor] = self._read(call.iteration, tensor)
+            else:  # as `_read`, without a call for each input
+                left = uses[tensor] = uses[tensor] - 1
+                placed = tensors[tensor] if left else tensors.pop(tensor)
+                if left and placed is not None:
+                    placed = placed.shared()
+                seen[tensor] = placed
             if placed is not None:
                 taken.append((name, placed))
         return taken
@@ -210,12 +228,15 @@ class EnsembleProgress:
 
         Outputs that were left out are not among them.
         """
+        self.may_send = False
         if not self._unsent:
             return None
         iteration = self._unsent[0]
         outputs = self._route.outputs
-        if not all(name in iteration.tensors for name in outputs):
-            return None
+        for name in outputs:
+            if name not in iteration.tensors:
+                return None
+        self.may_send = True
         self._unsent.popleft()
         self._unconsumed.append(iteration)
         self.sent += 1

@@ -75,7 +75,9 @@ class Run:
         """Take over the inputs of the request. Returns the calls that can start."""
         inputs: dict[str, Placed | None] = {}
         for tensor in self.request.inputs:
-            shape = inside(tensor.shape, self._plan.spec.inputs[tensor.name], batched=self._batched)
+            shape, spec = tensor.shape, self._plan.spec.inputs[tensor.name]
+            if spec.reshape is not None:
+                shape = inside(shape, spec, batched=self._batched)
             inputs[tensor.name] = Placed(Tensor("", tensor.datatype, shape, tensor.data, tensor.span), self._batched)
         self.request.inputs = []  # each input is freed when the last step has read it
         return self.progress.begin(inputs)
@@ -193,8 +195,14 @@ class Run:
         leased = False
         for name, placed in outputs:
             sequence = placed.sequence or sequence
+            wanted = spec.outputs[name]
+            if not self._destinations and wanted.reshape is None and placed.batched is self._batched:  # usual
+                given = placed.tensor
+                tensors.append(Tensor(name, given.datatype, given.shape, given.data, given.span))
+                leased = leased or given.span is not None
+                continue
             for given, classified in self._given_of(name, placed):
-                shape = given.shape if classified else self._client_shape(given.shape, placed, spec.outputs[name])
+                shape = given.shape if classified else self._client_shape(given.shape, placed, wanted)
                 tensors.append(Tensor(name, given.datatype, shape, given.data, given.span))
                 leased = leased or given.span is not None
         parameters: dict[str, ParameterValue] | None = None

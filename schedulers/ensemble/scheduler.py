@@ -32,6 +32,7 @@ async def ensemble(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
                     driver.cancelled(request)
                 case DeadlineReached():
                     driver.continue_overdue()
-            until_ns = driver.until_ns
+            if driver.has_deadlines:
+                until_ns = driver.until_ns
     finally:
         driver.close()

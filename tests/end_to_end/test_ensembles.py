@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import urllib.error
@@ -52,6 +53,16 @@ class TritonPythonModel:
             value += 1
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value.copy())]))
         return responses
+"""
+
+#: Gives its input back, as it is.
+SAME = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(r, "IN").as_numpy())])
+            for r in requests
+        ]
 """
 
 #: Waits for a file `go` beside the model, and says with a file `waits` that it waits.
@@ -228,6 +239,27 @@ def test_a_chain_of_three_models_copies_no_byte_in_the_kernel(
         kernel.check()
 
     embedded.run(run)
+
+
+def test_a_step_that_only_reads_a_large_tensor_passes_it_on_where_it_is(
+    repository: Path, write_model: WriteModel
+) -> None:
+    """Every request has other values at the same place, and the steps around change theirs."""
+    write_model("same", TENSORS, SAME)
+    steps = (("plus", "IN=A", "OUT=b"), ("same", "IN=b", "OUT=c"), ("same", "IN=c", "OUT=d"), ("plus", "IN=d", "OUT=Z"))
+    ensemble(repository, "around", *steps)
+    with ServerProcess(repository) as server:
+        for number in range(4):
+            assert outputs(infer(server, "around", [float(number)] * 20_000)) == {"Z": [number + 2.0] * 20_000}
+        assert copied_tensors(server) == {"plus": 8, "same": 0}
+
+
+def copied_tensors(server: ServerProcess) -> dict[str, int]:
+    """Return how many large tensors the workers of the models `plus` and `same` have copied."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=20) as response:
+        text = response.read().decode()
+    counts = dict(re.findall(r'^naiad_copied_tensors_total\{.*model="(plus|same)".*\} (\d+)', text, re.MULTILINE))
+    return {name: int(count) for name, count in counts.items()}
 
 
 def test_two_steps_may_change_the_tensor_that_both_read(repository: Path, write_model: WriteModel) -> None:

@@ -21,18 +21,21 @@ _MAX_JSON_BYTE_SIZE = 2048
 #: What JSON with an id begins with.
 _ID = b'{"id":'
 
-_encode_id = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 
 
 class ResponseTemplate:
     """How the last response to requests of one prepared body was written."""
 
-    __slots__ = ("_head", "_id_byte_size", "_model", "_outputs", "_rest", "_written_s")
+    __slots__ = ("_head", "_id_byte_size", "_model", "_outputs", "_parameters", "_rest", "_written_s")
 
     def __init__(self) -> None:
         #: When the response was written: its head holds the time.
         self._written_s = -1.0
         self._model = ("", "")
+        #: The JSON of its parameters; ensembles add those of the sequence to every response. Compared as JSON, because
+        #: 1 equals True in Python.
+        self._parameters = b""
         #: Name, datatype, shape and byte size of each output; -1 for one in the client's region.
         self._outputs: list[tuple[str, str, list[int], int]] = []
         #: What stands before the id, how long that was, and the JSON behind it.
@@ -46,14 +49,14 @@ class ResponseTemplate:
         `now_s` is a time that stays the same for as long as the time in a head may.
         """
         outputs = response.outputs
-        id = _encode_id(response.id) if response.id else b""
+        id = _encode(response.id) if response.id else b""
         if (
             now_s != self._written_s
             or outputs is None
             or len(outputs) != len(self._outputs)
             or len(id) != self._id_byte_size
-            or response.parameters
             or (response.model_name, response.model_version) != self._model
+            or (_encode(response.parameters) if response.parameters else b"") != self._parameters
         ):
             return None
         pieces: list[Buffer] = [self._head, id, self._rest]
@@ -78,7 +81,7 @@ class ResponseTemplate:
         The first part of `body` is JSON; the others are the outputs.
         """
         header = bytes(body[0])
-        if response.parameters or len(header) > _MAX_JSON_BYTE_SIZE:
+        if len(header) > _MAX_JSON_BYTE_SIZE:
             return
         binary_count = 0
         outputs: list[tuple[str, str, list[int], int]] = []
@@ -94,7 +97,8 @@ class ResponseTemplate:
         if binary_count != len(body) - 1:
             return  # others are part of the JSON
         self._outputs = outputs
-        id = _encode_id(response.id) if response.id else b""
+        id = _encode(response.id) if response.id else b""
+        self._parameters = _encode(response.parameters) if response.parameters else b""
         self._id_byte_size = len(id)
         begin = len(_ID) if id else 0
         self._head, self._rest = head + header[:begin], header[begin + len(id) :]

@@ -33,6 +33,9 @@ class RecordingRegion:
 
     input_view = view
 
+    def seen_by_all(self, address: int, byte_size: int) -> bool:
+        return self.shared
+
     def write(self, offset: int, data: Buffer) -> None:
         self.view(offset, len(data))[:] = data
 

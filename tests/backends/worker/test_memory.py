@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from backends.worker import memory
 from backends.worker.memory import AttachedRegion, AttachedRegions, CopiedRegion, CopyBuffers, UnmappedRegion
 from kernel.errors import InternalError, InvalidArgument
 from tests.backends.worker.regions import attached_region
@@ -85,6 +86,63 @@ def test_all_pages_of_an_input_are_renewed_and_no_others(file: SharedFile) -> No
     assert kept[0] == 91, "this request goes on, with its change"
     again = region.input_view(PAGE, 2 * PAGE)
     assert bytes(again) == bytes([7]) * 2 * PAGE
+
+
+def address_of(view: memoryview) -> int:
+    address: int = np.asarray(view).__array_interface__["data"][0]
+    return address
+
+
+def is_mapped(address: int) -> bool:
+    """Whether the page at `address` can be read without a fault."""
+    with open("/proc/self/pagemap", "rb") as entries:
+        entries.seek(8 * (address // PAGE))
+        return int.from_bytes(entries.read(8), "little") >> 63 == 1
+
+
+def test_pages_of_a_large_input_stay_mapped_and_show_what_its_producer_writes_next() -> None:
+    file = SharedFile(20)
+    region = file.region()
+    view = region.input_view(0, 20 * PAGE)
+    assert bytes(view[::PAGE]) == bytes(range(20))
+    region.ended(0, 20 * PAGE)
+    assert all(is_mapped(address_of(view) + page * PAGE) for page in range(20))
+    file.fill(7, 77)
+    assert region.input_view(0, 20 * PAGE)[7 * PAGE] == 77
+
+
+def test_pages_of_a_large_input_are_renewed_if_its_model_has_changed_one() -> None:
+    file = SharedFile(20)
+    region = file.region()
+    region.input_view(0, 20 * PAGE)[20 * PAGE - 1] = 99
+    region.ended(0, 20 * PAGE)
+    file.fill(19, 7)
+    assert bytes(region.input_view(0, 20 * PAGE)[19 * PAGE :]) == bytes([7]) * PAGE
+
+
+def test_pages_are_renewed_where_the_system_does_not_say_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "unwritten", lambda address, byte_size: False)
+    file = SharedFile(20)
+    region = file.region()
+    view = region.input_view(0, 20 * PAGE)
+    assert bytes(view[::PAGE]) == bytes(range(20))
+    region.ended(0, 20 * PAGE)
+    assert not any(is_mapped(address_of(view) + page * PAGE) for page in range(20))
+
+
+def test_only_bytes_that_no_model_has_changed_are_seen_by_all() -> None:
+    file = SharedFile(40)
+    region = file.region()
+    view = region.input_view(0, 40 * PAGE)
+    copy = region.input_view(0, 40 * PAGE)  # of another request
+    half = 20 * PAGE
+    assert bytes(view) == bytes(copy)
+    view[half] = 99
+    assert region.seen_by_all(address_of(view), half)
+    assert not region.seen_by_all(address_of(view), half + 1)
+    assert not region.seen_by_all(address_of(view) + half, half)
+    assert not region.seen_by_all(address_of(copy), half)
+    assert not region.seen_by_all(address_of(view), PAGE), "few bytes are copied sooner than looked at"
 
 
 def test_two_requests_on_the_same_bytes_do_not_see_each_others_changes(file: SharedFile) -> None:

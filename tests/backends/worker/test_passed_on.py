@@ -12,7 +12,7 @@ import pytest
 from backends.transport import wire
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
-from backends.worker.memory import AttachedRegions, CopyBuffers, UnmappedRegion
+from backends.worker.memory import AttachedRegion, AttachedRegions, CopyBuffers, UnmappedRegion
 from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue, WorkerRequest
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from shm.arena import Arena
 
 INPUT = np.arange(4096, dtype=np.float32)
+LARGE = np.arange(1 << 16, dtype=np.float32)
 #: Where the input lies in each of the regions: the kernel's arena, a client's region, the arena of another worker.
 OFFSET = 128
-KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA, CLIENTS_FILE = 1, 2, 3, 4
+KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA, CLIENTS_FILE, OTHERS_LARGE_ARENA = 1, 2, 3, 4, 5
 
 
 class Bench:
@@ -47,9 +48,11 @@ class Bench:
         self.regions.attach(KERNELS_ARENA, attached_region(data))
         self.regions.attach(CLIENTS_REGION, attached_region(data, volatile=True))
         self.regions.attach(OTHERS_ARENA, attached_region(data, writable=False))
+        self.regions.attach(OTHERS_LARGE_ARENA, attached_region(bytes(OFFSET) + LARGE.tobytes(), writable=False))
 
     def request(self, *outputs: RequestedOutput, region: int = KERNELS_ARENA) -> WorkerRequest:
-        given = Tensor("IN", "FP32", [INPUT.size], None, Span(RegionNumber(region), OFFSET, INPUT.nbytes))
+        size = LARGE.size if region == OTHERS_LARGE_ARENA else INPUT.size
+        given = Tensor("IN", "FP32", [size], None, Span(RegionNumber(region), OFFSET, 4 * size))
         opened = self.answers.open_batch([wire.RequestMessage(7, [given], list(outputs))])
         (request,) = self.inputs.read(opened)
         return request
@@ -70,7 +73,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
-    for number in (KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA):
+    for number in (KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA, OTHERS_LARGE_ARENA):
         made.regions.detach(number)
     for arena in made.arenas:
         arena.close()
@@ -80,6 +83,15 @@ def place(output: Tensor) -> tuple[int, int, int]:
     """Return the number of the region that an output lies in, its offset there and its byte size."""
     assert output.span is not None
     return output.span.lease.region_number, output.span.offset, output.span.byte_size
+
+
+def attached_view(bench: Bench, number: int) -> Any:
+    """Return the large input as the region's owner sees it."""
+    region = bench.regions.get(number)
+    assert isinstance(region, AttachedRegion)
+    memory = memoryview(bytearray(LARGE.nbytes))
+    region.read_into(OFFSET, memory)
+    return np.frombuffer(memory, np.float32)
 
 
 def out(array: Any, name: str = "OUT") -> OutputValue:
@@ -182,8 +194,46 @@ def test_an_output_that_the_client_wants_in_its_memory_is_copied_there(bench: Be
     np.testing.assert_array_equal(bench.content(ref), INPUT)
 
 
+def test_large_inputs_from_another_worker_are_outputs_where_they_are_if_the_model_only_reads_them(
+    bench: Bench,
+) -> None:
+    request = bench.request(region=OTHERS_LARGE_ARENA)
+    array = given(request)
+    assert array.sum() == LARGE.sum()
+    request.respond([out(array), out(array[1024:50_000], "PART")])
+    del request, array
+    whole, part = bench.finish()
+    assert place(whole) == (OTHERS_LARGE_ARENA, OFFSET, LARGE.nbytes)
+    assert place(part) == (OTHERS_LARGE_ARENA, OFFSET + 4096, 4 * (50_000 - 1024))
+    assert (bench.outputs.copies, bench.sent) == (0, [])
+
+
+def test_an_input_from_another_worker_that_the_model_keeps_is_passed_on_as_it_was(bench: Bench) -> None:
+    request = bench.request(region=OTHERS_LARGE_ARENA)
+    kept = given(request)
+    request.respond([out(kept)])
+    del request
+    (ref,) = bench.finish()
+    kept += 1
+    assert place(ref) == (OTHERS_LARGE_ARENA, OFFSET, LARGE.nbytes)
+    np.testing.assert_array_equal(attached_view(bench, OTHERS_LARGE_ARENA), LARGE)
+    assert bench.sent[-1] == wire.InputsHeld([7])
+
+
+def test_a_large_input_from_another_worker_that_the_model_has_changed_is_copied(bench: Bench) -> None:
+    request = bench.request(region=OTHERS_LARGE_ARENA)
+    array = given(request)
+    array[-1] = -1
+    request.respond([out(array)])
+    del request, array
+    (ref,) = bench.finish()
+    assert place(ref)[0] == wire.OUTPUT_ARENA
+    assert bench.content(ref)[-1] == -1
+    np.testing.assert_array_equal(bench.content(ref)[:-1], LARGE[:-1])
+
+
 @pytest.mark.parametrize("region", [CLIENTS_REGION, OTHERS_ARENA], ids=["client", "other worker"])
-def test_memory_that_the_kernel_does_not_see_the_model_change_is_never_passed_on(bench: Bench, region: int) -> None:
+def test_regions_of_clients_and_small_inputs_from_another_worker_are_never_passed_on(bench: Bench, region: int) -> None:
     request = bench.request(region=region)
     request.respond([out(given(request))])
     del request

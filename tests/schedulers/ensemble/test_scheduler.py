@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.errors import InternalError, InvalidArgument, ModelNotFound, RequestCancelled, ServingError
 from kernel.serving.catalog import ModelState
 from kernel.serving.events import Submitted
+from kernel.serving.request import Request
 from schedulers.ensemble.stalls import LONGEST_STALL_NS
 from schedulers.ensemble.step_limits import LONGEST_WAIT_NS
 from schedulers.testing import KernelLab, spec_of, step
@@ -53,6 +56,26 @@ def test_a_chain_runs_step_by_step_and_hands_down_what_the_client_said(lab: Kern
     assert [(t.name, t.shape) for t in response.outputs or []] == [("Z", [4])]
     assert response.parameters == {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
     lab.check()
+
+
+def test_requests_of_steps_are_freed_as_soon_as_the_client_has_its_response(lab: KernelLab) -> None:
+    """Without waiting for the garbage collector, which would stop the event loop more often."""
+    chain(lab)
+    gc.disable()
+    try:
+        counts: list[int] = []
+        for _ in range(3):
+            lab.submit("chain", tensor("A", 2))
+            lab.call("first").respond()
+            lab.call("second").respond()
+            counts.append(steps_in_memory())
+    finally:
+        gc.enable()
+    assert counts[0] == counts[1] == counts[2], "each scheduler may still have its last one"
+
+
+def steps_in_memory() -> int:
+    return sum(isinstance(each, Request) and each.parent is not None for each in gc.get_objects())
 
 
 def test_independent_steps_run_at_the_same_time(lab: KernelLab) -> None:
