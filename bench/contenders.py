@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 OURS, TRITON = "ours", "triton"
 
 
+#: Flags of a server that starts although some models cannot be loaded.
+_WITHOUT_SOME = ("--exit-on-error=false", "--strict-readiness=false")
+
+
 class Contender(msgspec.Struct, frozen=True):
     """A server under load: its ports by protocol, and its process."""
 
@@ -89,11 +93,13 @@ def contenders(
 def trees_of_ours(trees: Mapping[str, Path], repository: Path) -> Iterator[list[Contender]]:
     """Start the server of each source tree over the same repository, in the order of `trees`, named by its keys.
 
-    They get only flags for addresses and ports, which every commit knows. Raises `ServerFailed`.
+    They get only flags which every commit knows: for addresses and ports, and to start although an older commit lacks
+    what one of the models needs. Raises `ServerFailed`.
     """
     with contextlib.ExitStack() as stack:
         yield [
-            contender(name, stack.enter_context(ServerProcess(repository, tree=tree))) for name, tree in trees.items()
+            contender(name, stack.enter_context(ServerProcess(repository, *_WITHOUT_SOME, tree=tree)))
+            for name, tree in trees.items()
         ]
 
 
