@@ -1,4 +1,4 @@
-"""What a process asks of the system: its end with its parent, its name, its processors, and to take memory back."""
+"""What a process asks of the system: its end with its parent, its name, its processors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ def die_with_parent(parent: int) -> None:
 def set_process_name(name: str) -> None:
     """Show the first 15 bytes of `name` as the name of this process (prctl(2)), as far as they are ASCII."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode("ascii", "replace")[:15])
-
-
-def give_memory_back() -> None:
-    """Give freed memory back to the system (malloc_trim(3)). Takes about a millisecond."""
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def run_on(cpus: Iterable[int]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from backends.base import ModelArguments, Timings
 from backends.helper.region_io import RegionIo
 from backends.helper.tasks import TaskRunner
-from backends.process_control import give_memory_back, run_on
+from backends.process_control import run_on
 from backends.registry import backend_class
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
@@ -35,6 +35,7 @@ from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
 from backends.worker.shared.members import Members
 from kernel.errors import ErrorCode, InternalError, ServingError, Unsupported
+from kernel.machine import give_memory_back
 from shm.memfd import read_only_fd
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ def draw_density(density: Density) -> Figure:
     with mpl.rc_context(RC):
         figure = paper(6.4)
         grid = figure.subplots(
-            2, 2, gridspec_kw={"left": 0.06, "right": 0.87, "bottom": 0.16, "top": 0.88, "wspace": 0.42, "hspace": 0.42}
+            2, 2, gridspec_kw={"left": 0.06, "right": 0.87, "bottom": 0.16, "top": 0.88, "wspace": 0.55, "hspace": 0.42}
         )
         for axes, (title, value, scale) in zip(grid.flat, PANELS, strict=True):
             _panel(axes, density.points, value, scale)

@@ -15,6 +15,7 @@ import anyio
 
 from kernel.command.load_display import LoadDisplay
 from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table
+from kernel.machine import give_memory_back
 from kernel.observe.logs import set_up_logging
 from kernel.texts import printable
 
@@ -133,6 +134,7 @@ class Terminal:
         """Print what to try, if the server serves the demo models."""
         # All objects that exist now live as long as the server: the collector need not visit them again.
         gc.collect()
+        give_memory_back()
         gc.freeze()
         if self._options.demo and "http" in ports and self._prints_tables:
             self._print(demo_hint(ports["http"]))

@@ -85,6 +85,7 @@ ROOMS = {
     "kernel/command": _KERNEL_BASE
     | {
         "kernel/app",
+        "kernel/machine",
         "kernel/observe",
         "kernel/options",
         "kernel/repository",
