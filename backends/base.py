@@ -115,7 +115,7 @@ class Backend(abc.ABC):
     def enter_turn(self) -> None:  # noqa: B027 - most backends change nothing
         """In a process of several models: this one's turn begins, after another model's."""
 
-    def leave_turn(self) -> None:  # noqa: B027
+    def leave_turn(self) -> None:  # noqa: B027 - as above
         """In a process of several models: another model's turn begins."""
 
     def complete(self, arguments: ModelArguments) -> Config:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often the operator is told how far the loading of the models is.
+#: The time between two reports of how many models are loaded.
 _LOADING_SHOWN_S = 0.25
 
 

@@ -37,7 +37,7 @@ def measure_restarts(repository: Path, count: int) -> Restarts:
             os.kill(worker, signal.SIGKILL)
             _ask_until_served(server)
             total_ms.append((time.perf_counter() - began) * 1e3)
-            wait_for(lambda expected=number + 1: len(_LOADED.findall(server.log)) == expected)  # type: ignore[misc]
+            wait_for(lambda expected=number + 1: len(_LOADED.findall(server.log)) == expected)  # type: ignore[misc]  # bound now
         load_ms = [float(seconds) * 1e3 for seconds in _LOADED.findall(server.log)]
     return Restarts(total_ms, load_ms)
 

@@ -56,7 +56,7 @@ def run(attack: Attack, order: Order, protocol: str) -> Outcome:
     kind = HttpExchange if protocol == "http" else GrpcExchange
     exchanges: list[Exchange] = [
         # The requests of an attack are those of its protocol.
-        kind(attack.requests, keeps_end=attack.pauses_before_end, reads=not attack.pauses_before_reading)  # type: ignore[arg-type]
+        kind(attack.requests, keeps_end=attack.pauses_before_end, reads=not attack.pauses_before_reading)  # type: ignore[arg-type]  # as above
         for _ in range(attack.connections)
     ]
     began = time.perf_counter()

@@ -128,7 +128,7 @@ def stream(
 
 
 def racing(*steps: tuple[int, Step], order: bool = True, ignore: tuple[str, ...] = ()) -> Step:
-    """Steps side by side, each so many milliseconds after the first; the responses in the order of the steps.
+    """Steps side by side, each sent its delay in ms after the first; responses are in the order of the steps.
 
     With `order` it counts in which order the responses came, too; those within `bench.oracle.ask.SAME_TIME_S` came
     together. So times of a case differ by more than that or not at all.
@@ -138,7 +138,7 @@ def racing(*steps: tuple[int, Step], order: bool = True, ignore: tuple[str, ...]
 
 
 def together(*steps: tuple[int, Step]) -> Step:
-    """Steps side by side: each is sent so many milliseconds after the begin. The body has their responses, in order."""
+    """Steps side by side, each sent its delay in ms after the begin. The body has their responses, in order."""
     parts = [{"after_ms": after_ms, "kind": step.kind, "args": step.args} for after_ms, step in steps]
     return Step("together", {"parts": parts}, tuple(name for _, step in steps for name in step.ignore))
 

@@ -1,9 +1,9 @@
 """The response cache of a server: which models use it, and what stands for a load of a model in keys.
 
 In a cache of this process, each load has entries of its own. In a cache that servers share, a load is known by its
-configuration and by the names, sizes and times of its files, so that servers with the same files share entries. A
-second load of the same files in one process is asked for by somebody who knows of another change: it has entries of its
-own again. The responses of an ensemble depend on its steps, whose loads are part of its keys.
+configuration and by the names, sizes and times of its files, so that servers with the same files share entries. If one
+process loads the same files twice, something else has changed that the files do not show: the second load has entries
+of its own. The responses of an ensemble depend on its steps, whose loads are part of its keys.
 """
 
 from __future__ import annotations

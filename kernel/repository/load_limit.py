@@ -32,7 +32,7 @@ class Worked(Protocol):
 
 
 class LoadSlots:
-    """Which loads work and which only wait. Pure: it is told times, and what loads have demanded so far."""
+    """Which loads work and which only wait. Pure: the caller gives the time, and the processor time of each load."""
 
     def __init__(self, limit: int) -> None:
         """`limit` is how many loads may work at the same time, at least 1."""
@@ -77,7 +77,7 @@ class LoadSlot:
     """The turn of one load."""
 
     def __init__(self) -> None:
-        #: The workers of the load; whoever loads sets and extends it.
+        #: The workers of the load. `VersionLoader` sets and extends it.
         self.workers: Sequence[Worked] = ()
 
     def demanded_ns(self) -> int | None:

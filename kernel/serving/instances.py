@@ -300,7 +300,7 @@ class InstanceSet:
         self._live.returned(returned)
         self._inbox.post(InstanceLost(instance, returned))
         for request in returned:
-            # It was cancelled while others failed, and the lost instance was told.
+            # It was cancelled while other requests failed, and only the lost instance knows that.
             if request.cancelled and not request.finished and request.owner is not None:
                 request.owner.cancelled(request)
 

@@ -1,4 +1,4 @@
-"""Clients of one priority level get shares by their weights, whoever sends how much, and idle ones are forgotten."""
+"""Clients of one priority level get shares by their weights, however many requests each sends."""
 
 from __future__ import annotations
 

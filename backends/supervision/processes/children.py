@@ -77,7 +77,7 @@ class KernelChildren:
     def __init__(self) -> None:
         #: The children of this process before it began to inherit.
         self._earlier: set[int] = set()
-        #: Process → its mark; "" for what is no worker.
+        #: Process → its mark; "" for a process that is not a worker.
         self._started: dict[int, str] = {}
         self._numbers = itertools.count(1)
         self._forks = 0

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 FORK_TIMEOUT_S = 30.0
 PRELOAD_TIMEOUT_S = 300.0
 
-#: How many requests are sent before the first one is responded to: the socket has room for at least so many.
+#: How many requests to fork may wait for a response. The socket has room for at least this number.
 MAX_FORKS = 16
 
 
@@ -169,7 +169,7 @@ class ZygoteProcess:
         try:
             message = messages.to_kernel_decoder.decode(data)
         except msgspec.DecodeError as error:
-            self._drop(f"it has sent what is no message: {error}")
+            self._drop(f"it has sent an invalid message: {error}")
             return
         match message:
             case messages.Preloaded():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SharedWorkers:
     """Gives each name its process, as a `Launcher`. Processors are a property of a process: all members have the same.
 
-    Instances are told apart by the object that keeps them, because a reloaded model has instances of equal names.
+    An instance is known by its keeper, not by its name: a reloaded model has instances with the same names.
     """
 
     def __init__(self, launcher: Launcher, limits: OutputLimits) -> None:

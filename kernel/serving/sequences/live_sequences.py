@@ -160,7 +160,7 @@ class LiveSequences:
             del self._by_id[sequence.id]
 
     def end(self, sequence: Sequence) -> None:
-        """The sequence is over. It keeps its instance and slot, for whoever still needs them."""
+        """The sequence is over. Its instance and slot can still be read."""
         self.close(sequence)
         self.ending -= 1
         sequence.over = True

@@ -1,7 +1,7 @@
 """Sequences: controls of all types, both strategies, flags, idle timeouts, errors, more sequences than slots.
 
 Every case loads `late_sequence` with a configuration of its own, and unloads it. The model adds up the values of each
-sequence and tells its control tensors. A negative value takes so many milliseconds.
+sequence and tells its control tensors. A negative value -n takes n milliseconds.
 
 With the strategy `direct` no request is in slot 1 while slot 0 has none: Triton 2.51 never answers then.
 """

@@ -332,7 +332,7 @@ def test_on_a_system_that_does_not_list_children_workers_are_spawned_unless_all_
 @pytest.mark.parametrize(
     ("sent", "problem"),
     [
-        (b"garbage", "it has sent what is no message"),
+        (b"garbage", "it has sent an invalid message"),
         (messages.encode(messages.Forked(1, 1)), "it says that it has forked process 1, which is no child of this one"),
     ],
 )

@@ -41,7 +41,7 @@ class PlayedProcess:
 
 
 class SharedBench:
-    """A shared process, and what its members were told."""
+    """A shared process, and why each of its members has ended."""
 
     def __init__(self) -> None:
         self.played = PlayedProcess()

@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Adds up the IN of each sequence, and tells what it got. A negative IN takes so many milliseconds."""
+    """Adds up the IN of each sequence, and tells what it got. A negative IN of -n takes n milliseconds."""
 
     def initialize(self, args):
         self.sums = {}
