@@ -6,9 +6,11 @@ starts this file as a script and writes lines to its standard input:
 
     +PID  a worker has started, with a session of its own
     -PID  the worker has ended: end its session
+    .     the kernel goes on, and ends the watcher
 
-When the kernel is gone, or closes the input, the watcher ends all sessions that it knows, and then itself. It imports
-little, because each server has one.
+When the kernel is gone, or closes the input, the watcher ends all sessions that it knows, and then itself. If the
+kernel is gone, it also ends processes that have left their session, by the mark that they have of their worker
+(`backends/transport/zygote_messages.py`). It imports little, because each server has one.
 
 A number of a process or session may be used again after its end. So the watcher remembers when each worker started, and
 signals a process only through a descriptor (pidfd) whose process it has looked at again.
@@ -16,16 +18,26 @@ signals a process only through a descriptor (pidfd) whose process it has looked 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import select
 import signal
 import sys
 import time
 
+#: Not imported from `typing`, which takes long.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: How often the members of a session are looked for and killed, and the time between, in seconds: a process may start
 #: others until it is killed.
 _ROUNDS = 100
 _ROUND_S = 0.01
+
+#: The longest time from the end of the input to the end of the kernel, if that is the reason, in seconds.
+_END_S = 2.0
 
 
 class ProcessStat:
@@ -47,6 +59,36 @@ def stat_of(pid: int) -> ProcessStat | None:
         return None
 
 
+def mark_of(pid: int, variable: str, option: str) -> str:
+    """Return the mark of the worker that has started a process, or that has started what started it; "" for none.
+
+    It is in the environment of the process, or in the command line that a fork of a worker has.
+    """
+    for name, sign in (("environ", f"{variable}=".encode()), ("cmdline", option.encode())):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+            for word in file.read().split(b"\0"):
+                if word.startswith(sign):
+                    return word[len(sign) :].decode("ascii", "replace")
+    return ""
+
+
+def _has_mark(pid: int, variable: str, option: str, prefix: str) -> bool:
+    return mark_of(pid, variable, option).startswith(prefix)
+
+
+def end_marked(kernel: int, variable: str, option: str) -> None:
+    """Kill all processes with marks of workers of a kernel that is gone. Its number begins their marks."""
+    prefix = f"{kernel}."
+    for _ in range(_ROUNDS):
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        found = [pid for pid in pids if _has_mark(pid, variable, option, prefix)]
+        if not found:
+            return
+        for pid in found:
+            _kill_if(pid, functools.partial(_has_mark, pid, variable, option, prefix))
+        time.sleep(_ROUND_S)
+
+
 def members_of(sessions: dict[int, int]) -> list[tuple[int, int]]:
     """Return the processes that live in the sessions of workers, each with its session.
 
@@ -64,15 +106,19 @@ def members_of(sessions: dict[int, int]) -> list[tuple[int, int]]:
     return found
 
 
-def kill_member(pid: int, session: int) -> None:
-    """Kill a process if it belongs to the session."""
+def _in_session(pid: int, session: int) -> bool:
+    stat = stat_of(pid)
+    return stat is not None and stat.session == session
+
+
+def _kill_if(pid: int, is_ours: Callable[[], bool]) -> None:
+    """Kill a process if `is_ours` returns true while the number cannot become that of another process."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        stat = stat_of(pid)  # looked at again: now the number cannot become that of another process
-        if stat is not None and stat.session == session:
+        if is_ours():
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
@@ -87,7 +133,7 @@ def end_sessions(sessions: dict[int, int]) -> None:
         if not members:
             return
         for pid, session in members:
-            kill_member(pid, session)
+            _kill_if(pid, functools.partial(_in_session, pid, session))
         time.sleep(_ROUND_S)
 
 
@@ -97,12 +143,17 @@ class Watch:
     def __init__(self) -> None:
         #: Worker → when it started; 0 where that is not known, because it had ended before we looked.
         self.sessions: dict[int, int] = {}
+        #: Whether the kernel has said that it goes on without this watcher.
+        self.dismissed = False
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
         """Take what the kernel has written."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
+            if line == b".":
+                self.dismissed = True
+                continue
             pid = int(line[1:])
             if line.startswith(b"+"):
                 stat = stat_of(pid)
@@ -111,8 +162,13 @@ class Watch:
                 end_sessions({pid: self.sessions.pop(pid)})
 
 
+def _is_gone(kernel_fd: int) -> bool:
+    """Whether the kernel ends. The system closes its end of the input before it says so."""
+    return bool(select.select([kernel_fd], [], [], _END_S)[0])
+
+
 def main() -> None:
-    kernel = int(sys.argv[1])
+    kernel, variable, option = int(sys.argv[1]), *sys.argv[2:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with the kernel, also if all processes of a service get these
     watch = Watch()
@@ -134,6 +190,9 @@ def main() -> None:
             if kernel_gone:
                 break
     end_sessions(watch.sessions)
+    # A program may go on when its server has stopped, perhaps with another server.
+    if not watch.dismissed and (kernel_fd < 0 or _is_gone(kernel_fd)):
+        end_marked(kernel, variable, option)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from backends.supervision import session_watcher
 from backends.supervision.backoff import Backoff
 from backends.supervision.processes.children import KernelChildren
+from backends.transport.zygote_messages import MARK, MARK_OPTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,6 +67,7 @@ class SessionWatcher:
             self._restart.cancel()
         if self._process is None:
             return
+        self._send(b".\n")
         self._close_input()
         try:
             async with asyncio.timeout(_STOP_GRACE_S):
@@ -91,7 +93,7 @@ class SessionWatcher:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         """Start the process, and open its input and its pidfd. Raises `OSError`."""
-        command = [sys.executable, "-I", "-S", session_watcher.__file__, str(os.getpid())]
+        command = [sys.executable, "-I", "-S", session_watcher.__file__, str(os.getpid()), MARK, MARK_OPTION]
         theirs, self._input_fd = os.pipe2(os.O_CLOEXEC)
         try:
             # A session of its own: signals to the kernel's process group do not reach it.
@@ -115,9 +117,12 @@ class SessionWatcher:
         return process
 
     def _write(self, verb: bytes, sessions: Iterable[int]) -> None:
+        self._send(b"".join(b"%s%d\n" % (verb, session) for session in sessions))
+
+    def _send(self, lines: bytes) -> None:
         assert self._process is not None
         try:
-            os.write(self._input_fd, b"".join(b"%s%d\n" % (verb, session) for session in sessions))
+            os.write(self._input_fd, lines)
         except BlockingIOError:  # it has read nothing for thousands of lines; the next one gets all sessions at once
             self._process.kill()
         except BrokenPipeError:

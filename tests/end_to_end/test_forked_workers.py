@@ -158,6 +158,20 @@ def test_a_process_that_has_left_the_session_of_its_worker_ends_with_it(write_mo
     assert none_lives([second])
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_process_with_a_session_of_its_own_ends_also_when_the_server_is_killed(
+    start: str, write_model: WriteModel
+) -> None:
+    repository = write_model("m", CONFIG.replace("count: 2", "count: 1"), DAEMON)
+    with ServerProcess(repository, f"--worker-start={start}") as server:
+        wait_for(lambda: server.log.count(' end"') == 1)
+        daemon = int(server.log.rpartition("daemon ")[2].split()[0])
+        assert Path(f"/proc/{daemon}").exists()
+        kill(server.pid)
+        server.wait()
+        wait_for(lambda: none_lives([daemon]))
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(("zygote", "worker", "kernel"))), ids=" ".join)
 def test_nothing_lives_when_all_were_killed_in_any_order(order: tuple[str, ...], write_model: WriteModel) -> None:
     with ServerProcess(write_model("m", CONFIG, TELLS), "--worker-start=fork") as server:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.supervision.session_watcher import stat_of
+from backends.supervision.session_watcher import mark_of, stat_of
 from backends.transport.zygote_messages import MARK, MARK_OPTION
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ class KernelChildren:
                 continue
             stat = stat_of(pid)
             if stat is not None and stat.session != own_session:
-                found.append(Inherited(pid, stat.session, stat.ended, "" if stat.ended else _mark_of(pid)))
+                found.append(
+                    Inherited(pid, stat.session, stat.ended, "" if stat.ended else mark_of(pid, MARK, MARK_OPTION))
+                )
         return found
 
 
@@ -179,16 +181,6 @@ def _child_numbers() -> list[int]:
     pid = os.getpid()
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         return [int(number) for number in file.read().split()]
-
-
-def _mark_of(pid: int) -> str:
-    """Return the mark in the environment of a process, or in the command line that it has of its worker."""
-    for name, sign in (("environ", f"{MARK}=".encode()), ("cmdline", MARK_OPTION.encode())):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
-            for word in file.read().split(b"\0"):
-                if word.startswith(sign):
-                    return word[len(sign) :].decode("ascii", "replace")
-    return ""
 
 
 def _end(child: Inherited) -> None:
