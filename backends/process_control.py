@@ -14,20 +14,22 @@ from kernel.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: Made once, before workers are forked: what each of them makes is memory of its own.
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int) -> None:
     """Let the system kill this process when `parent` dies, whatever it does then. Exits if `parent` is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the kernel is gone")
 
 
 def set_process_name(name: str) -> None:
     """Show the first 15 bytes of `name` as the name of this process (prctl(2)), as far as they are ASCII."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode("ascii", "replace")[:15])
+    _LIBC.prctl(_PR_SET_NAME, name.encode("ascii", "replace")[:15])
 
 
 def run_on(cpus: Iterable[int]) -> None:

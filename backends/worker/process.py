@@ -28,7 +28,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     prepare_environment()
     # On Ctrl-C only the kernel acts: it drains and then stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    set_up_logging()
     channel = BlockingChannel(socket.socket(fileno=fd))
     if task_module:
         lower_priority()
@@ -41,6 +41,11 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
         sys.exit(1)
     finally:
         channel.close()
+
+
+def set_up_logging() -> None:
+    """Write the log of this process to standard error, as it is. A worker that is forked has it from its zygote."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
 
 def prepare_environment() -> None:

@@ -30,7 +30,9 @@ class Preloader:
     def __init__(self) -> None:
         """Import what all workers need."""
         self._backends: set[str] = set()
-        importlib.import_module("backends.worker.process").prepare_environment()
+        process = importlib.import_module("backends.worker.process")
+        process.prepare_environment()
+        process.set_up_logging()
         _imported()
 
     def import_backend(self, name: str) -> None:
