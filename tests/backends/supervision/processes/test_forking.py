@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +48,8 @@ def command_line(pid: int) -> bytes:
 
 
 def is_forked(pid: int) -> bool:
-    """Whether a worker that lives is a fork: those say their mark in the command line."""
-    return b"\0--mark=" in command_line(pid)
+    """Whether a worker that lives is a fork: those say their mark in the command line. The watcher names the option."""
+    return re.search(rb"\0--mark=\d", command_line(pid)) is not None
 
 
 def preloading(folder: Path, source: str = "", modules: Sequence[str] = ()) -> WorkerNeeds:
