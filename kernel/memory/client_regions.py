@@ -27,7 +27,6 @@ from kernel.errors import (
 from kernel.memory.distrust import DISTRUST_NS, DistrustedUsers
 from kernel.memory.region_tables import RegionTables
 from shm import posix
-from shm.cuda import HANDLE_BYTE_SIZE
 from shm.lease import Lease
 from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
 from shm.tensor import Span
@@ -168,8 +167,6 @@ class RegionRegistry:
         if name in self._tables.names(peer):
             raise RegionExists(name)
         self._check_count(name, peer)
-        if len(raw_handle) != HANDLE_BYTE_SIZE:
-            raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         if not 0 < byte_size <= _UINT64_MAX or not 0 <= device_id <= _MAX_DEVICE_ID:
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         region = Region(name, RegionKind.CUDA, CudaIpcHandle(raw_handle, device_id), byte_size)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.helper_process import Helper
 from kernel.errors import InvalidArgument
-from shm.cuda import TOO_SMALL, UNAVAILABLE, is_installed
+from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE, is_installed
+from shm.region import CudaIpcHandle
 from shm.tensor import Span
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class DeviceRegions:
         logger.warning("the CUDA shared memory region '%s' is not registered: %s", region.name, text)
         if text.startswith(UNAVAILABLE):
             self._unavailable = text
+        elif isinstance(region.handle, CudaIpcHandle) and len(region.handle.raw) != HANDLE_BYTE_SIZE:
+            raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         elif text.startswith(TOO_SMALL):
             raise InvalidArgument(f"failed to register shared memory region '{region.name}': invalid args")
         else:

@@ -80,6 +80,8 @@ class DeviceRegion:
         if self._memory is None:
             try:
                 memory = devices.open_handle(self._handle, self._device_id)
+            except ValueError as error:
+                raise InvalidArgument(str(error)) from None
             except CudaError as error:
                 _failed("opened", error)
             if memory.byte_size < self._byte_size:

@@ -113,7 +113,7 @@ CASES = [
         send(TEXT, "a b", 1, sequence_start=True).differs(BROKEN, **summed(1, "1 0.0 a b 1")),
         send(TEXT, "a b", 2, sequence_end=True).differs(BROKEN, **summed(3, "0 1.0 a b 2")),
         send(TEXT, "\u00e4", 3, sequence_start=True, sequence_end=True).differs(BROKEN, **summed(3, "1 1.0 \u00e4 3")),
-        send(TEXT, 5, 1, sequence_start=True, sequence_end=True).differs(BROKEN, **summed(1, "1 1.0 5 1")),
+        send(TEXT, 5, 1, sequence_start=True, sequence_end=True).differs(BROKEN, **summed(1, "1 1.0 5 3")),
         send(TEXT, None, 1),
         send(TEXT, "", 1, sequence_start=True),
         call(TEXT, "", 1, start=True),
