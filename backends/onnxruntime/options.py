@@ -131,8 +131,8 @@ def _inside(arguments: ModelArguments, path: Path, what: str) -> Path:
 def providers(arguments: ModelArguments, available: Sequence[str]) -> list[Provider]:
     """Return the execution providers of the instance in order of preference; the CPU's is always last.
 
-    `available` are the providers of the installed onnxruntime. Raises `Unsupported` if it lacks a needed provider, and
-    `InvalidArgument` for an unknown accelerator.
+    `available` are the providers of the installed onnxruntime. Raises `Unsupported` if it lacks the GPU's, and
+    `InvalidArgument` for an unknown accelerator. One for the CPU that it lacks is left out (`missing_accelerators`).
     """
     accelerators = _optimization(arguments.config).get("execution_accelerators", {})
     chosen: list[Provider] = []
@@ -141,9 +141,20 @@ def providers(arguments: ModelArguments, available: Sequence[str]) -> list[Provi
     for accelerator in accelerators.get("cpu_execution_accelerator", []):
         if accelerator["name"] != "openvino":
             raise _unknown_accelerator(accelerator)
-        _require(OPENVINO_PROVIDER, available, "the 'openvino' accelerator")
-        chosen.append((OPENVINO_PROVIDER, {"device_type": "CPU"}))
+        if OPENVINO_PROVIDER in available:
+            chosen.append((OPENVINO_PROVIDER, {"device_type": "CPU"}))
     return [*chosen, (CPU_PROVIDER, {})]
+
+
+def missing_accelerators(arguments: ModelArguments, available: Sequence[str]) -> list[str]:
+    """Return a phrase for each accelerator of the configuration that only makes the model faster and is not installed."""
+    accelerators = _optimization(arguments.config).get("execution_accelerators", {})
+    if OPENVINO_PROVIDER in available or not accelerators.get("cpu_execution_accelerator"):
+        return []
+    return [
+        f"the 'openvino' accelerator of model '{arguments.model_name}' has no effect: the installed onnxruntime has no "
+        f"{OPENVINO_PROVIDER}. The model runs without it"
+    ]
 
 
 def _cuda(arguments: ModelArguments, accelerators: Sequence[dict[str, Any]], available: Sequence[str]) -> Provider:

@@ -10,6 +10,7 @@ import pytest
 from backends.base import ModelArguments
 from backends.onnxruntime.options import (
     custom_op_libraries,
+    missing_accelerators,
     model_path,
     providers,
     run_options,
@@ -131,7 +132,6 @@ def test_a_gpu_instance_needs_an_onnxruntime_for_gpus() -> None:
     [
         ("CPU", "cpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
         ("GPU", "gpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
-        ("CPU", "cpu", "openvino", "the 'openvino' accelerator needs an onnxruntime with the OpenVINO"),
         ("GPU", "gpu", "tensorrt", "the 'tensorrt' accelerator is not supported for ONNX models"),
     ],
 )
@@ -148,6 +148,18 @@ def test_openvino_is_used_if_it_is_installed() -> None:
     given = arguments(optimization={"execution_accelerators": accelerators})
     openvino = "OpenVINOExecutionProvider"
     assert providers(given, [openvino, CPU]) == [(openvino, {"device_type": "CPU"}), (CPU, {})]
+    assert missing_accelerators(given, [openvino, CPU]) == []
+
+
+def test_without_openvino_the_model_runs_without_it_and_the_log_says_so() -> None:
+    accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
+    given = arguments(optimization={"execution_accelerators": accelerators})
+    assert providers(given, [CPU]) == [(CPU, {})]
+    assert missing_accelerators(given, [CPU]) == [
+        "the 'openvino' accelerator of model 'm' has no effect: the installed onnxruntime has no "
+        "OpenVINOExecutionProvider. The model runs without it"
+    ]
+    assert missing_accelerators(arguments(), [CPU]) == []
 
 
 def test_the_model_file_may_be_in_a_folder(tmp_path: Path) -> None:
