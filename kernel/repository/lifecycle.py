@@ -21,7 +21,7 @@ from kernel.repository.load_failures import all_loaded, not_found_reason, note_f
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_repository
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
-from kernel.repository.retirement import Retirement
+from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.source import ModelSource
 from kernel.serving.catalog import UNLOADED, ModelState
 
@@ -326,21 +326,21 @@ class Lifecycle:
             raise note_failure(self._catalog, identifier, errors, list(loaded), serving, staying)
         for entry in loaded.values():
             entry.hold_files(request.files)
-        for update in updates:
-            self._commit(update)
+        ends = [end for update in updates for end in self._commit(update)]
         self._publish(identifier, loaded | staying, serving)
         for entry in loaded.values():
             self._autoscale(identifier, entry, source)
+        await finalized(ends)
 
-    def _commit(self, update: InstanceUpdate) -> None:
-        """Change the instances of a serving version. Removed instances finish their batches."""
+    def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
+        """Change the instances of a serving version. Removed instances finish their batches in the returned tasks."""
         removed = update.commit()
-        for keeper in removed:
-            self._background.start(self._retirement.end_instance(keeper))
+        ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in removed]
         logger.info(
             "successfully updated the instances of '%s' version %d: %d new, %d removed",
             update.version.model.name, update.version.model.version, len(update.new), len(removed),
         )  # fmt: skip
+        return ends
 
     def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:
         """Change the number of instances with the load as long as the version serves, if the model asks for it."""

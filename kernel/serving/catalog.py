@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
+from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -213,7 +213,7 @@ class Catalog:
     def index(self, ready: bool = False) -> list[IndexItem]:
         """Return the repository index in the order of identifier and version; with `ready`, only READY versions.
 
-        Models that are in several repositories are always listed, and never as READY (Triton).
+        A version that cannot execute now is UNAVAILABLE, as it is for `Kernel.model_ready`. Models that are in several repositories are always listed, and never as READY (Triton).
         """
         items: list[IndexItem] = []
         for identifier in sorted({*self._known, *self._models, *self._broken, *self._duplicates}):
@@ -222,11 +222,10 @@ class Catalog:
             if identifier in self._duplicates:
                 items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
             elif versions:
-                items += [
-                    IndexItem(name, str(number), entry.state.value, entry.reason or _trouble(entry))
-                    for number, entry in sorted(versions.items())
-                    if not ready or entry.state is ModelState.READY
-                ]
+                for number, entry in sorted(versions.items()):
+                    state = self._state(entry)
+                    if not ready or state is ModelState.READY:
+                        items.append(IndexItem(name, str(number), state.value, entry.reason or self._trouble(entry)))
             elif not ready and identifier in self._broken:
                 items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier]))
             elif not ready:
@@ -243,16 +242,38 @@ class Catalog:
         for versions in self._models.values():
             for entry in versions.values():
                 if entry.state is ModelState.READY:
-                    if entry.model is not None and not entry.model.ready:
+                    if entry.model is not None and not self.can_execute(entry.model):
                         return False
                 elif entry.reason != UNLOADED:
                     return False
         return True
 
+    def can_execute(self, model: Model) -> bool:
+        """Whether a version that serves can execute now: an instance is in service, also of the steps of an ensemble."""
+        return model.ready and not self._lacking_step(model)
 
-def _trouble(entry: VersionEntry) -> str:
-    """Return what is wrong with a version that serves."""
-    return entry.model.trouble if entry.model is not None else ""
+    def _lacking_step(self, model: Model) -> str:
+        """Return the name of the first step's model that cannot execute now; "" if there is none."""
+        for step in () if model.spec.ensemble is None else model.spec.ensemble.steps:
+            try:
+                able = self.can_execute(self.resolve(step.model_name, step.model_version))
+            except ServingError:
+                able = False
+            if not able:
+                return step.model_name
+        return ""
+
+    def _state(self, entry: VersionEntry) -> ModelState:
+        if entry.state is ModelState.READY and entry.model is not None and not self.can_execute(entry.model):
+            return ModelState.UNAVAILABLE
+        return entry.state
+
+    def _trouble(self, entry: VersionEntry) -> str:
+        """Return what is wrong with a version that serves."""
+        if entry.model is None:
+            return ""
+        lacking = self._lacking_step(entry.model) if entry.state is ModelState.READY else ""
+        return f"model '{lacking}' of a step cannot execute now" if lacking else entry.model.trouble
 
 
 def parse_version(text: str) -> int:

@@ -75,8 +75,10 @@ class Model:
         #: Versions that were replaced by this one and have sequences that live.
         self.former: Sequence[Model] = ()
         #: The error of new requests, because no scheduler runs: it failed and the next one failed at its start, or the
-        #: version was closed.
+        #: version was closed. Or because no instance lives, see `refuse`.
         self._failure: ServingError | None = None
+        #: The failure that `accept` ends.
+        self._refusal: ServingError | None = None
         #: How many living requests of ensembles and callers will submit requests to this version, or have done so.
         self._pins = 0
         #: Set when no request is left; None while no `drain` waits.
@@ -198,9 +200,18 @@ class Model:
 
     # ---- the end -----------------------------------------------------------------------------
 
-    def fail_queued(self, error: ServingError) -> None:
-        """Fail all queued requests with `error`: no instance is left and a restart has failed."""
+    def refuse(self, error: ServingError) -> None:
+        """Fail all queued requests with `error`, and new ones until `accept`: no instance is left, and its next start
+        has failed. The one after that may come late."""
         self.inbox.post(NoInstanceLeft(error))
+        if self._failure is self._refusal:
+            self._failure = self._refusal = error
+
+    def accept(self) -> None:
+        """Take requests again after `refuse`: an instance lives."""
+        if self._failure is self._refusal:
+            self._failure = None
+        self._refusal = None
 
     def pin(self) -> None:
         """Keep the version until `unpin`, also when it is unloaded or replaced: a living request will use it."""

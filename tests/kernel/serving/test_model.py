@@ -4,7 +4,7 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec
-from kernel.errors import InternalError
+from kernel.errors import InternalError, Unavailable
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import Condition, InstanceSet
@@ -85,3 +85,37 @@ def test_what_is_wrong_with_instances_is_said_until_it_ends_or_they_are_gone() -
     model.instances.forget(instances[2])
     assert model.trouble == "model_0 busy"
     assert model.ready
+
+
+# ---- no instance lives --------------------------------------------------------------------------
+
+
+def test_while_no_instance_can_be_started_requests_are_refused_at_once_with_the_reason() -> None:
+    model = Model(model_spec(), ModelConfig(), 1, direct, FakeClock())
+    model.start()
+    waiting, sink = request()
+    model.submit(waiting)
+    assert errors(sink) == [], "the next worker may come soon"
+    model.refuse(Unavailable("no instance of model 'model' is alive: no luck"))
+    assert errors(sink) == ["no instance of model 'model' is alive: no luck"]
+    with pytest.raises(Unavailable, match="no luck$"):
+        model.submit(request()[0])
+    model.refuse(Unavailable("no instance of model 'model' is alive: still no luck"))
+    with pytest.raises(Unavailable, match="still no luck$"):
+        model.submit(request()[0])
+    model.accept()
+    assert not model.ready
+    model.instances.add(FakeInstance("model_0"))
+    assert model.ready
+    model.submit(request()[0])
+    assert model.in_flight == 1
+
+
+def test_a_version_that_was_closed_stays_closed_when_an_instance_comes_back() -> None:
+    model = Model(model_spec(), ModelConfig(), 1, direct, FakeClock())
+    model.start()
+    model.refuse(Unavailable("no luck"))
+    model.close(Unavailable("closed"))
+    model.accept()
+    with pytest.raises(Unavailable, match="^closed$"):
+        model.submit(request()[0])
