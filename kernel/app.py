@@ -256,6 +256,8 @@ class Server:
             tasks.start_soon(self._owner.wait_for_stop, stop)
             try:
                 failure, doors = await self._load_and_make_doors(stop, sockets)
+                if isinstance(failure, StartFailed):  # as below
+                    logger.info("Waiting for in-flight requests to complete.")
                 if failure is None and not stop.is_set():
                     await self._open(doors, sockets)
                     await stop.wait()

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 _Expected = TypeVar("_Expected", bound=wire.Message)
 
-#: How long a worker that has not sent `Hello` may do nothing, in seconds. A new interpreter needs 0.2 s until then, on a
-#: machine without memory or processors left perhaps minutes.
+#: How long a worker that has not sent `Hello` may do nothing, in seconds. A new interpreter needs 0.2 s until then, and
+#: minutes on a machine without memory or processors left.
 HELLO_TIMEOUT_S = 30.0
 
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}

@@ -255,14 +255,12 @@ class Lifecycle:
                 return  # the folder has not changed since the last load
             override = ensemble.config_override
         settings = self._settings
-        source = ModelSource(
-            folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
-            config_name=settings.config_name,
-        )  # fmt: skip
+        gpu_count, auto_complete = settings.gpu_count, settings.auto_complete
+        source = ModelSource(folder, gpu_count=gpu_count, auto_complete=auto_complete, config_name=settings.config_name)
         try:
             config = await asyncio.to_thread(source.read, override)
         except ServingError as error:
-            self._mark_broken(folder, error, override)
+            self._mark_broken(folder, error, override, is_model=False)
             raise poll_failed(folder.name, error) from error
         try:
             if config.HasField("ensemble_scheduling"):
@@ -273,7 +271,7 @@ class Lifecycle:
                     return  # neither it nor a model of its steps has changed
             versions = source.versions(config)
         except ModelLoadFailed as error:
-            self._mark_broken(folder, error.__cause__ or error, override)
+            self._mark_broken(folder, error.__cause__ or error, override, is_model=False)
             if identifier not in self._loaded and override is None and not request.again:
                 await self._composition.track(folder, config, request)  # it is loaded as soon as its models fit
             raise
@@ -288,10 +286,12 @@ class Lifecycle:
         if config.HasField("ensemble_scheduling"):
             await self._composition.track(folder, config, request)
 
-    def _mark_broken(self, folder: ModelFolder, error: BaseException, config_override: str | None) -> None:
+    def _mark_broken(
+        self, folder: ModelFolder, error: BaseException, override: str | None, *, is_model: bool = True
+    ) -> None:
         """Put the error into the index, unless the model serves or the configuration came from a client."""
-        if config_override is None and folder.identifier not in self._loaded and isinstance(error, ServingError):
-            self._catalog.set_broken(folder.identifier, f"{error.code.title}: {error.message}")
+        if override is None and folder.identifier not in self._loaded and isinstance(error, ServingError):
+            self._catalog.set_broken(folder.identifier, f"{error.code.title}: {error.message}", is_model=is_model)
 
     async def _load_versions(
         self, source: ModelSource, config: ModelConfig, versions: list[int], request: LoadRequest

@@ -74,6 +74,8 @@ class Catalog:
         self._newest: dict[str, Model] = {}
         #: Models of which no version can be loaded, with the reason.
         self._broken: dict[str, str] = {}
+        #: Those of them that strict readiness wants.
+        self._lacking: set[str] = set()
         #: Models that are in several repositories.
         self._duplicates: set[str] = set()
         #: Names, by identifier, of all models in the repositories, loaded or not.
@@ -94,13 +96,19 @@ class Catalog:
         for identifier in self._models:
             self._choose_newest(identifier)
 
-    def set_broken(self, identifier: str, reason: str | None) -> None:
-        """Set the reason why no version of a model can be loaded; None removes it."""
+    def set_broken(self, identifier: str, reason: str | None, *, is_model: bool = True) -> None:
+        """Set the reason why no version of a model can be loaded; None removes it.
+
+        `is_model` is False for a folder without a valid configuration, which is no model for strict readiness (Triton).
+        """
         self.generation += 1
+        self._lacking.discard(identifier)
         if reason is None:
             self._broken.pop(identifier, None)
-        else:
-            self._broken[identifier] = reason
+            return
+        self._broken[identifier] = reason
+        if is_model:
+            self._lacking.add(identifier)
 
     def set_state(
         self, identifier: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
@@ -213,7 +221,8 @@ class Catalog:
     def index(self, ready: bool = False) -> list[IndexItem]:
         """Return the repository index in the order of identifier and version; with `ready`, only READY versions.
 
-        A version that cannot execute now is UNAVAILABLE, as it is for `Kernel.model_ready`. Models that are in several repositories are always listed, and never as READY (Triton).
+        A version that cannot execute now is UNAVAILABLE, as it is for `Kernel.model_ready`. Models that are in several
+        repositories are always listed, and never as READY (Triton).
         """
         items: list[IndexItem] = []
         for identifier in sorted({*self._known, *self._models, *self._broken, *self._duplicates}):
@@ -235,9 +244,10 @@ class Catalog:
     def all_ready(self) -> bool:
         """Whether every version that should be loaded is READY and has a living instance.
 
-        Versions that were unloaded on request do not count (Triton's strict readiness).
+        Versions that were unloaded on request do not count, nor do folders without a valid configuration (Triton's
+        strict readiness).
         """
-        if self._broken:
+        if self._lacking:
             return False
         for versions in self._models.values():
             for entry in versions.values():
@@ -249,7 +259,7 @@ class Catalog:
         return True
 
     def can_execute(self, model: Model) -> bool:
-        """Whether a version that serves can execute now: an instance is in service, also of the steps of an ensemble."""
+        """Whether a version that serves can execute now: it has an instance, and so has the model of each step."""
         return model.ready and not self._lacking_step(model)
 
     def _lacking_step(self, model: Model) -> str:

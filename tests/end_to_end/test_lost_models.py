@@ -1,4 +1,4 @@
-"""While the only worker of a model is lost, everything that a client can ask says so, and requests are not left waiting."""
+"""While the only worker of a model is lost, whatever a client asks says so, and no request waits in vain."""
 
 from __future__ import annotations
 

@@ -24,8 +24,11 @@ input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
 output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 """
 PYTHON = f'backend: "python"\n{TENSORS}'
+LABELLED = PYTHON.removesuffix("}]\n") + 'label_filename: "%s" }]\n'
 ONNX = f'backend: "onnxruntime"\n{TENSORS}'
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError(__file__)\n"
+BAD_START = "    def initialize(self, args):\n        open(args['model_repository'] + '/none')\n"
+ENVIRONMENT = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/x" } }'
 WARMUP = (
     'model_warmup [{ name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_INT32 dims: [1] '
     'input_data_file: "none" } } }]'
@@ -42,14 +45,14 @@ MODELS: dict[str, tuple[str | None, str | None]] = {
     "no_class": (PYTHON, "import os\n"),
     "bad_syntax": (PYTHON, "class x(:\n"),
     "bad_import": (PYTHON, "import json\njson.loads('{')\n"),
-    "bad_start": (PYTHON, MODEL + "    def initialize(self, args):\n        open(args['model_repository'] + '/none')\n"),
-    "no_labels": (PYTHON.replace("dims: [1] }]\n", 'dims: [1] label_filename: "none.txt" }]\n'), MODEL),
-    "labels_outside": (PYTHON.replace("dims: [1] }]\n", 'dims: [1] label_filename: "../x" }]\n'), MODEL),
+    "bad_start": (PYTHON, MODEL + BAD_START),
+    "no_labels": (LABELLED % "none.txt", MODEL),
+    "labels_outside": (LABELLED % "../x", MODEL),
     "no_warmup": (PYTHON + WARMUP, MODEL),
     "file_outside": (PYTHON + 'default_model_filename: "../../x.py"', MODEL),
     "onnx_outside": (ONNX + 'default_model_filename: "../../x.onnx"', None),
     "operators_outside": (ONNX + 'model_operations { op_library_filename: "../../../x.so" }', None),
-    "no_environment": (PYTHON + 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/x" } }', MODEL),
+    "no_environment": (PYTHON + ENVIRONMENT, MODEL),
     "batching": (PYTHON, MODEL),
     "fails": (PYTHON, MODEL),
 }  # fmt: skip
@@ -111,9 +114,9 @@ def test_models_that_cannot_be_loaded_name_their_files_within_the_repository(
         index = str(client.get_model_repository_index(as_json=True))
     check(index, folder)
     check(posted(server, "/v2/repository/index", {}), folder)
-    for relative in ("bad_syntax/1/model.py", "no_labels/none.txt", "no_warmup/warmup/none", "bad_text/config.pbtxt"):
+    for relative in ("bad_import/1/model.py", "no_labels/none.txt", "no_warmup/warmup/none", "bad_text/config.pbtxt"):
         assert relative in index, index
-    assert str(folder / "bad_syntax/1/model.py") in server.log, "an operator needs the whole path"
+    assert str(folder / "bad_import/1/model.py") in server.log, "an operator needs the whole path"
 
 
 @pytest.mark.parametrize(

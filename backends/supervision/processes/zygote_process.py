@@ -130,7 +130,7 @@ class ZygoteProcess:
                     logger.error("the zygote did nothing for %g s, instead of starting a worker", limit_s)
                     self.end()
                     raise ZygoteLost("it did not respond")
-                pid = future.result()
+                pid: int = future.result()
                 # What models preload runs in the zygote: like a worker, it is not trusted.
                 if not _is_child(pid):
                     self._drop(f"it says that it has forked process {pid}, which is no child of this one")

@@ -52,6 +52,7 @@ _SPECIAL_NUMBERS = {SPECIAL_MARK + name: float(name) for name in ("NaN", "-NaN",
 #: How such a string begins in JSON.
 _MARK = json.dumps(SPECIAL_MARK)[1:-1].encode()
 
+
 class BadData(InternalError):
     """The `data` of an input does not fit its datatype and shape."""
 
@@ -66,8 +67,8 @@ class WrongElementCount(BadData):
         """`found` may be less than what there is: `or_more`."""
         more = " or more" if or_more else ""
         super().__init__(
-            f"Shape does not match true shape of 'data' field (input '{name}' has {found}{more} elements in 'data', its "
-            f"shape has {expected})"
+            f"Shape does not match true shape of 'data' field (input '{name}' has {found}{more} elements in 'data', "
+            f"its shape has {expected})"
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from backends.base import ModelArguments
 from backends.onnxruntime.options import (
     custom_op_libraries,
-    missing_accelerators,
+    ignored_settings,
     model_path,
     providers,
     run_options,
@@ -148,18 +148,26 @@ def test_openvino_is_used_if_it_is_installed() -> None:
     given = arguments(optimization={"execution_accelerators": accelerators})
     openvino = "OpenVINOExecutionProvider"
     assert providers(given, [openvino, CPU]) == [(openvino, {"device_type": "CPU"}), (CPU, {})]
-    assert missing_accelerators(given, [openvino, CPU]) == []
+    assert ignored_settings(given, [openvino, CPU]) == []
 
 
 def test_without_openvino_the_model_runs_without_it_and_the_log_says_so() -> None:
     accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
     given = arguments(optimization={"execution_accelerators": accelerators})
     assert providers(given, [CPU]) == [(CPU, {})]
-    assert missing_accelerators(given, [CPU]) == [
+    assert ignored_settings(given, [CPU]) == [
         "the 'openvino' accelerator of model 'm' has no effect: the installed onnxruntime has no "
         "OpenVINOExecutionProvider. The model runs without it"
     ]
-    assert missing_accelerators(arguments(), [CPU]) == []
+    assert ignored_settings(arguments(), [CPU]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("CPU", "the instance runs on the CPU"), ("GPU", "it is one of the accelerator 'cuda'")]
+)
+def test_parameters_for_gpus_without_effect_are_named(kind: str, why: str) -> None:
+    given = arguments({"gpu_mem_limit": "1", "intra_op_thread_count": "2", "mine": "3"}, kind=kind)
+    assert ignored_settings(given, [CPU]) == [f"parameter 'gpu_mem_limit' of model 'm' has no effect: {why}"]
 
 
 def test_the_model_file_may_be_in_a_folder(tmp_path: Path) -> None:

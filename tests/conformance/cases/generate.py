@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bench.oracle.steps import ERROR, Case, Document, Step, gzipped, post
+from bench.oracle.steps import ERROR, Case, Document, Step, counted, gzipped, post
 
 
 def generate(model: str, body: Any, **headers: str) -> Step:

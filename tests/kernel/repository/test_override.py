@@ -114,9 +114,7 @@ def test_the_folder_is_removed_with_its_last_use() -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a" * 300, "1/" + "a" * 300, "a\ud800"])
-def test_a_folder_that_cannot_be_filled_is_removed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_filled_is_removed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(UnusableParameters):
         OverrideFolder({name: b""})

@@ -132,7 +132,9 @@ def test_a_missing_input_and_a_wrong_shape_have_the_same_errors_as_in_requests()
 
 
 def test_the_error_of_a_misspelt_input_names_the_sample_the_name_and_those_of_the_model() -> None:
-    text = failure('name: "cold" batch_size: 1 ' + given("zero_data: true", name="In") + given("zero_data: true", name="X"))
+    text = failure(
+        'name: "cold" batch_size: 1 ' + given("zero_data: true", name="In") + given("zero_data: true", name="X")
+    )
     assert text.startswith("[request id: <id_unknown>] expected number of inputs between 1 and 2 but got 0 inputs for")
     assert text.endswith(" (in warmup sample 'cold', which has 'In', 'X'; the inputs of the model are 'IN', 'OPT')")
 

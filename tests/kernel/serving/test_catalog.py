@@ -133,6 +133,15 @@ def test_strict_readiness_wants_every_model_alive_but_not_those_unloaded_on_requ
     assert not catalog.all_ready()
 
 
+def test_strict_readiness_does_not_want_folders_without_a_valid_configuration(catalog: Catalog) -> None:
+    catalog.set_broken("odd", "no configuration", is_model=False)
+    assert catalog.all_ready()
+    catalog.set_broken("odd", "no version")
+    assert not catalog.all_ready()
+    catalog.set_broken("odd", None)
+    assert catalog.all_ready()
+
+
 def test_a_model_in_two_repositories_is_always_shown_and_asked_of_nobody(catalog: Catalog) -> None:
     catalog.set_known({"a", "twice"}, {"twice", "a"})
     duplicate = "model appears in two or more repositories"

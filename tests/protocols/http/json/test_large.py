@@ -88,10 +88,17 @@ def test_nested_arrays_are_flattened(datatype: str) -> None:
         ("FP32", '[1, {"a": [2, 3]}]', "attempt to access JSON non-number as double"),
         ("FP32", '{"a": 1}', "attempt to access JSON non-array as array"),
         ("INT32", "[1.5]", "attempt to access JSON non-signed-integer as signed-integer"),
-        ("FP32", "[1, 2, 3]", "Shape does not match true shape of 'data' field (input 'IN' has 3 or more elements in "
-         "'data', its shape has 2)"),
-        ("FP32", "[1]", "Shape does not match true shape of 'data' field (input 'IN' has 1 elements in 'data', its shape "
-         "has 2)"),
+        (
+            "FP32",
+            "[1, 2, 3]",
+            "Shape does not match true shape of 'data' field (input 'IN' has 3 or more elements in "
+            "'data', its shape has 2)",
+        ),
+        (
+            "FP32",
+            "[1]",
+            "Shape does not match true shape of 'data' field (input 'IN' has 1 elements in 'data', its shape has 2)",
+        ),
         ("BYTES", '["a", 1, "b"]', "attempt to access JSON non-string as string"),
         ("BYTES", '["a", ["b", null]]', "attempt to access JSON non-string as string"),
     ],
