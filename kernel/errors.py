@@ -281,6 +281,16 @@ class WorkerLost(Unavailable):
         self.cause = cause
 
 
+class NoInstanceInTime(Unavailable):
+    """The worker of the model was lost, and no other was there within the timeout of the request."""
+
+    def __init__(self, model: str, timeout_us: int) -> None:
+        super().__init__(
+            f"no instance of model '{model}' is alive: its worker was lost and is started again, which takes longer "
+            f"than the request's timeout of {timeout_us} microseconds"
+        )
+
+
 class ExecutionTimeout(Unavailable):
     """The model did not finish the request within the time that an execution may take. The request is not retried."""
 

@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+#: How often the timeouts of requests are looked at that wait for a worker that is started again, in seconds.
+EXPIRY_LOOK_S = 0.05
+
 #: How long a worker may take to finalize its model before it is killed, in seconds.
 FINALIZE_GRACE_S = 5.0
 
@@ -332,6 +335,16 @@ class InstanceSupervisor:
                 handle, Condition(f"instance '{handle.name}' was lost and is started again: {cause}", lost=True)
             )
             self._restart = asyncio.get_running_loop().create_task(self._start_again())
+            self._expire_later()
+
+    def _expire_later(self) -> None:
+        asyncio.get_running_loop().call_later(EXPIRY_LOOK_S, self._expire)
+
+    def _expire(self) -> None:
+        """Look at the timeouts of queued requests, as long as no instance of the model lives."""
+        if self._model is not None and not self._stopped and not self._model.instances.count:
+            self._model.expire_queued()
+            self._expire_later()
 
     async def _start_again(self) -> None:
         """Start workers until one has loaded the model."""

@@ -214,7 +214,8 @@ class Lifecycle:
             try:
                 entries = await asyncio.to_thread(list_repository, override.path)
                 self._ensembles.requested.add(name)
-                await self.load_model(overriding_folder(name, override.path, entries), LoadRequest(config, override))
+                folder = overriding_folder(name, override.path, entries)
+                await all_loaded([self.load_model(folder, LoadRequest(config, override))])
             finally:
                 await asyncio.to_thread(override.release)
         except UnusableParameters as error:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InternalError, ServingError
+from kernel.errors import InternalError, NoInstanceInTime, ServingError
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
@@ -206,6 +206,14 @@ class Model:
         self.inbox.post(NoInstanceLeft(error))
         if self._failure is self._refusal:
             self._failure = self._refusal = error
+
+    def expire_queued(self) -> None:
+        """Fail the queued requests whose timeout has passed. Called while no instance lives: otherwise only a queue
+        policy makes timeouts count, as in Triton."""
+        now_ns = self._clock.now_ns()
+        for request in self.live.queued_requests():
+            if 0 < request.timeout_us * 1000 <= now_ns - request.queue_start_ns:
+                request.expire(NoInstanceInTime(self.name, request.timeout_us))
 
     def accept(self) -> None:
         """Take requests again after `refuse`: an instance lives."""

@@ -56,9 +56,10 @@ ensemble_scheduling { step [{
 """
 
 
-def infer(server: ServerProcess, value: int = 5, timeout_s: float = 50) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=timeout_s)
-    body = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]}
+def infer(server: ServerProcess, value: int = 5, **parameters: Any) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=50)
+    inputs = [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]
+    body = {"inputs": inputs, "parameters": parameters}
     connection.request("POST", "/v2/models/echo/infer", json.dumps(body))
     response = connection.getresponse()
     text = response.read()
@@ -124,6 +125,9 @@ def test_index_and_readiness_agree_while_the_only_worker_starts_again_and_reques
             tensor.set_data_from_numpy(__import__("numpy").zeros(1, "int32"))
             with pytest.raises(Exception, match="Deadline Exceeded"):
                 client.infer("echo", [tensor], client_timeout=0.2)
+        status, body = infer(server, timeout=100_000)
+        assert status == 503
+        assert "which takes longer than the request's timeout of 100000 microseconds" in body["error"]
         assert not waiting.done()
         (repository / "echo/1/wait").unlink()
         status, body = waiting.result(50)

@@ -4,7 +4,7 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec
-from kernel.errors import InternalError, Unavailable
+from kernel.errors import InternalError, RequestCancelled, Unavailable
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import Condition, InstanceSet
@@ -109,6 +109,31 @@ def test_while_no_instance_can_be_started_requests_are_refused_at_once_with_the_
     assert model.ready
     model.submit(request()[0])
     assert model.in_flight == 1
+
+
+def test_a_request_that_waits_for_a_worker_longer_than_its_timeout_gets_an_error_that_says_so() -> None:
+    clock = FakeClock()
+    model = Model(model_spec(), ModelConfig(), 1, direct, clock)
+    model.start()
+    (short, short_sink), (long, long_sink), (endless, endless_sink) = request(), request(), request()
+    for each, timeout_us in ((short, 1000), (long, 3000), (endless, 0)):
+        each.timeout_us = timeout_us
+        model.submit(each)
+    clock.advance(999_999)
+    model.expire_queued()
+    assert errors(short_sink) == []
+    clock.advance(1)
+    for _ in range(2):
+        model.expire_queued()
+    assert errors(short_sink) == [
+        "no instance of model 'model' is alive: its worker was lost and is started again, which takes longer than the "
+        "request's timeout of 1000 microseconds"
+    ]
+    assert errors(long_sink) == errors(endless_sink) == []
+    assert model.live.queued_requests() == [long, endless]
+    long.cancel()
+    assert [type(error) for error in long_sink.errors] == [RequestCancelled]
+    model.check()
 
 
 def test_a_version_that_was_closed_stays_closed_when_an_instance_comes_back() -> None:
