@@ -377,5 +377,8 @@ class InstanceSupervisor:
         assert self._plan is not None
         assert self._model is not None
         logger.error("model instance '%s' could not be started again: %s", self._plan.name, error.message)
+        if self._lost_handle is not None:
+            text = f"instance '{self._plan.name}' could not be started again: {error.message}"
+            self._model.instances.set_condition(self._lost_handle, Condition(text, lost=True))
         if not self._model.instances.count:
             self._model.refuse(Unavailable(f"no instance of model '{self._model.name}' is alive: {error.message}"))

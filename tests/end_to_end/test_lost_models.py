@@ -149,7 +149,9 @@ def test_requests_of_a_model_whose_worker_cannot_be_started_again_get_the_reason
             status, body = infer(server)
             assert status == 503
             assert body["error"].startswith("no instance of model 'echo' is alive: RuntimeError: there is no luck")
-        assert agreed(server)[0] == all_say(False)
+        found, reason = agreed(server)
+        assert found == all_say(False)
+        assert reason.startswith("instance 'echo_0' could not be started again: RuntimeError: there is no luck")
         (repository / "echo/1/fail").unlink()
         wait_for(lambda: server.get("/v2/health/ready")[0] == 200)
         assert agreed(server) == (all_say(True), "")
