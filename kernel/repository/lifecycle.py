@@ -334,14 +334,14 @@ class Lifecycle:
         await finalized(ends)
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
-        """Change the instances of a serving version. Removed instances finish their batches in the returned tasks."""
+        """Change the instances of a serving version. Removed ones end in the returned tasks, or later with sequences."""
         removed = update.commit()
         ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in removed]
         logger.info(
             "successfully updated the instances of '%s' version %d: %d new, %d removed",
             update.version.model.name, update.version.model.version, len(update.new), len(removed),
         )  # fmt: skip
-        return ends
+        return [] if update.version.model.live_sequences else ends  # whose clients may wait for this load
 
     def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:
         """Change the number of instances with the load as long as the version serves, if the model asks for it."""

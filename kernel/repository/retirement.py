@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 #: How long a load waits until the instances that it has removed are finalized, in seconds. An instance that executes
-#: for longer, or has sequences, goes on: the load has succeeded, and the client need not wait for other clients.
+#: for longer goes on: the load has succeeded, and the client need not wait for other clients.
 FINALIZED_WAIT_S = 5.0
 
 
