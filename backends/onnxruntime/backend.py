@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import onnxruntime as ort
 
 from backends.base import Backend
 from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_complete
 from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.check import check_agreement
 from backends.onnxruntime.model import LoadedModel
-from backends.onnxruntime.options import model_path, run_options
+from backends.onnxruntime.options import ignored_settings, model_path, run_options
 from backends.onnxruntime.session import open_session
 from backends.onnxruntime.signature import signature_of
 
@@ -75,12 +76,8 @@ class OnnxRuntimeBackend(Backend):
         signature = signature_of(session, model_path(arguments))
         check_agreement(arguments.config, signature)
         self._model = LoadedModel(arguments.config, signature, BoundSession(session, run_options(arguments), signature))
-        if arguments.parameter("share_session_between_instances") is not None:
-            self.host.log(
-                "WARNING",
-                f"parameter 'share_session_between_instances' of model '{arguments.model_name}' has no "
-                "effect: every instance has its own process",
-            )
+        for line in ignored_settings(arguments, ort.get_available_providers()):
+            self.host.log("WARNING", line)
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """See `Backend.execute`."""

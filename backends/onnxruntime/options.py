@@ -36,6 +36,16 @@ _GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 
+#: Parameters of Triton's ONNX Runtime backend for instances on GPUs.
+_CUDA_PARAMETERS = (
+    "arena_extend_strategy",
+    "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace",
+    "do_copy_in_default_stream",
+    "enable_cuda_graph",
+    "gpu_mem_limit",
+)
+
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
 
@@ -131,8 +141,8 @@ def _inside(arguments: ModelArguments, path: Path, what: str) -> Path:
 def providers(arguments: ModelArguments, available: Sequence[str]) -> list[Provider]:
     """Return the execution providers of the instance in order of preference; the CPU's is always last.
 
-    `available` are the providers of the installed onnxruntime. Raises `Unsupported` if it lacks a needed provider, and
-    `InvalidArgument` for an unknown accelerator.
+    `available` are the providers of the installed onnxruntime. Raises `Unsupported` if it lacks the GPU's, and
+    `InvalidArgument` for an unknown accelerator. One for the CPU that it lacks is left out (`ignored_settings`).
     """
     accelerators = _optimization(arguments.config).get("execution_accelerators", {})
     chosen: list[Provider] = []
@@ -141,9 +151,33 @@ def providers(arguments: ModelArguments, available: Sequence[str]) -> list[Provi
     for accelerator in accelerators.get("cpu_execution_accelerator", []):
         if accelerator["name"] != "openvino":
             raise _unknown_accelerator(accelerator)
-        _require(OPENVINO_PROVIDER, available, "the 'openvino' accelerator")
-        chosen.append((OPENVINO_PROVIDER, {"device_type": "CPU"}))
+        if OPENVINO_PROVIDER in available:
+            chosen.append((OPENVINO_PROVIDER, {"device_type": "CPU"}))
     return [*chosen, (CPU_PROVIDER, {})]
+
+
+def ignored_settings(arguments: ModelArguments, available: Sequence[str]) -> list[str]:
+    """Return a log line for each setting that only makes the model faster, and has no effect here.
+
+    `available` are the providers of the installed onnxruntime.
+    """
+    model, lines = arguments.model_name, list[str]()
+    accelerators = _optimization(arguments.config).get("execution_accelerators", {})
+    if OPENVINO_PROVIDER not in available and accelerators.get("cpu_execution_accelerator"):
+        lines.append(
+            f"the 'openvino' accelerator of model '{model}' has no effect: the installed onnxruntime has no "
+            f"{OPENVINO_PROVIDER}. The model runs without it"
+        )
+    for name in _CUDA_PARAMETERS:
+        if arguments.parameter(name) is not None:
+            why = "it is one of the accelerator 'cuda'" if arguments.kind == "GPU" else "the instance runs on the CPU"
+            lines.append(f"parameter '{name}' of model '{model}' has no effect: {why}")
+    if arguments.parameter("share_session_between_instances") is not None:
+        lines.append(
+            f"parameter 'share_session_between_instances' of model '{model}' has no effect: every instance has its own "
+            "process"
+        )
+    return lines
 
 
 def _cuda(arguments: ModelArguments, accelerators: Sequence[dict[str, Any]], available: Sequence[str]) -> Provider:

@@ -13,7 +13,7 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from backends.supervision.output.worker_output import WorkerOutput
 
@@ -40,6 +40,10 @@ class Launched(Protocol):
         The watchdog asks often, so it must be cheap. A launcher for other hosts has to know it without asking the
         worker, which does not respond then, nor while its model executes.
         """
+
+    @property
+    def work_mark(self) -> Hashable:
+        """A value that changes while the worker's process works; None if that is not known."""
 
     def terminate(self) -> None:
         """Ask the worker and the processes that it started to end (SIGTERM). `on_lost` follows if the worker does."""

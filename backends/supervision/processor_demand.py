@@ -1,4 +1,6 @@
-"""How much processor time a process wants: what it has used, and how long it has waited for a processor."""
+"""How much processor time a process wants: what it has used, and how long it has waited for a processor. And whether it
+works at all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,23 @@ from pathlib import Path
 
 #: `CPUCLOCK_SCHED` of Linux: the clock that counts the processor time of all threads of a process, in nanoseconds.
 _CPUCLOCK_SCHED = 2
+
+
+def work_mark(pid: int) -> tuple[int, str] | None:
+    """Return a value that changes while a process works; None if it has ended.
+
+    It is the processor time, and how often the main thread was given a processor: one that waits for pages of a disk
+    uses hardly any time, but gets a processor for each.
+    """
+    try:
+        used = time.clock_gettime_ns((~pid << 3) | _CPUCLOCK_SCHED)
+    except OSError:
+        return None
+    try:
+        times = Path(f"/proc/{pid}/schedstat").read_text().split()[2]
+    except (OSError, IndexError):
+        times = ""
+    return used, times
 
 
 def demanded_ns(pid: int) -> int | None:

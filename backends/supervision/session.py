@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from backends.supervision.launcher import KILL_WAIT_S
+from backends.supervision.working import done_while_working
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.texts import shortened
@@ -16,7 +17,7 @@ from kernel.errors import ErrorCode, InternalError, Unavailable, file_error, wor
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from backends.supervision.launcher import Launched, Launcher
     from backends.transport.outbox import Progress
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 _Expected = TypeVar("_Expected", bound=wire.Message)
 
-#: How long a worker may take until it sends `Hello`, in seconds. A new interpreter needs 0.2 s.
+#: How long a worker that has not sent `Hello` may do nothing, in seconds. A new interpreter needs 0.2 s until then, and
+#: minutes on a machine without memory or processors left.
 HELLO_TIMEOUT_S = 30.0
 
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
@@ -70,12 +72,10 @@ class WorkerSession:
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
         self.send = self._channel.send
         self._launched.on_lost(self._process_lost)
-        try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                hello = await self._response
-        except TimeoutError:
+        if not await done_while_working(self._response, lambda: self.work_mark, HELLO_TIMEOUT_S):
             self.kill()
-            raise InternalError(f"the worker did not start within {HELLO_TIMEOUT_S:.0f} s") from None
+            raise InternalError(f"the worker did not start: its process did nothing for {HELLO_TIMEOUT_S:.0f} s")
+        hello = self._response.result()
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
             found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"
@@ -134,6 +134,11 @@ class WorkerSession:
     def stopped(self) -> bool:
         """Whether the worker's process is stopped by a signal."""
         return self._launched is not None and self._launched.stopped
+
+    @property
+    def work_mark(self) -> Hashable:
+        """See `Launched`."""
+        return None if self._launched is None else self._launched.work_mark
 
     @property
     def lost(self) -> bool:

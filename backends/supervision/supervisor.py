@@ -15,7 +15,7 @@ import msgspec
 from backends.supervision.backoff import Backoff
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.processor_demand import demanded_ns
-from backends.supervision.session import WorkerSession
+from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
 from backends.supervision.watch.instance_watch import (
     MESSAGE_LIMIT_NS,
     ExecutionLimits,
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+#: How often the timeouts of requests are looked at that wait for a worker that is started again, in seconds.
+EXPIRY_LOOK_S = 0.05
 
 #: How long a worker may take to finalize its model before it is killed, in seconds.
 FINALIZE_GRACE_S = 5.0
@@ -107,13 +110,19 @@ class InstanceSupervisor:
             self._launcher = self._shared.launcher(needs.worker)
         self._session = WorkerSession(title)
         self._watchdog.add(self)
-        await self._session.start(self._launcher, needs=needs)
+        await self._started(self._session, needs)
+
+    async def _started(self, session: WorkerSession, needs: WorkerNeeds) -> None:
+        """Start the worker of `session`. One that works may take as long as a load."""
+        limit_s = max(self._load_timeout_s, HELLO_TIMEOUT_S) if self._load_timeout_s else 0
+        await self._in_time(session, session.start(self._launcher, needs=needs), "waiting for its worker", limit_s)
 
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """Return the configuration completed from the model file, in JSON. Raises `ServingError`."""
         assert self._session is not None
         message = wire.Complete(config, model_dir, version, backend_config)
-        return await self._in_time(self._session, self._session.complete(message), "completing its configuration")
+        limit_s, doing = self._load_timeout_s, "completing its configuration"
+        return await self._in_time(self._session, self._session.complete(message), doing, limit_s)
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""
@@ -133,18 +142,17 @@ class InstanceSupervisor:
         return load_ns
 
     async def _load_into(self, session: WorkerSession, message: wire.Load) -> int:
-        return await self._in_time(session, session.load(message), "loading")
+        return await self._in_time(session, session.load(message), "loading", self._load_timeout_s)
 
-    async def _in_time(self, session: WorkerSession, work: Awaitable[_T], doing: str) -> _T:
-        """Return the result of `work`. On a timeout, kills the worker and raises `InternalError`."""
+    async def _in_time(self, session: WorkerSession, work: Awaitable[_T], doing: str, limit_s: float) -> _T:
+        """Return the result of `work`. After `limit_s` seconds, 0 for no limit, kills the worker and raises
+        `InternalError`."""
         try:
-            async with asyncio.timeout(self._load_timeout_s or None):
+            async with asyncio.timeout(limit_s or None):
                 return await work
         except TimeoutError:
             session.kill()
-            raise InternalError(
-                f"the model was still {doing} after {self._load_timeout_s:g} s, and its worker was killed"
-            ) from None
+            raise InternalError(f"the model was still {doing} after {limit_s:g} s, and its worker was killed") from None
 
     def demanded_ns(self) -> int | None:
         """See `InstanceKeeper`. It is not known of a worker of another host, nor before the worker has begun."""
@@ -164,7 +172,7 @@ class InstanceSupervisor:
         assert self._model is not None
         self._serving = True
         if self._handle is not None and not self._suspended:
-            self._model.instances.add(self._handle)
+            self._put_in_service(self._handle)
 
     def set_restart_config(self, config: str) -> None:
         """Use this configuration when a worker must be restarted."""
@@ -276,7 +284,7 @@ class InstanceSupervisor:
         if suspended:
             self._model.instances.set_apart(handle)
         else:
-            self._model.instances.add(handle)
+            self._put_in_service(handle)
 
     # ---- restarts ----------------------------------------------------------------------------
 
@@ -295,10 +303,15 @@ class InstanceSupervisor:
         self._watchdog.add(self)
         self._session.send(wire.Joined())
         if self._serving:
-            self._model.instances.add(handle)
+            self._put_in_service(handle)
         else:
             self._model.instances.set_apart(handle)
         return handle
+
+    def _put_in_service(self, handle: WorkerHandle) -> None:
+        assert self._model is not None
+        self._model.accept()
+        self._model.instances.add(handle)
 
     def _forget_loss(self) -> None:
         lost, self._lost_handle = self._lost_handle, None
@@ -322,6 +335,16 @@ class InstanceSupervisor:
                 handle, Condition(f"instance '{handle.name}' was lost and is started again: {cause}", lost=True)
             )
             self._restart = asyncio.get_running_loop().create_task(self._start_again())
+            self._expire_later()
+
+    def _expire_later(self) -> None:
+        asyncio.get_running_loop().call_later(EXPIRY_LOOK_S, self._expire)
+
+    def _expire(self) -> None:
+        """Look at the timeouts of queued requests, as long as no instance of the model lives."""
+        if self._model is not None and not self._stopped and not self._model.instances.count:
+            self._model.expire_queued()
+            self._expire_later()
 
     async def _start_again(self) -> None:
         """Start workers until one has loaded the model."""
@@ -336,7 +359,7 @@ class InstanceSupervisor:
             session = WorkerSession(name)
             try:
                 self._session, self._watch = session, InstanceWatch(ExecutionLimits())
-                await session.start(self._launcher, needs=self._plan.needs)
+                await self._started(session, self._plan.needs)
                 load_ns = await self._load_into(session, self._load)
             except ServingError as error:
                 self._session = None
@@ -354,5 +377,8 @@ class InstanceSupervisor:
         assert self._plan is not None
         assert self._model is not None
         logger.error("model instance '%s' could not be started again: %s", self._plan.name, error.message)
+        if self._lost_handle is not None:
+            text = f"instance '{self._plan.name}' could not be started again: {error.message}"
+            self._model.instances.set_condition(self._lost_handle, Condition(text, lost=True))
         if not self._model.instances.count:
-            self._model.fail_queued(Unavailable(f"no instance of model '{self._model.name}' is alive: {error.message}"))
+            self._model.refuse(Unavailable(f"no instance of model '{self._model.name}' is alive: {error.message}"))

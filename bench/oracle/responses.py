@@ -42,7 +42,10 @@ def plain(value: Any, ignore: tuple[str, ...], repository: str = "") -> Any:
         kept = [each for each in value if not (isinstance(each, dict) and each.get("name") in ignore)]
         return [plain(each, ignore, repository) for each in kept]
     if isinstance(value, str):
-        return value.replace(repository, "MODELS") if repository else value
+        if not repository:
+            return value
+        # Triton shows clients the paths of models on its machine, we show them in the repository.
+        return value.replace(f"{repository}/", "").replace(repository, "MODELS")
     if isinstance(value, float):
         # NaN is not equal to itself, and JSON has no literal for it.
         return float(f"{value:.6g}") if math.isfinite(value) else str(value)

@@ -72,6 +72,15 @@ class Case:
         object.__setattr__(self, "steps", list(steps))
 
 
+def counted(step: Step, name: str, found: int, expected: int) -> Step:
+    """Return a step whose input `name` has a wrong number of elements in JSON, which our error gives."""
+    return step.differs(
+        "our error says which input, and both numbers",
+        error=f"Unable to parse 'data': Shape does not match true shape of 'data' field (input '{name}' has {found} "
+        f"elements in 'data', its shape has {expected})",
+    )
+
+
 def get(path: str, ignore: tuple[str, ...] = (), headers: dict[str, str] | None = None) -> Step:
     return Step("http", {"method": "GET", "path": path, "body": None, "headers": headers or {}}, ignore)
 

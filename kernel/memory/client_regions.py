@@ -221,14 +221,14 @@ class RegionRegistry:
         region = regions.get(wanted.name)
         if region is None:
             raise RegionNotFound(wanted.name)
+        if not 0 <= wanted.offset < region.byte_size:  # Triton looks at the offset first
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{wanted.name}'")
         end = wanted.offset + wanted.byte_size
-        if wanted.offset < 0 or wanted.byte_size < 0 or end > _UINT64_MAX:
+        if wanted.byte_size < 0 or end > _UINT64_MAX:
             raise InvalidArgument(
                 f"Integer overflow detected: byte_size ({wanted.byte_size}) + offset ({wanted.offset}) exceeds "
                 f"maximum value ({_UINT64_MAX}) for region '{wanted.name}'"
             )
-        if wanted.offset >= region.byte_size:
-            raise InvalidArgument(f"Invalid offset for shared memory region: '{wanted.name}'")
         # Triton also refuses 0 bytes at offset 0.
         if not 0 < end <= region.byte_size:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{wanted.name}'")

@@ -46,7 +46,7 @@ class Autoscaling:
         serving: ServingVersion,
         settings: AutoscaleSettings,
         loader: VersionLoader,
-        commit: Callable[[InstanceUpdate], None],
+        commit: Callable[[InstanceUpdate], object],
         clock: Clock,
         available: Callable[[], int] = available_memory_byte_size,
     ) -> None:

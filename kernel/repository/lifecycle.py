@@ -21,7 +21,7 @@ from kernel.repository.load_failures import all_loaded, not_found_reason, note_f
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
 from kernel.repository.local import list_repository
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
-from kernel.repository.retirement import Retirement
+from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.source import ModelSource
 from kernel.serving.catalog import UNLOADED, ModelState
 
@@ -214,7 +214,8 @@ class Lifecycle:
             try:
                 entries = await asyncio.to_thread(list_repository, override.path)
                 self._ensembles.requested.add(name)
-                await self.load_model(overriding_folder(name, override.path, entries), LoadRequest(config, override))
+                folder = overriding_folder(name, override.path, entries)
+                await all_loaded([self.load_model(folder, LoadRequest(config, override))])
             finally:
                 await asyncio.to_thread(override.release)
         except UnusableParameters as error:
@@ -255,14 +256,12 @@ class Lifecycle:
                 return  # the folder has not changed since the last load
             override = ensemble.config_override
         settings = self._settings
-        source = ModelSource(
-            folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
-            config_name=settings.config_name,
-        )  # fmt: skip
+        gpu_count, auto_complete = settings.gpu_count, settings.auto_complete
+        source = ModelSource(folder, gpu_count=gpu_count, auto_complete=auto_complete, config_name=settings.config_name)
         try:
             config = await asyncio.to_thread(source.read, override)
         except ServingError as error:
-            self._mark_broken(folder, error, override)
+            self._mark_broken(folder, error, override, is_model=False)
             raise poll_failed(folder.name, error) from error
         try:
             if config.HasField("ensemble_scheduling"):
@@ -273,7 +272,7 @@ class Lifecycle:
                     return  # neither it nor a model of its steps has changed
             versions = source.versions(config)
         except ModelLoadFailed as error:
-            self._mark_broken(folder, error.__cause__ or error, override)
+            self._mark_broken(folder, error.__cause__ or error, override, is_model=False)
             if identifier not in self._loaded and override is None and not request.again:
                 await self._composition.track(folder, config, request)  # it is loaded as soon as its models fit
             raise
@@ -288,10 +287,12 @@ class Lifecycle:
         if config.HasField("ensemble_scheduling"):
             await self._composition.track(folder, config, request)
 
-    def _mark_broken(self, folder: ModelFolder, error: BaseException, config_override: str | None) -> None:
+    def _mark_broken(
+        self, folder: ModelFolder, error: BaseException, override: str | None, *, is_model: bool = True
+    ) -> None:
         """Put the error into the index, unless the model serves or the configuration came from a client."""
-        if config_override is None and folder.identifier not in self._loaded and isinstance(error, ServingError):
-            self._catalog.set_broken(folder.identifier, f"{error.code.title}: {error.message}")
+        if override is None and folder.identifier not in self._loaded and isinstance(error, ServingError):
+            self._catalog.set_broken(folder.identifier, f"{error.code.title}: {error.message}", is_model=is_model)
 
     async def _load_versions(
         self, source: ModelSource, config: ModelConfig, versions: list[int], request: LoadRequest
@@ -326,21 +327,21 @@ class Lifecycle:
             raise note_failure(self._catalog, identifier, errors, list(loaded), serving, staying)
         for entry in loaded.values():
             entry.hold_files(request.files)
-        for update in updates:
-            self._commit(update)
+        ends = [end for update in updates for end in self._commit(update)]
         self._publish(identifier, loaded | staying, serving)
         for entry in loaded.values():
             self._autoscale(identifier, entry, source)
+        await finalized(ends)
 
-    def _commit(self, update: InstanceUpdate) -> None:
-        """Change the instances of a serving version. Removed instances finish their batches."""
+    def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
+        """Change the instances of a serving version. Removed ones end in the returned tasks, or with their sequences."""
         removed = update.commit()
-        for keeper in removed:
-            self._background.start(self._retirement.end_instance(keeper))
+        ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in removed]
         logger.info(
             "successfully updated the instances of '%s' version %d: %d new, %d removed",
             update.version.model.name, update.version.model.version, len(update.new), len(removed),
         )  # fmt: skip
+        return [] if update.version.model.live_sequences else ends  # whose clients may wait for this load
 
     def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:
         """Change the number of instances with the load as long as the version serves, if the model asks for it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kernel.config.autoscale import autoscale_settings
 from kernel.config.model_parameters import BATCHING
 from kernel.errors import Unsupported
+from kernel.repository.ignored_optimizations import ignored_optimizations
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -70,4 +71,4 @@ def ignored_settings(config: ModelConfig, *, cache: bool, limiter: bool) -> list
         found.append("instance_group.secondary_devices")
     if config.cc_model_filenames:
         found.append("cc_model_filenames (the server uses no GPU)")
-    return found
+    return found + ignored_optimizations(config)

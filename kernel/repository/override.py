@@ -7,6 +7,7 @@ of Triton's model_repository_manager.cc.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import posixpath
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.errors import InternalError, InvalidArgument, file_error
+from kernel.errors import InvalidArgument, file_error
+from kernel.texts import limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,8 +62,8 @@ class UnusableParameters(InvalidArgument):
 def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
     """Parse the parameters of a load request.
 
-    Raises `UnusableParameters`, or `InvalidArgument` if a limit is exceeded: of the configuration, of the files
-    together, of the length or the depth of a path.
+    Raises `UnusableParameters`, also for a path that is too long or too deep, or `InvalidArgument` if another limit is
+    exceeded: of the configuration, of the files together.
     """
     config: str | None = None
     files: dict[str, bytes | memoryview] = {}
@@ -94,15 +96,15 @@ def parse_load_parameters(parameters: Mapping[str, Any]) -> LoadParameters:
 
 def _check_length(name: str) -> None:
     """Refuse a long or deep path before it is split or made: folders are created and removed by recursion."""
-    byte_size = len(name.encode(errors="surrogatepass")) - len(FILE_PREFIX)
+    byte_size, shown = len(name.encode(errors="surrogatepass")) - len(FILE_PREFIX), limited(name, MAX_PATH_BYTE_SIZE)
     if byte_size > MAX_PATH_BYTE_SIZE:
-        raise InvalidArgument(
-            f"the path of file parameter '{name}' has {byte_size} bytes, at most {MAX_PATH_BYTE_SIZE} are allowed"
+        raise UnusableParameters(
+            f"the path of file parameter '{shown}' has {byte_size} bytes, at most {MAX_PATH_BYTE_SIZE} are allowed"
         )
     depth = len([part for part in name.removeprefix(FILE_PREFIX).split("/")[:-1] if part])
     if depth > MAX_PATH_DEPTH:
-        raise InvalidArgument(
-            f"the path of file parameter '{name}' has {depth} folders, at most {MAX_PATH_DEPTH} are allowed"
+        raise UnusableParameters(
+            f"the path of file parameter '{shown}' has {depth} folders, at most {MAX_PATH_DEPTH} are allowed"
         )
 
 
@@ -150,7 +152,7 @@ class OverrideFolder:
             raise _not_written(error) from error
         except ValueError as error:  # no file can have this name
             self.release()
-            raise InternalError(f"failed to write the files of a load request: {error}") from error
+            raise UnusableParameters(f"the files of a load request cannot be written: {error}") from error
         except BaseException:
             self.release()
             raise
@@ -168,7 +170,9 @@ class OverrideFolder:
 
 
 def _not_written(error: OSError) -> ServingError:
-    return file_error(f"failed to write the files of a load request: {error}", error)
+    if error.errno == errno.ENAMETOOLONG:
+        return UnusableParameters(f"the files of a load request cannot be written: {error}")
+    return file_error(f"failed to write the files of a load request: {error.strerror}", error)
 
 
 def _new_locked_folder() -> tuple[str, int]:

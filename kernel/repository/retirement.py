@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING
 from kernel.errors import NotFinishedInTime, ServerStopping
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kernel.repository.loading import LoadedVersion
     from kernel.repository.placement import InstanceKeeper
     from kernel.serving.catalog import Catalog
     from kernel.serving.model import Model
 
 logger = logging.getLogger(__name__)
+
+
+#: How long a load waits until the instances that it has removed are finalized, in seconds. An instance that executes
+#: for longer goes on: the load has succeeded, and the client need not wait for other clients.
+FINALIZED_WAIT_S = 5.0
+
+
+async def finalized(ends: Collection[asyncio.Task[None]]) -> None:
+    """Wait until removed instances have been finalized, as Triton does, but no longer than `FINALIZED_WAIT_S`."""
+    if ends:
+        await asyncio.wait(ends, timeout=FINALIZED_WAIT_S)
 
 
 class Retirement:

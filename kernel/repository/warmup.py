@@ -91,11 +91,24 @@ def warmup_samples(
                 f"warmup sample '{setting.name}' has {setting.batch_size} requests with {total} bytes, at most "
                 f"{MAX_REQUESTS} requests and {MAX_BYTE_SIZE} bytes are allowed"
             )
-        # As in Triton, inputs that the configuration does not declare are not checked: they may be controls.
-        known = [tensor for tensor in inputs if tensor.name in spec.inputs]
-        validate(Request(spec.name, known, _UNUSED_SINK), spec)
+        _check(setting.name, inputs, spec)
         samples.append(WarmupSample(setting.name, setting.batch_size, max(setting.count, 1), tuple(inputs)))
     return samples
+
+
+def _check(sample: str, inputs: list[Tensor], spec: ModelSpec) -> None:
+    """Check the request of a sample. As in Triton, inputs that the configuration does not declare are not checked: they
+    may be controls. But one may be a misspelt name. Raises `InvalidArgument`."""
+    known = [tensor for tensor in inputs if tensor.name in spec.inputs]
+    try:
+        validate(Request(spec.name, known, _UNUSED_SINK), spec)
+    except InvalidArgument as error:
+        where = f"in warmup sample '{sample}'"
+        unknown = ", ".join(f"'{tensor.name}'" for tensor in inputs if tensor.name not in spec.inputs)
+        if unknown:
+            names = ", ".join(f"'{name}'" for name in spec.inputs)
+            where += f", which has {unknown}; the inputs of the model are {names}"
+        raise InvalidArgument(f"{error.message} ({where})") from error
 
 
 class _UnusedSink:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
+from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,6 +74,8 @@ class Catalog:
         self._newest: dict[str, Model] = {}
         #: Models of which no version can be loaded, with the reason.
         self._broken: dict[str, str] = {}
+        #: Those of them that strict readiness wants.
+        self._lacking: set[str] = set()
         #: Models that are in several repositories.
         self._duplicates: set[str] = set()
         #: Names, by identifier, of all models in the repositories, loaded or not.
@@ -94,13 +96,19 @@ class Catalog:
         for identifier in self._models:
             self._choose_newest(identifier)
 
-    def set_broken(self, identifier: str, reason: str | None) -> None:
-        """Set the reason why no version of a model can be loaded; None removes it."""
+    def set_broken(self, identifier: str, reason: str | None, *, is_model: bool = True) -> None:
+        """Set the reason why no version of a model can be loaded; None removes it.
+
+        `is_model` is False for a folder without a valid configuration, which is no model for strict readiness (Triton).
+        """
         self.generation += 1
+        self._lacking.discard(identifier)
         if reason is None:
             self._broken.pop(identifier, None)
-        else:
-            self._broken[identifier] = reason
+            return
+        self._broken[identifier] = reason
+        if is_model:
+            self._lacking.add(identifier)
 
     def set_state(
         self, identifier: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
@@ -213,7 +221,8 @@ class Catalog:
     def index(self, ready: bool = False) -> list[IndexItem]:
         """Return the repository index in the order of identifier and version; with `ready`, only READY versions.
 
-        Models that are in several repositories are always listed, and never as READY (Triton).
+        A version that cannot execute now is UNAVAILABLE, as it is for `Kernel.model_ready`. Models that are in several
+        repositories are always listed, and never as READY (Triton).
         """
         items: list[IndexItem] = []
         for identifier in sorted({*self._known, *self._models, *self._broken, *self._duplicates}):
@@ -222,11 +231,10 @@ class Catalog:
             if identifier in self._duplicates:
                 items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
             elif versions:
-                items += [
-                    IndexItem(name, str(number), entry.state.value, entry.reason or _trouble(entry))
-                    for number, entry in sorted(versions.items())
-                    if not ready or entry.state is ModelState.READY
-                ]
+                for number, entry in sorted(versions.items()):
+                    state = self._state(entry)
+                    if not ready or state is ModelState.READY:
+                        items.append(IndexItem(name, str(number), state.value, entry.reason or self._trouble(entry)))
             elif not ready and identifier in self._broken:
                 items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier]))
             elif not ready:
@@ -236,23 +244,46 @@ class Catalog:
     def all_ready(self) -> bool:
         """Whether every version that should be loaded is READY and has a living instance.
 
-        Versions that were unloaded on request do not count (Triton's strict readiness).
+        Versions that were unloaded on request do not count, nor do folders without a valid configuration (Triton's
+        strict readiness).
         """
-        if self._broken:
+        if self._lacking:
             return False
         for versions in self._models.values():
             for entry in versions.values():
                 if entry.state is ModelState.READY:
-                    if entry.model is not None and not entry.model.ready:
+                    if entry.model is not None and not self.can_execute(entry.model):
                         return False
                 elif entry.reason != UNLOADED:
                     return False
         return True
 
+    def can_execute(self, model: Model) -> bool:
+        """Whether a version that serves can execute now: it has an instance, and so has the model of each step."""
+        return model.ready and not self._lacking_step(model)
 
-def _trouble(entry: VersionEntry) -> str:
-    """Return what is wrong with a version that serves."""
-    return entry.model.trouble if entry.model is not None else ""
+    def _lacking_step(self, model: Model) -> str:
+        """Return the name of the first step's model that cannot execute now; "" if there is none."""
+        for step in () if model.spec.ensemble is None else model.spec.ensemble.steps:
+            try:
+                able = self.can_execute(self.resolve(step.model_name, step.model_version))
+            except ServingError:
+                able = False
+            if not able:
+                return step.model_name
+        return ""
+
+    def _state(self, entry: VersionEntry) -> ModelState:
+        if entry.state is ModelState.READY and entry.model is not None and not self.can_execute(entry.model):
+            return ModelState.UNAVAILABLE
+        return entry.state
+
+    def _trouble(self, entry: VersionEntry) -> str:
+        """Return what is wrong with a version that serves."""
+        if entry.model is None:
+            return ""
+        lacking = self._lacking_step(entry.model) if entry.state is ModelState.READY else ""
+        return f"model '{lacking}' of a step cannot execute now" if lacking else entry.model.trouble
 
 
 def parse_version(text: str) -> int:

@@ -138,18 +138,7 @@ class Kernel:
         """Whether a model version can execute now. Raises `ServingError` for versions that are unknown or not READY."""
         if version:
             parse_version(version)
-        model = self.catalog.resolve(name, version)
-        return model.ready and self._steps_ready(model)
-
-    def _steps_ready(self, model: Model) -> bool:
-        """Whether the models of an ensemble's steps can execute; True for other models."""
-        for step in () if model.spec.ensemble is None else model.spec.ensemble.steps:
-            try:
-                if not self.model_ready(step.model_name, step.model_version):
-                    return False
-            except ServingError:
-                return False
-        return True
+        return self.catalog.can_execute(self.catalog.resolve(name, version))
 
     def _check_running(self) -> None:
         if self.stopping:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InternalError, ServingError
+from kernel.errors import InternalError, NoInstanceInTime, ServingError
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
@@ -75,8 +75,10 @@ class Model:
         #: Versions that were replaced by this one and have sequences that live.
         self.former: Sequence[Model] = ()
         #: The error of new requests, because no scheduler runs: it failed and the next one failed at its start, or the
-        #: version was closed.
+        #: version was closed. Or because no instance lives, see `refuse`.
         self._failure: ServingError | None = None
+        #: The failure that `accept` ends.
+        self._refusal: ServingError | None = None
         #: How many living requests of ensembles and callers will submit requests to this version, or have done so.
         self._pins = 0
         #: Set when no request is left; None while no `drain` waits.
@@ -198,9 +200,26 @@ class Model:
 
     # ---- the end -----------------------------------------------------------------------------
 
-    def fail_queued(self, error: ServingError) -> None:
-        """Fail all queued requests with `error`: no instance is left and a restart has failed."""
+    def refuse(self, error: ServingError) -> None:
+        """Fail all queued requests with `error`, and new ones until `accept`: no instance is left, and its next start
+        has failed. The one after that may come late."""
         self.inbox.post(NoInstanceLeft(error))
+        if self._failure is self._refusal:
+            self._failure = self._refusal = error
+
+    def expire_queued(self) -> None:
+        """Fail the queued requests whose timeout has passed. Called while no instance lives: otherwise only a queue
+        policy makes timeouts count, as in Triton."""
+        now_ns = self._clock.now_ns()
+        for request in self.live.queued_requests():
+            if 0 < request.timeout_us * 1000 <= now_ns - request.queue_start_ns:
+                request.expire(NoInstanceInTime(self.name, request.timeout_us))
+
+    def accept(self) -> None:
+        """Take requests again after `refuse`: an instance lives."""
+        if self._failure is self._refusal:
+            self._failure = None
+        self._refusal = None
 
     def pin(self) -> None:
         """Keep the version until `unpin`, also when it is unloaded or replaced: a living request will use it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.errors import RequestCancelled
 from kernel.serving.response import Response
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Request(msgspec.Struct, eq=False):
     dispatched: bool = False
     finished: bool = False
     cancelled: bool = False
+    #: The error of a queued request that was given up, see `expire`.
+    expiry: ServingError | None = None
     response_count: int = 0
     #: Whether a response with an error was sent.
     failed: bool = False
@@ -131,7 +134,9 @@ class Request(msgspec.Struct, eq=False):
         self.sink.send(response)
 
     def fail(self, error: ServingError) -> None:
-        """Send `error` as the final response."""
+        """Send `error` as the final response; for a cancelled request that has expired, the error of that."""
+        if self.expiry is not None and isinstance(error, RequestCancelled):
+            error = self.expiry
         self.respond(Response(self.model_name, self.model_version, self.id, error=error, final=True))
 
     def consumed(self, count: int = 1) -> None:
@@ -145,6 +150,12 @@ class Request(msgspec.Struct, eq=False):
             self.cancelled = True
             if self.owner is not None:
                 self.owner.cancelled(self)
+
+    def expire(self, error: ServingError) -> None:
+        """Cancel a queued request whose client still waits: it gets `error`."""
+        if not self.finished and not self.cancelled:
+            self.expiry = error
+            self.cancel()
 
     def release_leases(self) -> None:
         """Release the leases of all inputs and outputs."""

@@ -1,11 +1,12 @@
-"""Where HTTP meets the access log: one line for every request, whether the fast path or aiohttp responds.
+"""Where HTTP meets the log: lines for each request, whether the fast path or aiohttp responds.
 
-Only in use with --log-access.
+The access log is in use with --log-access only, Triton's line for a request that has come with --log-verbose=1.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,23 @@ from protocols.http.routes import find_endpoint, request_path
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+logger = logging.getLogger(__name__)
+
+#: The numbers that tritonserver's log has for methods: those of its HTTP library.
+_METHODS = {"GET": 0, "HEAD": 1, "POST": 2, "PUT": 3, "DELETE": 4, "OPTIONS": 8, "TRACE": 9, "CONNECT": 10, "PATCH": 11}
+_OTHER_METHOD = 16
+
 #: When a request came, and from which peer: a client that has gone has no address any more. Absent for what is
 #: not HTTP.
 _BEGIN = web.RequestKey("begin", tuple)
 
 #: What nginx writes as the status of a request whose client went away before it had its response.
 CLIENT_GONE = "499"
+
+
+def log_http_request(method: str, target: str) -> None:
+    """Write Triton's line for a request that has come. It is shown with --log-verbose=1."""
+    logger.debug("HTTP request: %d %s", _METHODS.get(method, _OTHER_METHOD), target.partition("?")[0])
 
 
 def log_http_access(

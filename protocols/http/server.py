@@ -9,7 +9,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from kernel.errors import ServingError
 from kernel.options import AdminOptions, HttpOptions
 from protocols.frontend import is_local
-from protocols.http.access import AiohttpAccessLogger, LoggedHandler
+from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
 from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall, peer_of
@@ -85,6 +85,8 @@ class HttpServer:
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         """Return the response to any request, with the headers of CORS if there are some."""
+        if self._kernel.log.values.log_verbose_level:
+            log_http_request(http.method, http.raw_path)
         headers = self._rules.response_headers(http.headers.get("Origin"))
         response = self._preflight(http) or await self._respond_by_route(http, headers)
         if not response.prepared:

@@ -30,10 +30,11 @@ ALLOWED = {
     "protocols": {"protocols", "kernel", "shm"},
 }
 
-_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/texts"}
+_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/server_paths", "kernel/texts"}
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
-    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving", "kernel/texts",
+    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/server_paths", "kernel/serving",
+    "kernel/texts",
 }  # fmt: skip
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
@@ -43,7 +44,7 @@ _WORKER_SIDE = {
 }  # fmt: skip
 _FOR_PROTOCOLS = {
     "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe",
-    "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel/options", "kernel/server_paths", "kernel/serving", "kernel/settings", "kernel/texts",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -57,8 +58,9 @@ _PROTOCOLS_SHARED = {
 #: type must know it. A room that is not listed may import what its package may.
 ROOMS = {
     "kernel/texts": set[str](),
+    "kernel/server_paths": set[str](),
     "kernel/descriptors": set[str](),
-    "kernel/errors": {"kernel/texts"},
+    "kernel/errors": {"kernel/server_paths", "kernel/texts"},
     "kernel/machine": set[str](),
     "kernel/extensions": _KERNEL_BASE | {"kernel/config"},
     "kernel/loop": _KERNEL_BASE,

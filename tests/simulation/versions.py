@@ -220,6 +220,7 @@ class SimulatedInstance:
         handle.version = version
         worker.handle = handle
         if self._serving:
+            version.model.accept()
             version.model.instances.add(handle)
         else:
             version.model.instances.set_apart(handle)
@@ -230,6 +231,7 @@ class SimulatedInstance:
             return
         self._serving = True
         if self.handle is not None and self.worker is not None and not self.worker.paused:
+            self._version.model.accept()
             self._version.model.instances.add(self.handle)
 
     def lose(self, cause: str) -> None:
@@ -257,7 +259,7 @@ class SimulatedInstance:
             model = version.model
             if not model.instances.count:
                 queued = version.checks.queued()
-                model.fail_queued(Unavailable(f"no instance of model '{model.name}' is alive: no luck"))
+                model.refuse(Unavailable(f"no instance of model '{model.name}' is alive: no luck"))
                 waiting = [client for client in queued if client.waits]
                 self._world.check(not waiting, "%s wait although no instance is left", waiting)
             self._world.after(version.plan.restart_ns, self._start_again)
@@ -280,6 +282,7 @@ class SimulatedInstance:
                 self._world.tell("%s goes on", self.name)
                 worker.go_on()
                 if self._serving and not self.retired and worker.alive and not self.stopped:
+                    self._version.model.accept()
                     self._version.model.instances.add(handle)
 
         self._world.after(duration_ns, go_on)

@@ -201,6 +201,8 @@ class World:
             case errors.NoMemory():
                 return self.budget.used_byte_size > 0 or 4 * plan.rows * plan.width > self.scenario.arena_byte_size
         version = self.serving[index]
+        if version is not None and error.message.startswith("no instance of model"):
+            return version.restarts_failed > 0 and not version.model.instances.count
         return version is not None and version.checks.may_refuse(plan, error)
 
     def responded(self, client: Client) -> None:

@@ -10,6 +10,7 @@ import signal
 from typing import TYPE_CHECKING, Protocol
 
 from backends.supervision.launcher import KILL_WAIT_S, describe_exit
+from backends.supervision.processor_demand import work_mark
 
 if TYPE_CHECKING:
     import socket
@@ -79,6 +80,10 @@ class LocalProcess:
         except ChildProcessError:
             return False
         return found is not None
+
+    @property
+    def work_mark(self) -> tuple[int, str] | None:
+        return None if self._ended.is_set() else work_mark(self.pid)
 
     def terminate(self) -> None:
         """Send SIGTERM to the process and all processes of its group."""

@@ -18,6 +18,8 @@ from backends.supervision.launcher import describe_exit
 from backends.supervision.output.capture import OutputCapture
 from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.processes.zygote_start import StartedZygote
+from backends.supervision.processor_demand import work_mark
+from backends.supervision.working import done_while_working
 from backends.transport import zygote_messages as messages
 from backends.transport.texts import shortened
 from kernel.errors import InvalidArgument
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a zygote may take to fork a worker, with the import of its backend, and to import what a model has chosen,
-#: in seconds.
+#: How long a zygote that is to fork a worker, with the import of its backend, may do nothing, and how long it may take
+#: to import what a model has chosen, in seconds.
 FORK_TIMEOUT_S = 30.0
 PRELOAD_TIMEOUT_S = 300.0
 
@@ -123,17 +125,17 @@ class ZygoteProcess:
             future = self._forks[number] = self._loop.create_future()
             try:
                 self._send(msgspec.structs.replace(request, number=number), fds)
-                async with asyncio.timeout(FORK_TIMEOUT_S):
-                    pid: int = await future
+                limit_s = FORK_TIMEOUT_S
+                if not await done_while_working(future, lambda: work_mark(self.pid), limit_s):
+                    logger.error("the zygote did nothing for %g s, instead of starting a worker", limit_s)
+                    self.end()
+                    raise ZygoteLost("it did not respond")
+                pid: int = future.result()
                 # What models preload runs in the zygote: like a worker, it is not trusted.
                 if not _is_child(pid):
                     self._drop(f"it says that it has forked process {pid}, which is no child of this one")
                     raise ZygoteLost("it has sent a wrong message")
                 return pid
-            except TimeoutError:
-                logger.error("the zygote did not start a worker within %.0f s and is killed", FORK_TIMEOUT_S)
-                self.end()
-                raise ZygoteLost("it did not respond") from None
             finally:
                 del self._forks[number]
 

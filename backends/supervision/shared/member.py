@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from backends.supervision.launcher import KILL_WAIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from backends.supervision.output.worker_output import WorkerOutput
 
@@ -29,6 +29,10 @@ class HostProcess(Protocol):
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped the process."""
+
+    @property
+    def work_mark(self) -> Hashable:
+        """See `Launched`."""
 
     def terminate(self) -> None:
         """Send SIGTERM to the process."""
@@ -63,6 +67,10 @@ class SharedWorker:
     @property
     def stopped(self) -> bool:
         return not self._ended.is_set() and self._process.stopped
+
+    @property
+    def work_mark(self) -> Hashable:
+        return None if self._ended.is_set() else self._process.work_mark
 
     def terminate(self) -> None:
         """Send SIGTERM to the process, which ends all its members."""

@@ -16,6 +16,8 @@ from kernel.loop.clock import LoopClock
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from backends.supervision.launcher import Launcher
     from backends.supervision.output.limits import OutputLimits
 
@@ -85,6 +87,10 @@ class SharedProcess:
     @property
     def stopped(self) -> bool:
         return self._session is not None and self._session.stopped
+
+    @property
+    def work_mark(self) -> Hashable:
+        return None if self._session is None else self._session.work_mark
 
     def terminate(self) -> None:
         if self._session is not None:

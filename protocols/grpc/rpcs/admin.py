@@ -12,6 +12,7 @@ from grpclib.exceptions import GRPCError
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
 from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration
+from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import parse_version
 from kernel.serving.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
@@ -117,7 +118,10 @@ class RepositoryRpcs:
         response = pb.RepositoryIndexResponse()
         for item in await self._kernel.repository.index(message.ready):
             response.models.add(
-                name=clean(item.name), version=item.version, state=item.state, reason=clean(item.reason)
+                name=clean(item.name),
+                version=item.version,
+                state=item.state,
+                reason=clean(SERVER_PATHS.hidden_in(item.reason)),
             )
         return response
 

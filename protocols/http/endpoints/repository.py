@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from kernel.errors import InternalError, InvalidArgument, Unsupported
+from kernel.server_paths import SERVER_PATHS
 from protocols.helpers.awaited import AwaitedTask
 from protocols.helpers.request_task import LOOP_BYTE_SIZE
 from protocols.http.bodies.collector import BodyCollector
@@ -18,6 +17,7 @@ from protocols.http.responses import empty_response, json_response
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from kernel.serving.catalog import IndexItem
     from protocols.http.call import HttpCall
 
 
@@ -28,12 +28,13 @@ async def index(call: HttpCall) -> web.Response:
         ready = False
     if not isinstance(ready, bool):
         raise InvalidArgument("Invalid value for 'ready': expected a boolean")
-    return json_response(
-        [
-            {field: text for field, text in msgspec.structs.asdict(item).items() if text}
-            for item in await call.kernel.repository.index(ready)
-        ]
-    )
+    return json_response([_shown(item) for item in await call.kernel.repository.index(ready)])
+
+
+def _shown(item: IndexItem) -> dict[str, str]:
+    members = {"name": item.name, "version": item.version, "state": item.state}
+    members["reason"] = SERVER_PATHS.hidden_in(item.reason)
+    return {name: text for name, text in members.items() if text}
 
 
 async def load(call: HttpCall) -> web.Response:

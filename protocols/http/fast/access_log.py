@@ -1,4 +1,4 @@
-"""The lines of the access log for requests that the fast path serves. Only in use with --log-access."""
+"""The lines of the log for requests that the fast path serves. Only in use with --log-access or --log-verbose=1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from kernel.observe.access import peer_text
-from protocols.http.access import CLIENT_GONE, log_http_access
+from protocols.http.access import CLIENT_GONE, log_http_access, log_http_request
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,9 +21,18 @@ _METHOD = "POST"
 class ConnectionAccessLog:
     """Logs the requests of one connection."""
 
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
+    def __init__(self, transport: asyncio.BaseTransport, *, access: bool, verbose: bool) -> None:
+        """With `access` there is a line after each response, with `verbose` one when a request comes."""
+        self._access = access
+        self._verbose = verbose
         #: A client that has gone has no address any more.
         self._peer = peer_text(transport.get_extra_info("peername"))
+
+    def begun(self, call: FastCall) -> None:
+        """The head of a request has come."""
+        call.begin_ns = monotonic_ns()
+        if self._verbose:
+            log_http_request(_METHOD, call.head.target)
 
     def responded(self, call: FastCall, response: ResponseBytes) -> None:
         """`response` was handed to the transport."""
@@ -31,6 +40,10 @@ class ConnectionAccessLog:
 
     def refused(self, head: HttpRequestHead, response: ResponseBytes) -> None:
         """`response` was handed to the transport for a request that its head alone decided."""
+        if self._verbose:
+            log_http_request(_METHOD, head.target)
+        if not self._access:
+            return
         log_http_access(
             self._peer,
             _METHOD,
@@ -47,6 +60,8 @@ class ConnectionAccessLog:
         self._write(call, CLIENT_GONE, None)
 
     def _write(self, call: FastCall, status: str, bytes_out: int | None) -> None:
+        if not self._access:
+            return
         log_http_access(
             self._peer,
             _METHOD,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
 from protocols.access.peer_identity import Peer
@@ -87,10 +86,15 @@ class FastConnection(asyncio.Protocol):
         self._writer = ResponseWriter(self._transport, self._fast_path.budget, self._responses_written)
         send_small_writes_at_once(transport)
         find_vanished_peers(transport)
-        if self._fast_path.log_access:
-            self._access_log = ConnectionAccessLog(transport)
+        self.choose_log()
         self._fast_path.add(self)
         self._active_s = self._fast_path.now_s
+
+    def choose_log(self) -> None:
+        """Log requests from now on, or no longer, as the fast path says."""
+        access, verbose = self._fast_path.log_access, self._fast_path.log_verbose
+        logs = access or verbose
+        self._access_log = ConnectionAccessLog(self._transport, access=access, verbose=verbose) if logs else None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -139,7 +143,7 @@ class FastConnection(asyncio.Protocol):
             if whole or (not body_byte_size and infer.body_byte_size < RECEIVE_BUFFER_BYTE_SIZE):
                 call = FastCall(fast_path.inference, infer, self)
                 if self._access_log is not None:
-                    call.begin_ns = monotonic_ns()
+                    self._access_log.begun(call)
                 if whole:  # all of a request, its head that of the one before
                     self._calls.append(call)
                     call.start(data[len(known.text) :])
@@ -325,7 +329,7 @@ class FastConnection(asyncio.Protocol):
         """Begin a request whose body begins at `start` of what was received."""
         call = FastCall(self._fast_path.inference, infer, self)
         if self._access_log is not None:
-            call.begin_ns = monotonic_ns()
+            self._access_log.begun(call)
         end = start + infer.body_byte_size
         body, self._received = self._received[start:end], self._received[end:]
         if len(body) == infer.body_byte_size:

@@ -44,6 +44,8 @@ class FastPath:
         self.budget = IterationBudget()
         self.known_heads = KnownRequestHeads(inference, rules)
         self.log_access = log_access
+        #: Whether the log shows the requests that come. Clients may change that at any time.
+        self.log_verbose = self.kernel.log.values.log_verbose_level > 0
         self.timeouts = timeouts
         #: Seconds of the event loop's clock at the last tick.
         self.now_s = 0.0
@@ -93,6 +95,11 @@ class FastPath:
     def expire(self, now_s: float) -> None:
         """Let all connections look at the time `now_s`."""
         self._set_clock(now_s)
+        verbose = self.kernel.log.values.log_verbose_level > 0
+        if verbose != self.log_verbose:
+            self.log_verbose = verbose
+            for connection in self._connections:
+                connection.choose_log()
         for connection in list(self._connections):
             connection.expire()
 

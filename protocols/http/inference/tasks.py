@@ -100,7 +100,7 @@ def json_bytes(
 
     def write(memory: memoryview) -> int:
         try:
-            written = write_data(datatype, text, count, memory)
+            written = write_data(name, datatype, text, count, memory)
         except TooManyStrings:
             raise InvalidArgument(
                 f"{request_prefix(request.id)}unexpected number of string elements {count + 1} for inference input "

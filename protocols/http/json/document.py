@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
+from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.http.json.syntax import JsonSyntaxError, check_syntax
 
 #: Stands for a member that a document does not have; `None` is JSON's null.
@@ -42,6 +43,9 @@ _decoder = msgspec.json.Decoder()
 _STRING_OR_SPECIAL = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?NaN|-?Inf(?:inity)?', re.DOTALL)
 _STRING_OR_SPECIAL_BYTES = re.compile(_STRING_OR_SPECIAL.pattern.encode(), re.DOTALL)
 
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -53,11 +57,37 @@ class TooDeep(InvalidArgument):
 
 
 def parse(text: bytes) -> Any:
-    """Return the document in `text` as plain Python values. Raises `JsonSyntaxError` or `TooDeep`."""
+    """Return the document in `text` as plain Python values. Raises `JsonSyntaxError` or `TooDeep`.
+
+    What is nested deeper than `MAX_DEPTH` in a text of ordinary size may be missing: a member that must be a boolean is
+    refused as an array, as in Triton, and not because of what is in it.
+    """
     try:
         return _decoder.decode(text)
     except UNDECODABLE:
+        pass
+    try:
         return parse_leniently(text)
+    except TooDeep:
+        if len(text) > MAX_CONTROL_BYTE_SIZE:
+            raise
+        return parse_leniently(_shallow(text))
+
+
+def _shallow(text: bytes) -> bytes:
+    """Return `text` without what is in containers nested deeper than `MAX_DEPTH`."""
+    kept, depth, position = bytearray(), 0, 0
+    for found in _STRING_OR_BRACKET.finditer(text):
+        bracket = found.group()
+        if bracket in _OPENING:
+            depth += 1
+            if depth == MAX_DEPTH + 1:
+                kept += text[position : found.end()]
+        elif bracket in _CLOSING:
+            if depth == MAX_DEPTH + 1:
+                position = found.start()
+            depth -= 1
+    return bytes(kept + text[position:]) if depth <= MAX_DEPTH else bytes(kept)
 
 
 def parse_leniently(text: bytes) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from protocols.http.json.tensor import BadData, decode_piece, shape_mismatch
+from protocols.http.json.tensor import BadData, WrongElementCount, decode_piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +40,8 @@ def packed_size(datatype_byte_size: int, count: int, text: Buffer) -> int:
     return count * datatype_byte_size if datatype_byte_size else len(text) * 4 // 3 + 4
 
 
-def write_data(datatype: str, text: memoryview, element_count: int, memory: memoryview) -> int:
-    """Write the raw bytes of the JSON array `text` to `memory`, and return how many they are.
+def write_data(name: str, datatype: str, text: memoryview, element_count: int, memory: memoryview) -> int:
+    """Write the raw bytes of the JSON array `text`, the data of input `name`, to `memory`; returns how many they are.
 
     `memory` has room for `element_count` elements; for BYTES as `packed_size` says. Raises `ServingError` for elements
     that are wrong, too many or too few, but too few strings: the worker checks their number. Raises `TooManyStrings`.
@@ -51,11 +51,13 @@ def write_data(datatype: str, text: memoryview, element_count: int, memory: memo
         packed, piece_count = decode_piece(datatype, piece)
         count += piece_count
         if count > element_count:
-            raise shape_mismatch() if datatype != "BYTES" else TooManyStrings
+            if datatype == "BYTES":
+                raise TooManyStrings
+            raise WrongElementCount(name, count, element_count, or_more=True)
         memory[position : position + len(packed)] = packed
         position += len(packed)
     if datatype != "BYTES" and count != element_count:
-        raise shape_mismatch()
+        raise WrongElementCount(name, count, element_count)
     return position
 
 

@@ -52,14 +52,24 @@ _SPECIAL_NUMBERS = {SPECIAL_MARK + name: float(name) for name in ("NaN", "-NaN",
 #: How such a string begins in JSON.
 _MARK = json.dumps(SPECIAL_MARK)[1:-1].encode()
 
-_SHAPE_MISMATCH = "Shape does not match true shape of 'data' field"
-
 
 class BadData(InternalError):
     """The `data` of an input does not fit its datatype and shape."""
 
     def __init__(self, problem: str, prefix: str = "Unable to parse 'data'") -> None:
         super().__init__(f"{prefix}: {problem}")
+
+
+class WrongElementCount(BadData):
+    """The `data` of an input has more or fewer elements than its shape. Triton's text, and what it does not say."""
+
+    def __init__(self, name: str, found: int, expected: int, *, or_more: bool = False) -> None:
+        """`found` may be less than what there is: `or_more`."""
+        more = " or more" if or_more else ""
+        super().__init__(
+            f"Shape does not match true shape of 'data' field (input '{name}' has {found}{more} elements in 'data', "
+            f"its shape has {expected})"
+        )
 
 
 # ---- JSON to bytes --------------------------------------------------------------------------
@@ -74,9 +84,9 @@ def decode_data(name: str, datatype: str, text: Buffer, element_count: int) -> b
     check_readable(name, datatype)
     values = _decode_fast(datatype, text)
     if values is None:
-        values = _decode_carefully(datatype, text, element_count)
+        values = _decode_carefully(name, datatype, text, element_count)
     if datatype != "BYTES" and len(values) != element_count:
-        raise BadData(_SHAPE_MISMATCH)
+        raise WrongElementCount(name, len(values), element_count)
     return _pack(datatype, values)
 
 
@@ -106,11 +116,6 @@ def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
 def _wrong_type(datatype: str, complaint: str) -> BadData:
     prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
     return BadData(f"attempt to access JSON {complaint}", prefix)
-
-
-def shape_mismatch() -> BadData:
-    """Return the error of a text with more or fewer elements than the shape says."""
-    return BadData(_SHAPE_MISMATCH)
 
 
 def check_readable(name: str, datatype: str) -> None:
@@ -158,7 +163,7 @@ def _decoder(element_type: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(expected)
 
 
-def _decode_carefully(datatype: str, text: Buffer, element_count: int) -> list[Any]:
+def _decode_carefully(name: str, datatype: str, text: Buffer, element_count: int) -> list[Any]:
     """Return the elements, checked one by one; the first wrong one raises Triton's error."""
     document = parse_leniently(bytes(text))
     if not isinstance(document, list):
@@ -170,7 +175,7 @@ def _decode_carefully(datatype: str, text: Buffer, element_count: int) -> list[A
     values: list[Any] = []
     for element in _flatten(document):
         if datatype != "BYTES" and len(values) == element_count:
-            raise BadData(_SHAPE_MISMATCH)
+            raise WrongElementCount(name, len(values) + 1, element_count, or_more=True)
         if type(element) not in accepted:
             raise _wrong_type(datatype, complaint)
         values.append(element)

@@ -10,6 +10,7 @@ import pytest
 from backends.base import ModelArguments
 from backends.onnxruntime.options import (
     custom_op_libraries,
+    ignored_settings,
     model_path,
     providers,
     run_options,
@@ -131,7 +132,6 @@ def test_a_gpu_instance_needs_an_onnxruntime_for_gpus() -> None:
     [
         ("CPU", "cpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
         ("GPU", "gpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
-        ("CPU", "cpu", "openvino", "the 'openvino' accelerator needs an onnxruntime with the OpenVINO"),
         ("GPU", "gpu", "tensorrt", "the 'tensorrt' accelerator is not supported for ONNX models"),
     ],
 )
@@ -148,6 +148,26 @@ def test_openvino_is_used_if_it_is_installed() -> None:
     given = arguments(optimization={"execution_accelerators": accelerators})
     openvino = "OpenVINOExecutionProvider"
     assert providers(given, [openvino, CPU]) == [(openvino, {"device_type": "CPU"}), (CPU, {})]
+    assert ignored_settings(given, [openvino, CPU]) == []
+
+
+def test_without_openvino_the_model_runs_without_it_and_the_log_says_so() -> None:
+    accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
+    given = arguments(optimization={"execution_accelerators": accelerators})
+    assert providers(given, [CPU]) == [(CPU, {})]
+    assert ignored_settings(given, [CPU]) == [
+        "the 'openvino' accelerator of model 'm' has no effect: the installed onnxruntime has no "
+        "OpenVINOExecutionProvider. The model runs without it"
+    ]
+    assert ignored_settings(arguments(), [CPU]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("CPU", "the instance runs on the CPU"), ("GPU", "it is one of the accelerator 'cuda'")]
+)
+def test_parameters_for_gpus_without_effect_are_named(kind: str, why: str) -> None:
+    given = arguments({"gpu_mem_limit": "1", "intra_op_thread_count": "2", "mine": "3"}, kind=kind)
+    assert ignored_settings(given, [CPU]) == [f"parameter 'gpu_mem_limit' of model 'm' has no effect: {why}"]
 
 
 def test_the_model_file_may_be_in_a_folder(tmp_path: Path) -> None:

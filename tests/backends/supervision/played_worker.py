@@ -28,7 +28,7 @@ from shm.lease import RegionNumber
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Hashable
 
 
 class FakeWorker:
@@ -40,6 +40,8 @@ class FakeWorker:
         self._theirs = theirs
         self.is_stopped = False
         self.terminated = False
+        #: Returns the mark of the process at each look.
+        self.mark: Callable[[], Hashable] | None = None
         self._on_lost: Callable[[str], None] | None = None
         self.output = WorkerOutput("m_0", OutputLimits(), FakeClock())
 
@@ -52,6 +54,10 @@ class FakeWorker:
     @property
     def stopped(self) -> bool:
         return self.is_stopped
+
+    @property
+    def work_mark(self) -> Hashable:
+        return self.mark() if self.mark is not None else None
 
     def terminate(self) -> None:
         self.terminated = True

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from backends.supervision.processor_demand import demanded_ns
+from backends.supervision.processor_demand import demanded_ns, work_mark
 
 #: Waits until it is asked to work, then uses a processor until it has used one for as long as the argument says.
 PROGRAM = """
@@ -27,11 +27,12 @@ def test_a_process_that_works_demands_time_and_one_that_waits_does_not() -> None
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
-        before = demanded_ns(process.pid)
+        before, mark = demanded_ns(process.pid), work_mark(process.pid)
         process.stdin.write(b"\n")
         process.stdin.flush()
         process.stdout.readline()
         after = demanded_ns(process.pid)
+        assert work_mark(process.pid) != mark
         process.stdin.close()
     assert before is not None
     assert after is not None
@@ -42,9 +43,23 @@ def test_a_process_that_has_ended_demands_nothing_that_is_known() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert demanded_ns(process.pid) is None
+    assert work_mark(process.pid) is None
 
 
 def test_the_time_of_this_process_counts() -> None:
     found = demanded_ns(os.getpid())
     assert found is not None
     assert found >= time.process_time_ns() // 2
+
+
+def test_a_process_that_waits_leaves_the_same_mark() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()  # it has started, and reads again
+        while (mark := work_mark(process.pid)) != work_mark(process.pid):
+            pass
+        assert mark is not None
+        process.stdin.close()

@@ -7,10 +7,15 @@ from bench.oracle.steps import get
 
 
 def test_what_differs_between_runs_is_left_out() -> None:
-    body = {"ns": 17, "list": [{"name": "late"}, {"name": "kept", "share": 0.123456789}], "path": "/here/m", "more": 1}
-    response = cleaned(StepResponse("http 200", body, "in /here/m"), ("late", "more"), "/here")
+    body = {
+        "ns": 17,
+        "list": [{"name": "late"}, {"name": "kept", "share": 0.123456789}],
+        "path": "/here/m/1",
+        "more": 1,
+    }
+    response = cleaned(StepResponse("http 200", body, "in /here/m, of /here"), ("late", "more"), "/here")
     assert response == StepResponse(
-        "http 200", {"ns": "some", "list": [{"name": "kept", "share": 0.123457}], "path": "MODELS/m"}, "in MODELS/m"
+        "http 200", {"ns": "some", "list": [{"name": "kept", "share": 0.123457}], "path": "m/1"}, "in m, of MODELS"
     )
 
 

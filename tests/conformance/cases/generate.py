@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bench.oracle.steps import ERROR, Case, Document, Step, gzipped, post
+from bench.oracle.steps import ERROR, Case, Document, Step, counted, gzipped, post
 
 
 def generate(model: str, body: Any, **headers: str) -> Step:
@@ -37,7 +37,7 @@ CASES = [
         prompt(COUNT=3),
         prompt(COUNT=[1, 2, 3]),
         prompt(COUNT=[]),
-        prompt(COUNT=[[1, 2], [3, 4]]),
+        counted(prompt(COUNT=[[1, 2], [3, 4]]), "COUNT", 4, 2),
         prompt(SURE=True),
         prompt(SURE=[False]),
         prompt(PROMPT=["one"]),
@@ -45,7 +45,7 @@ CASES = [
         prompt(PROMPT=[]),
         prompt(GRID=[1, 2, 3, 4]),
         prompt(GRID=[1, 2, 3]),
-        prompt(GRID=[[1.5, 2], [3, 4]]),
+        counted(prompt(GRID=[[1.5, 2], [3, 4]]), "GRID", 4, 2),
         prompt(GRID=1),
         prompt(GRID=[]),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bench.oracle.steps import Case, infer, tensor
+from bench.oracle.steps import Case, counted, infer, tensor
 
 if TYPE_CHECKING:
     from bench.oracle.steps import Document, Step
@@ -91,9 +91,9 @@ CASES = [
     ),
     Case(
         "element counts",
-        total({**A, "data": [1.0, 2.0, 3.0]}, B),
-        total({**A, "data": [1.0] * 5}, B),
-        total({**A, "data": []}, B),
+        counted(total({**A, "data": [1.0, 2.0, 3.0]}, B), "A", 3, 4),
+        counted(total({**A, "data": [1.0] * 5}, B), "A", 5, 4),
+        counted(total({**A, "data": []}, B), "A", 0, 4),
         total({**A, "data": [[1.0, 2.0], [3.0, 4.0]]}, B),
         total({**A, "data": 1.0}, B),
         infer("types", {"inputs": [tensor("IN_BYTES", "BYTES", [2], ["a"])]}),
@@ -126,8 +126,8 @@ CASES = [
         total(A, B, id=5),
         total(A, B, id=""),
         total(A, id="one input"),
-        total(A, {**B, "shape": [3]}, id="shape"),
-        rows({**IN, "shape": [1, 4]}, FREE, id="line\nbreak"),
+        counted(total(A, {**B, "shape": [3]}, id="shape"), "B", 4, 3),
+        counted(rows({**IN, "shape": [1, 4]}, FREE, id="line\nbreak"), "IN", 3, 4),
         total(A, B, id="out", outputs=[{"name": "NOTHING"}]),
     ),
     Case(

@@ -72,6 +72,8 @@ def test_a_registration_must_lie_in_the_object(registry: RegionRegistry, key: st
         (0, 2**64 - 1, "Invalid offset + byte size for shared memory region: 'r'"),
         (0, 0, "Invalid offset + byte size for shared memory region: 'r'"),
         (32, 2**64 - 32, "Integer overflow detected"),
+        (2**64 - 32, 64, "Invalid offset for shared memory region: 'r'"),
+        (-1, 64, "Invalid offset for shared memory region: 'r'"),
     ],
 )
 def test_a_lease_must_lie_in_the_region(

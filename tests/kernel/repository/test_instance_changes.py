@@ -49,8 +49,29 @@ def test_instances_are_added_and_removed_while_the_version_serves(lab: Repositor
     run(lab, scenario)
 
 
-def test_a_removed_instance_finishes_its_batches_after_the_load_has_ended(lab: RepositoryLab) -> None:
+def test_instances_that_a_load_takes_away_are_finalized_before_it_ends(lab: RepositoryLab) -> None:
+    lab.write("m", config=group(3))
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        lab.keepers[2].finished = asyncio.Event()
+        lab.write("m", config=group(1))
+        load = asyncio.ensure_future(lab.lifecycle.load("m"))
+        await until(lambda: lab.keepers[1].stopped)
+        assert lab.catalog.resolve("m").instances.count == 1
+        assert not load.done(), "an instance still executes"
+        lab.keepers[2].finished.set()
+        await load
+        assert lab.keepers[2].stopped
+
+    run(lab, scenario)
+
+
+def test_a_removed_instance_that_executes_for_long_finishes_its_batches_after_the_load_has_ended(
+    lab: RepositoryLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab.write("m", config=group(2))
+    monkeypatch.setattr("kernel.repository.retirement.FINALIZED_WAIT_S", 0.001)
 
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.load("m")

@@ -135,3 +135,21 @@ def test_after_a_failed_warm_up_the_old_version_still_serves(lab: RepositoryLab)
         assert len(lab.alive) == 1
 
     run(lab, scenario)
+
+
+@pytest.mark.parametrize("brought", [False, True])
+def test_the_log_has_the_reason_of_a_failed_load_request(
+    lab: RepositoryLab, caplog: pytest.LogCaptureFixture, brought: bool
+) -> None:
+    lab.write("m")
+    lab.failure = "cannot read '/whole/path'"
+
+    async def scenario(lab: RepositoryLab) -> None:
+        parameters = {"config": '{"backend": "identity"}', "file:1/a": b""} if brought else None
+        with pytest.raises(ModelLoadFailed):
+            await lab.lifecycle.load("m", parameters)
+
+    run(lab, scenario)
+    assert caplog.messages == [
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: cannot read '/whole/path';"
+    ]

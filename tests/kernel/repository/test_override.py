@@ -66,16 +66,16 @@ def test_load_parameters_that_are_too_large_are_refused(monkeypatch: pytest.Monk
 def test_a_path_of_many_folders_is_refused_before_a_folder_is_made(separator: str) -> None:
     parse_load_parameters({"config": "{}", f"file:{'a/' * MAX_PATH_DEPTH}x": b""})
     with pytest.raises(
-        InvalidArgument, match=r"^the path of file parameter 'file:a/.* folders, at most 32 are allowed$"
+        UnusableParameters, match=r"^the path of file parameter 'file:a/.* folders, at most 32 are allowed$"
     ):
         parse_load_parameters({"config": "{}", f"file:{separator.join('a' * (MAX_PATH_DEPTH + 2))}": b""})
 
 
 @pytest.mark.parametrize("path", ["x" * 1025, "a/" * 100_000 + "x", "é" * 513])
 def test_a_long_path_is_refused_and_the_error_is_short(path: str) -> None:
-    with pytest.raises(InvalidArgument, match=r" bytes, at most 1024 are allowed$") as caught:
+    with pytest.raises(UnusableParameters, match=r" bytes, at most 1024 are allowed$") as caught:
         parse_load_parameters({"config": "{}", f"file:{path}": b""})
-    assert len(caught.value.text.encode()) < 1200
+    assert len(caught.value.message.encode()) < 1200  # it is for the log, which takes it as it is
 
 
 def test_paths_of_files_are_normalised_inside_the_folder() -> None:
@@ -113,13 +113,26 @@ def test_the_folder_is_removed_with_its_last_use() -> None:
     assert not root.exists()
 
 
-@pytest.mark.parametrize(("files", "error"), [({"../x": b""}, UnusableParameters), ({"a" * 300: b""}, InternalError)])
-def test_a_folder_that_cannot_be_filled_is_removed(
-    files: dict[str, bytes], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["../x", "a" * 300, "1/" + "a" * 300, "a\ud800"])
+def test_a_folder_that_cannot_be_filled_is_removed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(UnusableParameters):
+        OverrideFolder({name: b""})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_takes_no_files_is_an_error_without_the_folders_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(error):
-        OverrideFolder(files)
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(InternalError) as caught:
+        OverrideFolder({"a": b"b"})
+    assert caught.value.message == "failed to write the files of a load request: No space left on device"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -115,7 +115,8 @@ def test_only_the_files_of_samples_that_run_are_read() -> None:
         ),
         (
             given("zero_data: true", data_type="TYPE_FP32"),
-            "[request id: <id_unknown>] inference input 'IN' data-type is 'FP32', but model 'm' expects 'INT32'",
+            "[request id: <id_unknown>] inference input 'IN' data-type is 'FP32', but model 'm' expects 'INT32' "
+            "(in warmup sample '')",
         ),
     ],
 )
@@ -128,6 +129,14 @@ def test_a_missing_input_and_a_wrong_shape_have_the_same_errors_as_in_requests()
     assert failure("batch_size: 1 " + given("zero_data: true", "[1, 1]")).startswith(
         "[request id: <id_unknown>] unexpected shape for input 'IN' for model 'm'. Expected [-1,-1], got [1,1,1]."
     )
+
+
+def test_the_error_of_a_misspelt_input_names_the_sample_the_name_and_those_of_the_model() -> None:
+    text = failure(
+        'name: "cold" batch_size: 1 ' + given("zero_data: true", name="In") + given("zero_data: true", name="X")
+    )
+    assert text.startswith("[request id: <id_unknown>] expected number of inputs between 1 and 2 but got 0 inputs for")
+    assert text.endswith(" (in warmup sample 'cold', which has 'In', 'X'; the inputs of the model are 'IN', 'OPT')")
 
 
 def test_samples_that_exceed_the_limits_are_refused() -> None:

@@ -11,11 +11,15 @@ from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvail
 from kernel.serving.catalog import Catalog, IndexItem, ModelState, parse_version
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernel.serving.model import Model
 
 
-def model(name: str, version: int, *, ready: bool = True, trouble: str = "") -> Model:
-    made = SimpleNamespace(name=name, version=version, ready=ready, trouble=trouble)
+def model(name: str, version: int, *, ready: bool = True, trouble: str = "", steps: Sequence[str] = ()) -> Model:
+    ensemble = SimpleNamespace(steps=[SimpleNamespace(model_name=step, model_version="") for step in steps])
+    spec = SimpleNamespace(ensemble=ensemble if steps else None)
+    made = SimpleNamespace(name=name, version=version, ready=ready, trouble=trouble, spec=spec)
     made.follows, made.finishes_sequences = lambda former: None, False
     return cast("Model", made)
 
@@ -93,6 +97,30 @@ def test_the_index_says_what_is_wrong_with_a_version_that_serves(catalog: Catalo
     assert catalog.index(ready=True)[1].reason == "the reload failed"
 
 
+def test_a_version_without_a_living_instance_is_unavailable_wherever_a_client_looks(catalog: Catalog) -> None:
+    lost = model("a", 3, ready=False, trouble="instance 'a_0' was lost and is started again: exit code 7")
+    catalog.set_state("a", 3, ModelState.READY, "", lost)
+    assert catalog.index()[1] == IndexItem("a", "3", "UNAVAILABLE", lost.trouble)
+    assert [item.version for item in catalog.index(ready=True)] == ["1"]
+    assert not catalog.can_execute(lost)
+    assert not catalog.all_ready()
+    assert catalog.resolve("a") is lost, "requests wait for the next worker"
+
+
+def test_an_ensemble_is_unavailable_while_a_model_of_its_steps_is(catalog: Catalog) -> None:
+    inner, outer = model("inner", 1, steps=["a"]), model("outer", 1, steps=["inner"])
+    for each in (inner, outer):
+        catalog.set_state(each.name, 1, ModelState.READY, "", each)
+    assert catalog.can_execute(outer)
+    assert catalog.all_ready()
+    catalog.set_state("a", 3, ModelState.READY, "", model("a", 3, ready=False))
+    assert not catalog.can_execute(outer)
+    assert catalog.index()[-1] == IndexItem("outer", "1", "UNAVAILABLE", "model 'inner' of a step cannot execute now")
+    for version in (1, 3):
+        catalog.set_state("a", version, ModelState.UNAVAILABLE, "unloaded")
+    assert not catalog.can_execute(outer)
+
+
 def test_strict_readiness_wants_every_model_alive_but_not_those_unloaded_on_request(catalog: Catalog) -> None:
     assert catalog.all_ready()
     catalog.set_state("a", 1, ModelState.UNAVAILABLE, "unloaded")
@@ -103,6 +131,15 @@ def test_strict_readiness_wants_every_model_alive_but_not_those_unloaded_on_requ
     assert not catalog.all_ready()
     catalog.set_state("b", 1, ModelState.UNLOADING, "", model("b", 1))
     assert not catalog.all_ready()
+
+
+def test_strict_readiness_does_not_want_folders_without_a_valid_configuration(catalog: Catalog) -> None:
+    catalog.set_broken("odd", "no configuration", is_model=False)
+    assert catalog.all_ready()
+    catalog.set_broken("odd", "no version")
+    assert not catalog.all_ready()
+    catalog.set_broken("odd", None)
+    assert catalog.all_ready()
 
 
 def test_a_model_in_two_repositories_is_always_shown_and_asked_of_nobody(catalog: Catalog) -> None:

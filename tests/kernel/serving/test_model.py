@@ -4,7 +4,7 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec
-from kernel.errors import InternalError
+from kernel.errors import InternalError, RequestCancelled, Unavailable
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import Condition, InstanceSet
@@ -85,3 +85,62 @@ def test_what_is_wrong_with_instances_is_said_until_it_ends_or_they_are_gone() -
     model.instances.forget(instances[2])
     assert model.trouble == "model_0 busy"
     assert model.ready
+
+
+# ---- no instance lives --------------------------------------------------------------------------
+
+
+def test_while_no_instance_can_be_started_requests_are_refused_at_once_with_the_reason() -> None:
+    model = Model(model_spec(), ModelConfig(), 1, direct, FakeClock())
+    model.start()
+    waiting, sink = request()
+    model.submit(waiting)
+    assert errors(sink) == [], "the next worker may come soon"
+    model.refuse(Unavailable("no instance of model 'model' is alive: no luck"))
+    assert errors(sink) == ["no instance of model 'model' is alive: no luck"]
+    with pytest.raises(Unavailable, match="no luck$"):
+        model.submit(request()[0])
+    model.refuse(Unavailable("no instance of model 'model' is alive: still no luck"))
+    with pytest.raises(Unavailable, match="still no luck$"):
+        model.submit(request()[0])
+    model.accept()
+    assert not model.ready
+    model.instances.add(FakeInstance("model_0"))
+    assert model.ready
+    model.submit(request()[0])
+    assert model.in_flight == 1
+
+
+def test_a_request_that_waits_for_a_worker_longer_than_its_timeout_gets_an_error_that_says_so() -> None:
+    clock = FakeClock()
+    model = Model(model_spec(), ModelConfig(), 1, direct, clock)
+    model.start()
+    (short, short_sink), (long, long_sink), (endless, endless_sink) = request(), request(), request()
+    for each, timeout_us in ((short, 1000), (long, 3000), (endless, 0)):
+        each.timeout_us = timeout_us
+        model.submit(each)
+    clock.advance(999_999)
+    model.expire_queued()
+    assert errors(short_sink) == []
+    clock.advance(1)
+    for _ in range(2):
+        model.expire_queued()
+    assert errors(short_sink) == [
+        "no instance of model 'model' is alive: its worker was lost and is started again, which takes longer than the "
+        "request's timeout of 1000 microseconds"
+    ]
+    assert errors(long_sink) == errors(endless_sink) == []
+    assert model.live.queued_requests() == [long, endless]
+    long.cancel()
+    assert [type(error) for error in long_sink.errors] == [RequestCancelled]
+    model.check()
+
+
+def test_a_version_that_was_closed_stays_closed_when_an_instance_comes_back() -> None:
+    model = Model(model_spec(), ModelConfig(), 1, direct, FakeClock())
+    model.start()
+    model.refuse(Unavailable("no luck"))
+    model.close(Unavailable("closed"))
+    model.accept()
+    with pytest.raises(Unavailable, match="^closed$"):
+        model.submit(request()[0])

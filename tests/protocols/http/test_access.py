@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -113,3 +113,65 @@ def test_without_the_option_nothing_is_logged(exchange: Callable[..., None], cap
     with caplog.at_level(logging.INFO, "access"):
         exchange(test)
     assert lines(caplog) == []
+
+
+# ---- --log-verbose=1 ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_a_verbose_log_has_tritons_line_for_each_request_that_comes(
+    with_kernel: WithKernel, caplog: pytest.LogCaptureFixture, fast_path: bool
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        kernel.log.update({"log_verbose_level": 1})
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        server = HttpServer(kernel, sock, fast_path=fast_path)
+        await server.start()
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:
+                for method, path in (("GET", "/v2?a=b"), ("DELETE", "/v2"), ("POST", "/v2/models/none/infer")):
+                    async with session.request(method, path, json=_BODY if method == "POST" else None) as response:
+                        await response.read()
+                for _ in range(2):  # the second is taken as the first was
+                    async with session.post("/v2/models/echo/infer", json=_BODY) as response:
+                        await response.read()
+        finally:
+            await server.stop(1.0)
+
+    with caplog.at_level(logging.DEBUG, "protocols.http.access"):
+        with_kernel(test)
+    assert [record.getMessage() for record in caplog.records if record.name == "protocols.http.access"] == [
+        "HTTP request: 0 /v2",
+        "HTTP request: 4 /v2",
+        "HTTP request: 2 /v2/models/none/infer",
+        "HTTP request: 2 /v2/models/echo/infer",
+        "HTTP request: 2 /v2/models/echo/infer",
+    ]
+    assert lines(caplog) == []
+
+
+def test_connections_that_are_open_follow_the_level_of_the_log(
+    with_kernel: WithKernel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        server = HttpServer(kernel, sock)
+        await server.start()
+        fast_path: Any = server._listener._first
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:
+                for level in (0, 1, 0):
+                    kernel.log.update({"log_verbose_level": level})
+                    fast_path.expire(fast_path.now_s)  # as it does each second
+                    async with session.post("/v2/models/echo/infer", json={**_BODY, "id": str(level)}) as response:
+                        assert response.status == 200
+                        await response.read()
+        finally:
+            await server.stop(1.0)
+
+    with caplog.at_level(logging.DEBUG, "protocols.http.access"):
+        with_kernel(test)
+    found = [record.getMessage() for record in caplog.records if record.name == "protocols.http.access"]
+    assert found == ["HTTP request: 2 /v2/models/echo/infer"]

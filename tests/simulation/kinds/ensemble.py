@@ -87,15 +87,17 @@ class EnsembleChecks(Checks):
             # A decoupled step may end without any response.
             stuck = "unexpected deadlock" in error.message and self.spec.decoupled
             full = "no memory left for a tensor" in error.message
-            return failed or stuck or full or self._may_not_submit()
+            return failed or stuck or full or self._may_not_submit(error)
         return super().expected(client, error)
 
-    def _may_not_submit(self) -> bool:
-        """Whether a step's model may be away."""
+    def _may_not_submit(self, error: errors.ServingError) -> bool:
+        """Whether a step's model may be away, or has refused requests because none of its workers could be started."""
         names = {step.model_name for step in self.spec.ensemble.steps} if self.spec.ensemble else set()
-        models = self.world.scenario.models
-        away = any(plan.spec.name in names and self.world.serving[n] is None for n, plan in enumerate(models))
         world = self.world
+        steps = [world.serving[n] for n, plan in enumerate(world.scenario.models) if plan.spec.name in names]
+        # The error comes when the other steps have ended. Then an instance may live again.
+        refused = "no instance of model" in error.message
+        away = any(version is None or (refused and version.restarts_failed) for version in steps)
         return away or world.abandoned or world.scenario.impatient_unload
 
     def at_rest(self) -> None:

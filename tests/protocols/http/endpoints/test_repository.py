@@ -65,6 +65,12 @@ def test_models_are_loaded_and_unloaded(exchange: Exchange, path: str, body: byt
     [
         ("index", b"x", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
         ("index", b'{"ready":1}', 400, "Invalid value for 'ready': expected a boolean"),
+        (
+            "index",
+            b'{"ready":' + b"[" * 5000 + b"]" * 5000 + b"}",
+            400,
+            "Invalid value for 'ready': expected a boolean",
+        ),
         ("r/models/m/load", b"", 501, "'repository_name' specification is not supported"),
         ("r/models/m/unload", b"", 501, "'repository_name' specification is not supported"),
         ("models/missing/load", b"", 404, "no such model"),

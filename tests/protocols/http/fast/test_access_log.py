@@ -39,7 +39,8 @@ def call(kernel: Kernel) -> FastCall:
 
 def test_a_line_has_the_peer_the_request_and_the_response(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
-        log = ConnectionAccessLog(Transport())  # type: ignore[arg-type]  # what it uses of a transport
+        transport = Transport()
+        log = ConnectionAccessLog(transport, access=True, verbose=False)  # type: ignore[arg-type]  # what it uses
         with access_log_lines() as lines:
             log.responded(call(kernel), ResponseBytes(b"head", [b"body"], status=400))
             log.client_gone(call(kernel))

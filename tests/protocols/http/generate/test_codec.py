@@ -109,7 +109,11 @@ def test_a_count_that_does_not_come_out_even_is_refused(dims: tuple[int, ...], c
             "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object",
         ),
         ({"TEXT": 5}, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
-        ({"ONE": [[1, 2]]}, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+        (
+            {"ONE": [[1, 2]]},
+            "Unable to parse 'data': Shape does not match true shape of 'data' field (input 'ONE' has 2 elements in "
+            "'data', its shape has 1)",
+        ),
         ({"ONE": None}, "Unable to parse 'data': attempt to access JSON non-number as double"),
         (b'{"ONE":1e400}', "failed to parse the request JSON buffer: Number too big to be stored in double. at 7"),
         (b'{"parameters":{"x":[1,}}', "failed to parse the request JSON buffer: Invalid value. at 22"),

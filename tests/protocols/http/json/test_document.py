@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import InternalError, ServingError
-from protocols.http.json.document import ABSENT, TooDeep, as_unsigned, member, parse, required
+from protocols.http.json.document import ABSENT, TooDeep, as_bool, as_unsigned, member, parse, required
 from protocols.http.json.syntax import JsonSyntaxError
 
 
@@ -33,6 +33,24 @@ def test_strings_that_are_not_utf_8_are_refused() -> None:
 def test_a_document_nested_beyond_reason_is_refused() -> None:
     with pytest.raises(TooDeep):
         parse(b"[" * 100_000 + b"]" * 100_000)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"]":', "}]"), ("[1,", "]")])
+def test_a_member_that_is_nested_beyond_reason_is_a_container_like_any_other(opening: str, closing: str) -> None:
+    deep = opening * 2000 + "0" + closing * 2000
+    document = parse(f'{{"ready": {deep}, "other": [1], "more": {deep}, "end": "]"}}'.encode())
+    assert list(document) == ["ready", "other", "more", "end"]
+    assert (type(document["ready"]), document["other"], document["end"]) == (
+        list if opening[0] == "[" else dict, [1], "]",
+    )  # fmt: skip
+    with pytest.raises(InternalError, match="non-boolean as boolean"):
+        as_bool(document["ready"])
+
+
+@pytest.mark.parametrize("text", [b"[" * 5000, b"[" * 5000 + b"]" * 4999, b"[" * 5000 + b"}" * 5000 + b"x"])
+def test_a_text_that_is_nested_beyond_reason_must_still_be_json(text: bytes) -> None:
+    with pytest.raises(JsonSyntaxError):
+        parse(text)
 
 
 def test_a_large_text_with_an_error_at_its_end_is_refused_without_a_search() -> None:

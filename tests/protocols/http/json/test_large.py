@@ -28,7 +28,7 @@ ELEMENTS = st.one_of(
 def written(datatype: str, text: str | bytes, count: int) -> bytes:
     octets = text.encode() if isinstance(text, str) else text
     memory = bytearray(packed_size(DATATYPES[datatype].byte_size, count, octets))
-    return bytes(memory[: write_data(datatype, memoryview(octets), count, memoryview(memory))])
+    return bytes(memory[: write_data("IN", datatype, memoryview(octets), count, memoryview(memory))])
 
 
 def outcome(decode: object, *arguments: object) -> object:
@@ -88,8 +88,17 @@ def test_nested_arrays_are_flattened(datatype: str) -> None:
         ("FP32", '[1, {"a": [2, 3]}]', "attempt to access JSON non-number as double"),
         ("FP32", '{"a": 1}', "attempt to access JSON non-array as array"),
         ("INT32", "[1.5]", "attempt to access JSON non-signed-integer as signed-integer"),
-        ("FP32", "[1, 2, 3]", "Shape does not match true shape of 'data' field"),
-        ("FP32", "[1]", "Shape does not match true shape of 'data' field"),
+        (
+            "FP32",
+            "[1, 2, 3]",
+            "Shape does not match true shape of 'data' field (input 'IN' has 3 or more elements in "
+            "'data', its shape has 2)",
+        ),
+        (
+            "FP32",
+            "[1]",
+            "Shape does not match true shape of 'data' field (input 'IN' has 1 elements in 'data', its shape has 2)",
+        ),
         ("BYTES", '["a", 1, "b"]', "attempt to access JSON non-string as string"),
         ("BYTES", '["a", ["b", null]]', "attempt to access JSON non-string as string"),
     ],

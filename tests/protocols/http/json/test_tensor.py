@@ -97,6 +97,12 @@ def test_special_numbers_are_read() -> None:
     assert math.isnan(struct.unpack("<d", decode("FP64", b"[[-NaN]]", 1))[0])
 
 
+MISMATCH = (
+    "Unable to parse 'data': Shape does not match true shape of 'data' field (input 'X' has %s elements in 'data', its "
+    "shape has 2)"
+)
+
+
 @pytest.mark.parametrize(
     ("datatype", "data", "text"),
     [
@@ -114,10 +120,10 @@ def test_special_numbers_are_read() -> None:
         ("FP32", 5, "Unable to parse 'data': attempt to access JSON non-array as array"),
         ("FP32", {}, "Unable to parse 'data': attempt to access JSON non-array as array"),
         ("FP32", None, "Unable to parse 'data': attempt to access JSON non-array as array"),
-        ("FP32", [1.0], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        ("FP32", [1.0, 2.0, 3.0], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        ("FP32", [], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        ("FP32", [1.0, 2.0, "x"], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+        ("FP32", [1.0], MISMATCH % "1"),
+        ("FP32", [1.0, 2.0, 3.0], MISMATCH % "3"),
+        ("FP32", [], MISMATCH % "0"),
+        ("FP32", [1.0, 2.0, "x"], MISMATCH % "3 or more"),
         ("FP32", [1.0, "x", 2.0], "Unable to parse 'data': attempt to access JSON non-number as double"),
     ],
 )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Settings that only make things faster are ignored, and the log says which."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.config.autofill import normalise
+from kernel.config.load import from_pbtxt
+from kernel.repository.limits import ignored_settings
+
+
+def ignored(text: str, *, backend: str = "python", gpu_count: int = 0) -> list[str]:
+    config = from_pbtxt(f'name: "m" backend: "{backend}" {text}'.encode(), "config.pbtxt")
+    normalise(config, gpu_count)
+    return ignored_settings(config, cache=True, limiter=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "phrase"),
+    [
+        ("cuda { graphs: true busy_wait_events: true }",
+         "optimization.cuda { graphs busy_wait_events } (only for TensorRT models)"),
+        ("cuda { graph_spec { batch_size: 1 } }", "optimization.cuda { graph_spec } (only for TensorRT models)"),
+        ("priority: PRIORITY_MAX", "optimization.priority PRIORITY_MAX (only for TensorRT models)"),
+        ("gather_kernel_buffer_threshold: 3",
+         "optimization.gather_kernel_buffer_threshold (only for tensors on a GPU)"),
+        ("eager_batching: true", "optimization.eager_batching (a batch is gathered when its instance is idle)"),
+        ("graph { level: 1 }", "optimization.graph (the backend 'python' has none)"),
+        ('execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } }',
+         "optimization.execution_accelerators.gpu_execution_accelerator 'tensorrt' (no instance runs on a GPU)"),
+        ('execution_accelerators { cpu_execution_accelerator { name: "openvino" } }',
+         "optimization.execution_accelerators.cpu_execution_accelerator 'openvino' (the backend 'python' has none)"),
+    ],
+)  # fmt: skip
+def test_an_optimization_without_effect_is_named(settings: str, phrase: str) -> None:
+    assert ignored(f"optimization {{ {settings} }}") == [phrase]
+
+
+def test_libraries_of_operators_are_only_for_onnx_models() -> None:
+    text = 'model_operations { op_library_filename: "ops.so" }'
+    assert ignored(text) == ["model_operations (the backend 'python' has none)"]
+    assert ignored(text, backend="onnxruntime") == []
+
+
+def test_what_has_an_effect_is_not_named() -> None:
+    assert ignored("") == []
+    onnx = (
+        'optimization { graph { level: 1 } execution_accelerators { cpu_execution_accelerator { name: "openvino" } } '
+        "input_pinned_memory { enable: true } }"
+    )
+    assert ignored(onnx, backend="onnxruntime") == []
+    cuda = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
+    assert ignored(f"{cuda} instance_group {{ kind: KIND_GPU }}", backend="onnxruntime", gpu_count=1) == []
+    assert len(ignored(f"{cuda} instance_group {{ kind: KIND_CPU }}", backend="onnxruntime", gpu_count=1)) == 1
+    assert len(ignored(f"{cuda} instance_group {{ kind: KIND_GPU }}", gpu_count=1)) == 1
+
+
+def test_accelerators_for_gpus_say_that_there_is_no_instance_on_a_gpu() -> None:
+    text = 'optimization { execution_accelerators { gpu_execution_accelerator [{ name: "cuda" }, { name: "x" }] } }'
+    assert ignored(text, backend="onnxruntime") == [
+        "optimization.execution_accelerators.gpu_execution_accelerator 'cuda', 'x' (no instance runs on a GPU)"
+    ]
