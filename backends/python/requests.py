@@ -324,6 +324,12 @@ class InferenceRequest:
         assert self._request is not None
         self._get_sender(self._request)
 
+    def responding_in(self, loop_thread: int) -> WorkerRequest:
+        """Return the worker's request, which does not wait for its client in `loop_thread`."""
+        assert self._request is not None
+        self._request.loop_thread = loop_thread
+        return self._request
+
     def exec(self, decoupled: bool = False) -> NoReturn:
         raise not_supported("a request to another model (InferenceRequest.exec)")
 

@@ -128,7 +128,7 @@ class WorkerHandle:
         poller = self._poller
         poller.moved(in_flight)
         self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
-        if not self._watched_batch and len(self.record.batches) > 1:
+        if not self._watched_batch and len(self.record.batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
     def _try_attach(self, request: Request) -> ServingError | None:
@@ -166,7 +166,7 @@ class WorkerHandle:
         if next(iter(batches), 0) == self._watched_batch and not self._lost:
             self._session.take_unsent()
         self._watched_batch = 0
-        if len(batches) > 1:
+        if len(batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
     def cancel(self, request: Request) -> None:

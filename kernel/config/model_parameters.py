@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.autoscale import AUTOSCALE, AutoscaleSettings, autoscale_settings
+from kernel.config.concurrency import CONCURRENCY, check_concurrency
 from kernel.config.fair_queuing import FAIR_BY, FAIR_WEIGHTS, QUOTA, FairQueuing, fair_queuing
 from kernel.errors import BadConfig
 
@@ -36,7 +37,7 @@ PRELOAD = _PREFIX + "preload"
 #: The name of the process that the model's instances share with other models that have the same name here.
 WORKER = _PREFIX + "worker"
 
-_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER)
+_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER, CONCURRENCY)
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
@@ -78,6 +79,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
     preloaded_modules(config)
     worker = _worker(config) if WORKER in config.parameters else ""
+    check_concurrency(config, shares_worker=bool(worker))
     return ModelParameters(timeout_ns, scheduler, batching, autoscale_settings(config), fair_queuing(config), worker)
 
 
