@@ -166,5 +166,15 @@ class Backend(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has a concurrency above 1 and no method `begin`")
 
+    @property
+    def checks_health(self) -> bool:
+        """Whether the loaded model can say whether it is healthy: `check_health` works."""
+        return False
+
+    def check_health(self, done: Callable[[str], None]) -> None:
+        """Find out whether the model is healthy, and call `done` once, from any thread: with an empty text, or with
+        the reason why it is not. Called between batches. Must not raise."""
+        raise NotImplementedError(f"{type(self).__name__} checks its health and has no method `check_health`")
+
     def finalize(self) -> None:  # noqa: B027 - most backends have nothing to free
         """Free the model before the worker ends. Not called if the worker is killed."""

@@ -14,6 +14,7 @@ from backends.python import triton_python_backend_utils
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
 from backends.python.failures import describe, model_code
+from backends.python.health import check_health
 from backends.python.instance import PythonInstance, set_current_instance
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
@@ -155,6 +156,15 @@ class PythonBackend(Backend):
         else:  # the model uses response senders
             for open_request in batch:
                 open_request.leave_open()
+
+    @property
+    def checks_health(self) -> bool:
+        """See `Backend.checks_health`."""
+        return hasattr(self._model, "is_ready")
+
+    def check_health(self, done: Callable[[str], None]) -> None:
+        """See `Backend.check_health`."""
+        check_health(self._model, self._instance.name, self._event_loop, done)
 
     def finalize(self) -> None:
         """Call the model's `finalize`, and end the event loop. Errors are only logged."""

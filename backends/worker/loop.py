@@ -109,6 +109,7 @@ class Worker:
             wire.TaskMemory: tasks.memory,
             wire.AddMember: lambda message: self._members.add(message, channel.take_fd()),
             wire.Execute: self._execute,
+            wire.CheckHealth: self._check_health,
         }
 
     def run(self) -> None:
@@ -271,7 +272,7 @@ class Worker:
             # 60 ms with SciPy and scikit-learn (100,000).
             gc.collect()
             gc.freeze()
-            return wire.Loaded(time.monotonic_ns() - started, backend.concurrency)
+            return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health)
 
         self._send(self._tried(load))
 
@@ -304,6 +305,10 @@ class Worker:
             "the model still uses an input in a client's shared memory after its response, and the client may "
             "write to it: such inputs are copied from now on",
         )
+
+    def _check_health(self, message: wire.CheckHealth) -> None:
+        assert self._backend is not None, "CheckHealth before Load"
+        self._backend.check_health(lambda problem: self._send(wire.HealthChecked(message.check, shortened(problem))))
 
     # ---- executing ---------------------------------------------------------------------------
 

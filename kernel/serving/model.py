@@ -12,6 +12,7 @@ from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
 from kernel.serving.live_requests import LiveRequests
+from kernel.serving.model_health import ModelHealth
 from kernel.serving.request import Request
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Model:
         self.inbox = Inbox(clock, self._scheduler_failed)
         self.live = LiveRequests()
         self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
+        self.health = ModelHealth()
         #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
         #: Stands for this load in keys of the response cache; empty without a cache.

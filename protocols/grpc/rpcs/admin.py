@@ -13,6 +13,7 @@ from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvail
 from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration
 from kernel.serving.catalog import parse_version
+from kernel.serving.model_health import model_is_ready, server_is_ready
 from kernel.serving.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.grpclib_internals import stream_of
@@ -46,7 +47,7 @@ class ServerRpcs:
         return pb.ServerLiveResponse(live=self._kernel.live())
 
     async def ready(self, message: pb.ServerReadyRequest, caller: Caller) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._kernel.ready())
+        return pb.ServerReadyResponse(ready=await server_is_ready(self._kernel))
 
     async def metadata(self, message: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
         identity = self._kernel.identity
@@ -62,7 +63,7 @@ class ModelRpcs:
     async def ready(self, message: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
         """Return whether a version is ready; one that does not exist is not (Triton)."""
         try:
-            ready = self._kernel.model_ready(message.name, message.version)
+            ready = await model_is_ready(self._kernel, message.name, message.version)
         except (ModelNotFound, NoAvailableVersion, ModelNotReady):
             ready = False
         return pb.ModelReadyResponse(ready=ready)

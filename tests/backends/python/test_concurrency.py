@@ -7,7 +7,6 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from backends.python.backend import PythonBackend
@@ -85,7 +84,8 @@ def test_a_batch_that_fails_leaves_the_others_alone(lab: Lab, statement: str, re
     failure = failed.get(timeout=20)
     assert isinstance(failure, InternalError)
     assert failure.message.startswith(f"Failed to process the request(s) for model 'lab_0_0', message: {reason}")
-    assert failure.__traceback__ is failure.__cause__ is failure.__context__ is None, "they refer to the inputs"
+    kept = (failure.__traceback__, failure.__cause__, failure.__context__)
+    assert kept == (None, None, None), "they refer to the inputs"
     assert ("ERROR", failure.message) in lab.logged
     assert fine.get(timeout=20) is None
     assert lab.response(good).outputs["OUT"][0] == b"fine"

@@ -187,7 +187,7 @@ def test_many_threads_end_batches(bench: Bench, begun: queue.SimpleQueue[Begun])
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    seen = {}
+    seen: dict[int, object] = {}
     while len(seen) < count:
         raw = bench.channel.receive()
         assert raw is not None
@@ -195,7 +195,7 @@ def test_many_threads_end_batches(bench: Bench, begun: queue.SimpleQueue[Begun])
             if isinstance(message, wire.Executed):
                 [response] = message.responses
                 seen[message.batch] = response.outputs[0].data
-    for thread in threads:
+    for _ in threads:
         begun.put(Begun([], None, lambda _: None))  # type: ignore[arg-type]  # never used
     for thread in threads:
         thread.join()
