@@ -23,7 +23,6 @@ from backends.python.pacing import Paced
 from backends.python.requests import InferenceRequest
 from backends.python.responses import InferenceResponse
 from backends.worker.message_reader import KernelGone
-from kernel.config.concurrency import CONCURRENCY
 from kernel.errors import BadConfig, InternalError, ServingError
 
 if TYPE_CHECKING:
@@ -31,6 +30,10 @@ if TYPE_CHECKING:
 
     from backends.base import Config, Host, ModelArguments, Timings
     from backends.worker.request import WorkerRequest
+
+
+#: The parameter with the number of batches that an instance executes at the same time. The kernel has checked it.
+CONCURRENCY = "naiad.concurrency"
 
 
 class PythonBackend(Backend):

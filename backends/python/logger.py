@@ -33,16 +33,20 @@ class Logger:
 
     @staticmethod
     def log_info(message: str) -> None:
+        """Log `message` at level INFO."""
         Logger.log(message, LogLevel.INFO)
 
     @staticmethod
     def log_warn(message: str) -> None:
+        """Log `message` at level WARNING."""
         Logger.log(message, LogLevel.WARNING)
 
     @staticmethod
     def log_error(message: str) -> None:
+        """Log `message` at level ERROR."""
         Logger.log(message, LogLevel.ERROR)
 
     @staticmethod
     def log_verbose(message: str) -> None:
+        """Log `message`, but only if the server logs verbosely."""
         Logger.log(message, LogLevel.VERBOSE)

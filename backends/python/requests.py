@@ -213,6 +213,7 @@ class InferenceRequest:
         return list(self._inputs)
 
     def request_id(self) -> str:
+        """Return the id that the client gave the request; empty if it gave none."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
@@ -224,6 +225,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
+        """Set the TRITONSERVER_REQUEST_FLAG_SEQUENCE_* bits of a request that the model creates."""
         self._flags = flags
 
     def timeout(self) -> int:
@@ -247,6 +249,7 @@ class InferenceRequest:
         return set(names)
 
     def trace(self) -> InferenceTrace:
+        """Return the request's trace, for requests that the model makes while it executes this one."""
         if self._trace is None:
             self._trace = InferenceTrace()
         return self._trace

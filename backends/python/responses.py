@@ -59,12 +59,15 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
+        """Return the text that the client gets."""
         return self._message
 
     def code(self) -> TritonErrorCode:
+        """Return the code, from which the HTTP or gRPC status follows."""
         return self._code
 
     def as_serving_error(self) -> ServingError:
+        """Return the error as the server sends it."""
         return error_of(ErrorCode[self._code.name], self._message)
 
 
@@ -101,12 +104,15 @@ class InferenceResponse:
         self._parameters = {} if parameters is None else check_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
+        """Return the output tensors, the same objects each time."""
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
+        """Return whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
+        """Return the error, or None."""
         return self._error
 
     def parameters(self) -> str:

@@ -1,4 +1,4 @@
-"""Asks a worker whether its model is healthy, for `kernel.serving.model_health`."""
+"""Asks a worker whether its model is healthy, for `kernel.health.model_health`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
-from backends.worker.overlapping import OverlappingBatches
+from backends.worker.overlap.overlapping_batches import OverlappingBatches
 from backends.worker.region_messages import RegionMessages
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches

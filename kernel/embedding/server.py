@@ -19,9 +19,9 @@ from kernel.config.to_json import to_json
 from kernel.embedding.requests import Outputs, RequestOptions, ResponseStream, make_call
 from kernel.embedding.server_thread import NotRunning, ServerThread
 from kernel.errors import ServingError
+from kernel.health.model_health import model_is_ready, server_is_ready
 from kernel.options import BadOption, LogOptions, check_options
 from kernel.repository.override import FILE_PREFIX
-from kernel.serving.model_health import model_is_ready, server_is_ready
 from kernel.serving.model_metadata import model_metadata
 
 if TYPE_CHECKING:

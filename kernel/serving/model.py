@@ -7,12 +7,12 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, ServingError
+from kernel.health.model_health import ModelHealth
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
 from kernel.serving.live_requests import LiveRequests
-from kernel.serving.model_health import ModelHealth
 from kernel.serving.request import Request
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ _WORKER_SIDE = {
     "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe",
-    "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/health", "kernel/loop", "kernel/memory",
+    "kernel/observe", "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -60,6 +60,7 @@ ROOMS = {
     "kernel/descriptors": set[str](),
     "kernel/errors": {"kernel/texts"},
     "kernel/machine": set[str](),
+    "kernel/health": _KERNEL_BASE | {"kernel/serving"},
     "kernel/extensions": _KERNEL_BASE | {"kernel/config"},
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
@@ -71,7 +72,7 @@ ROOMS = {
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
     "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
-    | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
+    | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",

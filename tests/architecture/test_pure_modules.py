@@ -24,7 +24,6 @@ PURE = (
     "kernel/config/autofill.py",
     "kernel/config/check.py",
     "kernel/config/check_steps.py",
-    "kernel/config/concurrency.py",
     "kernel/config/ensemble_spec.py",
     "kernel/config/fair_queuing.py",
     "kernel/config/model_parameters.py",

@@ -10,10 +10,10 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
+from kernel.health.model_health import model_is_ready, server_is_ready
 from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration
 from kernel.serving.catalog import parse_version
-from kernel.serving.model_health import model_is_ready, server_is_ready
 from kernel.serving.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.grpclib_internals import stream_of

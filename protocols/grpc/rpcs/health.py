@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
-from kernel.serving.model_health import server_is_ready
+from kernel.health.model_health import server_is_ready
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.rpc import receive
 

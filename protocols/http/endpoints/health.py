@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
-from kernel.serving.model_health import model_is_ready, server_is_ready
+from kernel.health.model_health import model_is_ready, server_is_ready
 from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel import errors
-from kernel.serving.model_health import ModelHealth, model_is_ready, server_is_ready
+from kernel.health.model_health import ModelHealth, model_is_ready, server_is_ready
 from tests.kernel.serving.test_kernel import Bench
 
 if TYPE_CHECKING:

@@ -1,0 +1,19 @@
+"""Each function of `models/probes/1/model.py` is called in both servers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bench.oracle.steps import Case, Step, bytes_tensor, rpc, tensor
+
+PROBES = Path(__file__).parent.parent / "models/probes/1/model.py"
+NAMES = re.findall(r"^def (\w+)\(request\)", PROBES.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def probe(name: str) -> Step:
+    inputs = [tensor("PROBE", "BYTES", [1]), tensor("OTHER", "BF16", [2])]
+    return rpc("ModelInfer", {"model_name": "probes", "inputs": inputs}, [bytes_tensor(name.encode()), b"\0\1\2\3"])
+
+
+CASES = [Case(name, probe(name)) for name in NAMES]
