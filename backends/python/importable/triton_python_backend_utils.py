@@ -1,4 +1,4 @@
-"""Lets editors, type checkers and tests import `triton_python_backend_utils` by its name: add this folder to their path.
+"""Lets editors, type checkers and tests import `triton_python_backend_utils` by its name: add this folder to a path.
 
 In a worker the server provides the module (`backends.python.triton_python_backend_utils.install`).
 """
