@@ -109,13 +109,29 @@ class PythonBackend(Backend):
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Call the model's `execute` with the requests, and send the responses that it returns."""
-        batch = self._received(requests, timings)
+        assert self._dropped is not None, "execute before load"
+        instance = self._instance
+        # Repeats `_received` and `_take`, to save two calls for each batch.
+        if len(requests) > 1 or instance.max_batch_size > 0:
+            self._check_batch_size(requests)
+        if instance.reshaped_inputs:
+            for request in requests:
+                instance.reshape_inputs(request)
+        batch = InferenceRequest.received(requests, instance, self._dropped.add)
+        # The same as `inputs_ready` and `inferred`, without two calls.
+        timings.inputs_ready_ns = timings.inferred_ns = timings.clock()
         try:
             try:
                 returned = self._call(batch)
             finally:
                 timings.inferred_ns = timings.clock()  # also for a model that raises
-            self._take(batch, returned)
+            if instance.decoupled:
+                self._check_decoupled(returned)
+            if returned is not None:
+                self._respond(batch, returned)
+            else:  # the model uses response senders
+                for open_request in batch:
+                    open_request.leave_open()
         except BaseException as error:
             # The worker ends the open requests; later responses from threads of the model are refused.
             for open_request in batch:
@@ -138,17 +154,12 @@ class PythonBackend(Backend):
 
     def _received(self, requests: Sequence[WorkerRequest], timings: Timings) -> list[InferenceRequest]:
         """Return the requests for the model. Raises `InternalError` for too many."""
-        assert self._dropped is not None, "execute before load"
-        instance = self._instance
-        if len(requests) > 1 or instance.max_batch_size > 0:
-            self._check_batch_size(requests)
-        if instance.reshaped_inputs:
-            for request in requests:
-                instance.reshape_inputs(request)
-        batch = InferenceRequest.received(requests, instance, self._dropped.add)
-        # The same as `inputs_ready` and `inferred`, without two calls.
-        timings.inputs_ready_ns = timings.inferred_ns = timings.clock()
-        return batch
+        assert self._dropped is not None, "begin before load"
+        self._check_batch_size(requests)
+        for request in requests:
+            self._instance.reshape_inputs(request)
+        timings.inputs_ready()
+        return InferenceRequest.received(requests, self._instance, self._dropped.add)
 
     def _take(self, batch: list[InferenceRequest], returned: object) -> None:
         """Send what the model's `execute` has returned. Raises `InternalError` for what it must not return."""
