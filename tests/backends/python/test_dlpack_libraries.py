@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from backends.python.tensors import Tensor
-from backends.worker.request import OutputValue
+
+if TYPE_CHECKING:
+    from backends.worker.request import OutputValue
 
 #: Library → how an array of float32 is made of a list, the datatype of half a float, and what reads a DLPack object.
 LIBRARIES = {

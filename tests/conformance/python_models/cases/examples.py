@@ -98,9 +98,20 @@ CASES = [
         images(image(4, 4)),
         images(image(4, 4), image(7, 3), image(2, 2)),
         images(image(4, 4, b"P5")),
-        images(),
     ),
-    Case("custom_metrics", seconds(0.5), seconds(1.25), seconds(-1), seconds(0)),
+    Case("custom_metrics", seconds(0.5), seconds(1.25), seconds(0)),
+    Case(
+        "custom_metrics: a counter that decreases",
+        seconds(-1).differs("Triton terminates", status="http 500", body=..., error=...),
+    ),
     Case("instance_kind", infer("instance_kind", {"inputs": [tensor("IN", "FP32", [2], [1, 1])]})),
-    Case("async execute", numbers(1), numbers(1, 2, 3), numbers(-1), numbers(5)),
+    Case("async execute", numbers(1), numbers(1, 2, 3), numbers(5)),
+    Case(
+        "async execute that raises in a task",
+        numbers(-1).differs(
+            "the error shows the frames of all coroutines",
+            error="Failed to process the request(s) for model 'async_add_0_0', message: ValueError: a negative number\n\n"
+            "At:\n  MODELS/async_add/1/model.py(16): one\n  MODELS/async_add/1/model.py(10): execute\n",
+        ),
+    ),
 ]  # fmt: skip

@@ -13,8 +13,17 @@ RETURNS = (
     "raise without text", "raise of two lines", "exit", "class",
 )  # fmt: skip
 
-SENDS = ("with flag", "flag behind", "error", "later", "twice", "with error behind", "raises", "after final",
-         "final twice", "with flag, and returned")  # fmt: skip
+SENDS = ("with flag", "flag behind", "error", "later", "twice", "with error behind")
+
+#: What keeps Triton from responding to this request or to the next: each has a model of its own.
+SENDS_TOO_MUCH = {
+    "raises": "senders_raises",
+    "after final": "senders_after_final",
+    "final twice": "senders_final_twice",
+    "with flag, and returned": "senders_returned",
+}
+
+HANGS = "Triton does not respond, and the model is lost"
 
 
 def returned(how: str, **more: Any) -> Step:
@@ -29,12 +38,12 @@ def _request(model: str) -> Document:
     return {"model_name": model, "inputs": [tensor("HOW", "BYTES", [1])]}
 
 
-def sent(how: str) -> Step:
-    return infer("senders", {"inputs": [tensor("HOW", "BYTES", [1], [how])]})
+def sent(how: str, model: str = "senders") -> Step:
+    return infer(model, {"inputs": [tensor("HOW", "BYTES", [1], [how])]})
 
 
-def sent_in_stream(*hows: str) -> Step:
-    return stream([_request("senders") for _ in hows], [[bytes_tensor(how.encode())] for how in hows])
+def sent_in_stream(*hows: str, model: str = "senders") -> Step:
+    return stream([_request(model) for _ in hows], [[bytes_tensor(how.encode())] for how in hows])
 
 
 def seen(header: Document | None = None, *, text: list[str] | None = None, **more: Any) -> Step:
@@ -49,6 +58,8 @@ CASES = [
     Case("execute returns what nobody asked for", returned("right", outputs=[{"name": "OUT"}]),
          returned("other output", outputs=[{"name": "OUT"}])),
     *(Case(f"a sender of a model that is not decoupled: {how}", sent(how), sent_in_stream(how)) for how in SENDS),
+    *(Case(f"a sender of a model that is not decoupled: {how}", sent(how, model), sent_in_stream(how, model=model))
+      for how, model in SENDS_TOO_MUCH.items()),
     Case("senders of several requests of a stream", sent_in_stream("with flag", "twice", "flag behind")),
     Case(
         "what a model sees of a request",

@@ -19,7 +19,7 @@ class TritonPythonModel:
                 "wanted": sorted(request.requested_output_names()),
                 "cancelled": request.is_cancelled(),
                 "inputs": [
-                    [tensor.name(), list(tensor.shape()), tensor.triton_dtype(), tensor.as_numpy().tolist()]
+                    [tensor.name(), list(tensor.shape()), tensor.as_numpy().tolist()]
                     for tensor in request.inputs()
                     if tensor.name() != "TEXT"
                 ],
