@@ -16,10 +16,10 @@ from tests.docs.documents import ROOT
 
 def test_the_folder_has_the_module_by_its_name_and_all_that_models_use() -> None:
     script = "import triton_python_backend_utils as p; print(p.__file__, *sorted(n for n in dir(p) if n[0] != '_'))"
-    paths = os.pathsep.join([FOLDER, str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([FOLDER, str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": paths},
+        env=environment,
         capture_output=True,
         text=True,
         check=True,

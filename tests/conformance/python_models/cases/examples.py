@@ -110,8 +110,8 @@ CASES = [
         "async execute that raises in a task",
         numbers(-1).differs(
             "the error shows the frames of all coroutines",
-            error="Failed to process the request(s) for model 'async_add_0_0', message: ValueError: a negative number\n\n"
-            "At:\n  MODELS/async_add/1/model.py(16): one\n  MODELS/async_add/1/model.py(10): execute\n",
+            error="Failed to process the request(s) for model 'async_add_0_0', message: ValueError: a negative number"
+            "\n\nAt:\n  MODELS/async_add/1/model.py(16): one\n  MODELS/async_add/1/model.py(10): execute\n",
         ),
     ),
 ]  # fmt: skip
