@@ -14,9 +14,13 @@ class LogLevel(enum.IntEnum):
     ERROR = 2
     VERBOSE = 3
 
+    __str__ = enum.Enum.__str__  # as Triton's enumerations show themselves
+
 
 class Logger:
     """Has only static methods: models call `pb_utils.Logger.log_info("text")`."""
+
+    LogLevel = LogLevel
 
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING

@@ -36,6 +36,11 @@ class TritonErrorCode(enum.IntEnum):
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
+    __str__ = enum.Enum.__str__  # as Triton's enumerations show themselves
+
+
+TritonErrorCode.__name__ = "__ErrorCode"
+
 
 class TritonError:
     """An error for one request. It is not an exception, but a part of an `InferenceResponse`."""
@@ -232,3 +237,7 @@ class ResponseSender:
         """Refuse further responses of the model, because the worker ends the request."""
         with self._lock:
             self._closed = True
+
+
+# As it is called in texts of Triton.
+ResponseSender.__name__ = "InferenceResponseSender"

@@ -10,7 +10,8 @@ from bench.oracle.steps import Case, Step, bytes_tensor, rpc, tensor
 PROBES = Path(__file__).parent.parent / "models/probes/1/model.py"
 #: What ends Triton's server or its model's process, so that there is nothing to compare. Ours raise exceptions.
 FATAL = {
-    "dlpack_from_numpy", "dlpack_of_a_column", "dlpack_of_complex", "made_request", "metric_counter_negative",
+    "dlpack_from_numpy", "dlpack_of_a_column", "dlpack_of_complex", "dlpack_twice",
+    "made_request", "metric_counter_negative",
     "metric_counter_set", "metric_counter_observe", "metric_gauge_observe", "metric_histogram_value",
     "metric_histogram_set", "metric_histogram_increment",
 }  # fmt: skip

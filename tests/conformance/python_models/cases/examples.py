@@ -102,7 +102,15 @@ CASES = [
     Case("custom_metrics", seconds(0.5), seconds(1.25), seconds(0)),
     Case(
         "custom_metrics: a counter that decreases",
-        seconds(-1).differs("Triton terminates", status="http 500", body=..., error=...),
+        seconds(-1).differs(
+            "Triton terminates",
+            status="http 500",
+            body={"content-type": "text/plain", "json": {}},
+            error="Failed to process the request(s) for model 'custom_metrics_0_0', message: TritonModelException: "
+            "Failed to increment metric value: Failed to process the request for model 'custom_metrics_0_0', message: "
+            "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.\n\nAt:\n"
+            "  MODELS/custom_metrics/1/model.py(20): execute\n",
+        ),
     ),
     Case("instance_kind", infer("instance_kind", {"inputs": [tensor("IN", "FP32", [2], [1, 1])]})),
     Case("async execute", numbers(1), numbers(1, 2, 3), numbers(5)),
