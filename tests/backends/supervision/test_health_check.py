@@ -14,7 +14,7 @@ LATE = "Model 'm_0' is not ready: is_ready() did not return within 0.01 s."
 ENDED = "Model 'm_0' is not ready: its worker has ended."
 
 
-async def asked(bench: Bench, count: int = 1) -> list[asyncio.Future[bool]]:
+async def asked(bench: Bench, count: int = 1) -> list[asyncio.Task[bool]]:
     """Ask a number of times at once, and let the question reach the worker."""
     answers = [asyncio.ensure_future(bench.model.health.ready()) for _ in range(count)]
     await settle()
