@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from backends.metric_registry import MetricRegistry
     from backends.worker.request import WorkerRequest
+    from kernel.errors import ServingError
 
 Config = dict[str, Any]
 
@@ -148,6 +149,32 @@ class Backend(abc.ABC):
         An exception fails every request without a final response: a `ServingError` with its code and text, any other
         exception with the code INTERNAL.
         """
+
+    @property
+    def concurrency(self) -> int:
+        """How many batches the loaded instance executes at the same time. Above 1 the worker calls `begin` instead of
+        `execute`."""
+        return 1
+
+    def begin(
+        self, requests: list[WorkerRequest], timings: Timings, ended: Callable[[ServingError | None], None]
+    ) -> None:
+        """Begin to execute the requests as one batch, and return soon; other batches may be in execution.
+
+        Requests and responses are as in `execute`, but for an exception: `ended` is called with it, or with None, once,
+        from any thread, when no code of the backend uses the inputs any more. This must not raise.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has a concurrency above 1 and no method `begin`")
+
+    @property
+    def checks_health(self) -> bool:
+        """Whether the loaded model can say whether it is healthy: `check_health` works."""
+        return False
+
+    def check_health(self, done: Callable[[str], None]) -> None:
+        """Find out whether the model is healthy, and call `done` once, from any thread: with an empty text, or with
+        the reason why it is not. Called between batches. Must not raise."""
+        raise NotImplementedError(f"{type(self).__name__} checks its health and has no method `check_health`")
 
     def finalize(self) -> None:  # noqa: B027 - most backends have nothing to free
         """Free the model before the worker ends. Not called if the worker is killed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import sys
 import types
@@ -12,20 +13,27 @@ from backends.base import Backend
 from backends.python import triton_python_backend_utils
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
-from backends.python.failures import model_code
+from backends.python.failures import describe, model_code
+from backends.python.health import check_health
 from backends.python.instance import PythonInstance, set_current_instance
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
 from backends.python.model_modules import ModelModules
+from backends.python.pacing import Paced
 from backends.python.requests import InferenceRequest
 from backends.python.responses import InferenceResponse
-from kernel.errors import InternalError, ServingError
+from backends.worker.message_reader import KernelGone
+from kernel.errors import BadConfig, InternalError, ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from backends.base import Config, Host, ModelArguments, Timings
     from backends.worker.request import WorkerRequest
+
+
+#: The parameter with the number of batches that an instance executes at the same time. The kernel has checked it.
+CONCURRENCY = "naiad.concurrency"
 
 
 class PythonBackend(Backend):
@@ -45,6 +53,7 @@ class PythonBackend(Backend):
         #: Only in a process of several models.
         self._modules: ModelModules | None = None
         self._current: PythonInstance | None = None
+        self._concurrency = 1
 
     def enter_turn(self) -> None:
         """See `Backend.enter_turn`."""
@@ -89,13 +98,20 @@ class PythonBackend(Backend):
             self._model = model_class()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(_initialize_arguments(arguments))
+        self._concurrency = _concurrency(arguments, self._model)
         self._dropped = DroppedRequests(self._instance.name)
         self._dropped.start()
+
+    @property
+    def concurrency(self) -> int:
+        """See `Backend.concurrency`."""
+        return self._concurrency
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Call the model's `execute` with the requests, and send the responses that it returns."""
         assert self._dropped is not None, "execute before load"
         instance = self._instance
+        # Repeats `_received` and `_take`, to save two calls for each batch.
         if len(requests) > 1 or instance.max_batch_size > 0:
             self._check_batch_size(requests)
         if instance.reshaped_inputs:
@@ -123,6 +139,46 @@ class PythonBackend(Backend):
             if isinstance(error, ServingError):
                 self.host.log("ERROR", error.message)
             raise
+
+    def begin(
+        self, requests: list[WorkerRequest], timings: Timings, ended: Callable[[ServingError | None], None]
+    ) -> None:
+        """See `Backend.begin`. Runs the model's `async def execute` on the event loop."""
+        try:
+            batch = self._received(requests, timings)
+        except ServingError as error:
+            self.host.log("ERROR", error.message)
+            ended(error)
+            return
+        self._event_loop().start_task(self._overlap(batch, timings, ended))
+
+    def _received(self, requests: Sequence[WorkerRequest], timings: Timings) -> list[InferenceRequest]:
+        """Return the requests for the model. Raises `InternalError` for too many."""
+        assert self._dropped is not None, "begin before load"
+        self._check_batch_size(requests)
+        for request in requests:
+            self._instance.reshape_inputs(request)
+        timings.inputs_ready()
+        return InferenceRequest.received(requests, self._instance, self._dropped.add)
+
+    def _take(self, batch: list[InferenceRequest], returned: object) -> None:
+        """Send what the model's `execute` has returned. Raises `InternalError` for what it must not return."""
+        if self._instance.decoupled:
+            self._check_decoupled(returned)
+        if returned is not None:
+            self._respond(batch, returned)
+        else:  # the model uses response senders
+            for open_request in batch:
+                open_request.leave_open()
+
+    @property
+    def checks_health(self) -> bool:
+        """See `Backend.checks_health`."""
+        return hasattr(self._model, "is_ready")
+
+    def check_health(self, done: Callable[[str], None]) -> None:
+        """See `Backend.check_health`."""
+        check_health(self._model, self._instance.name, self._event_loop, done)
 
     def finalize(self) -> None:
         """Call the model's `finalize`, and end the event loop. Errors are only logged."""
@@ -173,26 +229,80 @@ class PythonBackend(Backend):
                 raise error
         if not isinstance(returned, types.CoroutineType):
             return returned
+        loop = self._event_loop()
+        if not self._instance.decoupled:
+            return loop.submit(self._await(returned)).result()
+        loop.start_task(self._await_decoupled(returned, batch))
+        return None
+
+    def _event_loop(self) -> EventLoop:
+        """Return the event loop, which runs from the first call until the end of the worker."""
         if self._loop is None:
             self._loop = EventLoop()
             self._loop.start()
-        if not self._instance.decoupled:
-            return self._loop.submit(self._await(returned)).result()
-        self._loop.submit(self._await_decoupled(returned, batch))
-        return None
+        return self._loop
 
     async def _await(self, coroutine: Coroutine[Any, Any, object]) -> object:
         with model_code(self._instance.failure_prefix):
             return await coroutine
 
+    async def _await_paced(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> object:
+        """Wait for the `execute` of a decoupled model, which pauses while it is too far ahead of its clients."""
+        loop_thread = self._event_loop().thread_id
+        requests = [request.responding_in(loop_thread) for request in batch]
+        with model_code(self._instance.failure_prefix):
+            return await Paced(coroutine, requests)
+
     async def _await_decoupled(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> None:
         """Wait for the `execute` of a decoupled model. An error ends the requests that are still open."""
         try:
-            self._check_decoupled(await self._await(coroutine))
-        except ServingError as error:
-            self.host.log("ERROR", error.message)
+            self._check_decoupled(await self._await_paced(coroutine, batch))
+        except (KernelGone, ConnectionError):
+            pass  # the worker ends
+        except BaseException as error:
+            failure = self._failed(error)
             for request in batch:
-                request.fail(error)
+                request.fail(failure)
+
+    async def _overlap(
+        self, batch: list[InferenceRequest], timings: Timings, ended: Callable[[ServingError | None], None]
+    ) -> None:
+        """Execute a batch beside others. Nothing refers to its inputs when `ended` is called."""
+        failure: ServingError | None = None
+        try:
+            try:
+                await self._execute_overlapping(batch, timings)
+            except (KernelGone, ConnectionError):
+                raise
+            except BaseException as error:  # also when the worker is stopped, and for what tasks of the model raise
+                failure = self._failed(error)
+                for request in batch:
+                    request.close()
+                    del request
+            batch.clear()
+            ended(failure)
+        except (KernelGone, ConnectionError):
+            pass  # the worker ends
+
+    async def _execute_overlapping(self, batch: list[InferenceRequest], timings: Timings) -> None:
+        with model_code(self._instance.failure_prefix):
+            coroutine = self._model.execute(list(batch))
+        try:
+            if self._instance.decoupled:
+                returned = await self._await_paced(coroutine, batch)
+            else:
+                returned = await self._await(coroutine)
+        finally:
+            timings.inferred_ns = timings.clock()
+        self._take(batch, returned)
+
+    def _failed(self, error: BaseException) -> ServingError:
+        """Log and return the error that the requests of a batch get."""
+        if not isinstance(error, ServingError):
+            error = self._failure(describe(error))
+        self.host.log("ERROR", error.message)
+        error.__cause__ = error.__context__ = None  # their tracebacks refer to the inputs
+        return error.with_traceback(None)
 
     def _check_decoupled(self, returned: object) -> None:
         if returned is not None:
@@ -241,6 +351,17 @@ def _wrong_return(returned: object, count: int) -> str:
         "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
         f"InferenceRequest(s) size is:{count}, and InferenceResponse(s) size is:{len(returned)}\n"
     )
+
+
+def _concurrency(arguments: ModelArguments, model: object) -> int:
+    """Return how many batches the model executes at the same time. Raises `BadConfig` if it cannot do so."""
+    concurrency = int(arguments.parameter(CONCURRENCY) or 1)
+    if concurrency > 1 and not inspect.iscoroutinefunction(getattr(model, "execute", None)):
+        raise BadConfig(
+            f"model '{arguments.model_name}' has {concurrency} as parameter '{CONCURRENCY}', which is for models with "
+            "`async def execute`; its `execute` is not an `async def`. Use more instances (instance_group.count)"
+        )
+    return concurrency
 
 
 def _initialize_arguments(arguments: ModelArguments) -> dict[str, str]:

@@ -26,10 +26,27 @@ class EventLoop:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="asyncio", daemon=True)
         self._loop: asyncio.AbstractEventLoop
+        #: The loop itself has only weak references to its tasks.
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def start(self) -> None:
         self._thread.start()
         self._ready.wait()
+
+    @property
+    def thread_id(self) -> int:
+        """The identity of the thread, as `threading.get_ident` returns it there."""
+        return self._thread.ident or 0
+
+    def start_task(self, coroutine: Coroutine[object, object, object]) -> None:
+        """Run `coroutine`, which must not raise, on the loop."""
+
+        def start() -> None:
+            task = self._loop.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self._loop.call_soon_threadsafe(start)
 
     def submit(self, coroutine: Coroutine[object, object, _T]) -> Future[_T]:
         """Run `coroutine` on the loop. Only other threads may wait for the result."""

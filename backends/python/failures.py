@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 _OURS = (str(Path(__file__).parent.parent) + "/", "<frozen importlib")
 
 
+#: Triton's text for a value that C++ cannot hold.
+NO_CAST = (
+    "Unable to cast Python instance to C++ type (#define PYBIND11_DETAILED_ERROR_MESSAGES or compile in debug mode for "
+    "details)"
+)
+
+
 class TritonModelException(Exception):
     """A model has used a `pb_utils` function or class wrongly."""
 

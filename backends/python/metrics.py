@@ -10,7 +10,7 @@ import enum
 import json
 from typing import TYPE_CHECKING, Any
 
-from backends.python.failures import TritonModelException, incompatible_arguments
+from backends.python.failures import NO_CAST, TritonModelException, incompatible_arguments
 from backends.python.instance import current_instance
 from kernel.errors import InvalidArgument, ServingError
 from kernel.observe import metric_rules
@@ -30,6 +30,11 @@ class TritonMetricKind(enum.IntEnum):
     COUNTER = 0
     GAUGE = 1
     HISTOGRAM = 2
+
+    __str__ = enum.Enum.__str__  # as Triton's enumerations show themselves
+
+
+TritonMetricKind.__name__ = "MetricKind"
 
 
 class Metric:
@@ -136,7 +141,7 @@ class MetricFamily:
         if self._kind is not TritonMetricKind.HISTOGRAM:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
         if not all(_is_number(bound) for bound in buckets):
-            raise RuntimeError("Unable to cast Python instance to C++ type")
+            raise RuntimeError(NO_CAST)
         return [float(bound) for bound in buckets]
 
     def __del__(self) -> None:

@@ -8,7 +8,7 @@ import threading
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments
+from backends.python.failures import NO_CAST, TritonModelException, check_parameters, incompatible_arguments
 from backends.python.responses import ResponseSender
 from backends.python.server_calls import not_supported
 from backends.python.tensors import Tensor
@@ -36,7 +36,8 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
 #: of a model's author shows the type of the argument.
 _REQUIRED: Any = None
 _SIGNATURE = (
-    "InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
+    "InferenceRequest(request_id: str = '', correlation_id: object = 0, "
+    "inputs: List[triton::backend::python::PbTensor], "
     "requested_output_names: List[str], model_name: str, model_version: int = -1, flags: int = 0, timeout: int = 0, "
     "preferred_memory: PreferredMemory, trace: InferenceTrace, parameters: object = None)"
 )
@@ -51,8 +52,12 @@ def _is_list_of(kinds: tuple[type, ...], values: object) -> bool:
 
 
 class MemoryType(enum.IntEnum):
+    """Where tensors are."""
+
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
+
+    __str__ = enum.Enum.__str__  # as Triton's enumerations show themselves
 
 
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
@@ -66,7 +71,10 @@ class PreferredMemory:
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
         if not isinstance(preferred_memory_type, MemoryType) or not isinstance(preferred_device_id, int):
-            signature = "PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)"
+            signature = (
+                "PreferredMemory(preferred_memory_type: triton::backend::python::PreferredMemory::MemoryType, "
+                "preferred_device_id: int = 0)"
+            )
             raise incompatible_arguments("__init__", signature, preferred_memory_type, preferred_device_id)
         self._memory_type = preferred_memory_type
         self._device_id = preferred_device_id
@@ -83,6 +91,11 @@ class InferenceTrace:
     def get_context(self) -> str | None:
         """Return the OpenTelemetry context as JSON, or None if the request has none."""
         return self._context
+
+
+#: The defaults of arguments for which Triton refuses None.
+_ANY_MEMORY = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
@@ -138,8 +151,8 @@ class InferenceRequest:
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: PreferredMemory | None = None,
-        trace: InferenceTrace | None = None,
+        preferred_memory: PreferredMemory = _ANY_MEMORY,
+        trace: InferenceTrace = _NO_TRACE,
         parameters: Mapping[str, str | int | bool] | None = None,
     ) -> None:
         """`inputs`, `requested_output_names` and `model_name` must be given, as keywords or after the others.
@@ -151,11 +164,12 @@ class InferenceRequest:
         if not (
             _are(str, (request_id, model_name))
             and _are(int, (model_version, flags, timeout))
+            and timeout >= 0
             and _is_list_of((Tensor, NoneType), inputs)
             and _is_list_of((str,), requested_output_names)
             and correlation_id is not None
-            and isinstance(trace, (InferenceTrace, NoneType))
-            and isinstance(preferred_memory, (PreferredMemory, NoneType))
+            and isinstance(trace, InferenceTrace)
+            and isinstance(preferred_memory, PreferredMemory)
         ):
             raise incompatible_arguments(
                 "__init__", _SIGNATURE, request_id, correlation_id, inputs, requested_output_names, model_name,
@@ -163,9 +177,16 @@ class InferenceRequest:
             )  # fmt: skip
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
+        if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
+            raise RuntimeError(NO_CAST)
         if None in inputs:
             raise TritonModelException(
                 f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
+            )
+        if "" in requested_output_names:
+            raise TritonModelException(
+                f"Requested output name for request with id '{request_id}' and model name '{model_name}' should not be "
+                "empty."
             )
         self._request_id = request_id
         self._correlation_id = correlation_id
@@ -173,8 +194,8 @@ class InferenceRequest:
         self._requested_output_names = frozenset(requested_output_names)
         self._flags = flags
         self._timeout_us = timeout
-        self._preferred_memory = preferred_memory
-        self._trace = trace
+        self._preferred_memory = None if preferred_memory is _ANY_MEMORY else preferred_memory
+        self._trace = None if trace is _NO_TRACE else trace
         self._parameters = check_parameters(parameters)
         self._parameters_json = json.dumps(self._parameters)
         self._request = None
@@ -213,6 +234,7 @@ class InferenceRequest:
         return list(self._inputs)
 
     def request_id(self) -> str:
+        """Return the id that the client gave the request; empty if it gave none."""
         return self._request_id
 
     def correlation_id(self) -> int | str:
@@ -224,6 +246,10 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
+        """Set the TRITONSERVER_REQUEST_FLAG_SEQUENCE_* bits of a request that the model creates."""
+        if not isinstance(flags, int):
+            signature = "(self: InferenceRequest, arg0: int) -> None"
+            raise incompatible_arguments("set_flags", signature, self, flags)
         self._flags = flags
 
     def timeout(self) -> int:
@@ -247,6 +273,7 @@ class InferenceRequest:
         return set(names)
 
     def trace(self) -> InferenceTrace:
+        """Return the request's trace, for requests that the model makes while it executes this one."""
         if self._trace is None:
             self._trace = InferenceTrace()
         return self._trace
@@ -271,7 +298,10 @@ class InferenceRequest:
         With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE it is executed again, if the model has iterative sequences; then
         `execute` returns None for it.
         """
-        self.reschedules = bool(flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        if not isinstance(flags, int):
+            signature = "(self: InferenceRequest, arg0: int) -> None"
+            raise incompatible_arguments("set_release_flags", signature, self, flags)
+        self.reschedules = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def reschedule(self) -> None:
         """Give the request back to the server, which executes it again."""
@@ -323,6 +353,12 @@ class InferenceRequest:
         """Let the model respond after `execute`. Creates the sender, which notices when the model drops the request."""
         assert self._request is not None
         self._get_sender(self._request)
+
+    def responding_in(self, loop_thread: int) -> WorkerRequest:
+        """Return the worker's request, which does not wait for its client in `loop_thread`."""
+        assert self._request is not None
+        self._request.loop_thread = loop_thread
+        return self._request
 
     def exec(self, decoupled: bool = False) -> NoReturn:
         raise not_supported("a request to another model (InferenceRequest.exec)")

@@ -36,6 +36,11 @@ class TritonErrorCode(enum.IntEnum):
     ALREADY_EXISTS = 6
     CANCELLED = 7
 
+    __str__ = enum.Enum.__str__  # as Triton's enumerations show themselves
+
+
+TritonErrorCode.__name__ = "__ErrorCode"
+
 
 class TritonError:
     """An error for one request. It is not an exception, but a part of an `InferenceResponse`."""
@@ -59,12 +64,15 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
+        """Return the text that the client gets."""
         return self._message
 
     def code(self) -> TritonErrorCode:
+        """Return the code, from which the HTTP or gRPC status follows."""
         return self._code
 
     def as_serving_error(self) -> ServingError:
+        """Return the error as the server sends it."""
         return error_of(ErrorCode[self._code.name], self._message)
 
 
@@ -101,12 +109,15 @@ class InferenceResponse:
         self._parameters = {} if parameters is None else check_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
+        """Return the output tensors, the same objects each time."""
         return list(self._output_tensors)
 
     def has_error(self) -> bool:
+        """Return whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
+        """Return the error, or None."""
         return self._error
 
     def parameters(self) -> str:
@@ -226,3 +237,7 @@ class ResponseSender:
         """Refuse further responses of the model, because the worker ends the request."""
         with self._lock:
             self._closed = True
+
+
+# As it is called in texts of Triton.
+ResponseSender.__name__ = "InferenceResponseSender"

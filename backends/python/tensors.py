@@ -86,6 +86,7 @@ class Tensor:
         return tensor
 
     def name(self) -> str:
+        """Return the name of the input or output."""
         return self._name
 
     def as_numpy(self) -> Array:
@@ -105,9 +106,11 @@ class Tensor:
         return datatypes.NUMBERS[self._datatype]
 
     def shape(self) -> list[int]:
+        """Return the dimensions; the first one is that of the batch if the model batches."""
         return list(self._view.shape if self._view is not None else self._elements().shape)
 
     def is_cpu(self) -> bool:
+        """Return whether the tensor is in CPU memory, so that `as_numpy` works."""
         return True
 
     def to_dlpack(self) -> object:

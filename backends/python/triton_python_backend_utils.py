@@ -19,7 +19,7 @@ from backends.python.datatypes import (
 from backends.python.failures import TritonModelException
 from backends.python.instance import get_model_dir
 from backends.python.logger import Logger
-from backends.python.metrics import MetricFamily
+from backends.python.metrics import Metric, MetricFamily
 from backends.python.model_config import ModelConfig
 from backends.python.requests import (
     TRITONSERVER_MEMORY_CPU,
@@ -80,6 +80,14 @@ __all__ = [
     "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
+
+
+#: Texts of errors and objects name the module in which Triton has these classes.
+for _class in (
+    InferenceRequest, InferenceResponse, InferenceTrace, Logger, MetricFamily, Metric, PreferredMemory, ResponseSender,
+    Tensor, TritonError, TritonModelException,
+):  # fmt: skip
+    _class.__module__ = "c_python_backend_utils"
 
 
 def install() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from backends.supervision.health_check import WorkerHealthCheck
 from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
@@ -86,6 +87,11 @@ class WorkerHandle:
         #: Whether the worker has executed a batch.
         self.has_executed = False
         self._metrics = ReportedMetrics(name, model.statistics.custom)
+        #: None for a model without a health check.
+        self.health: WorkerHealthCheck | None = None
+        if session.checks_health:
+            self.health = WorkerHealthCheck(name, session.send, lambda: bool(self.record.batches))
+            model.health.add(name, self.health)
         session.on_message = self._on_message
 
     # ---- kernel.serving.instances.Instance ---------------------------------------------------
@@ -128,7 +134,7 @@ class WorkerHandle:
         poller = self._poller
         poller.moved(in_flight)
         self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
-        if not self._watched_batch and len(self.record.batches) > 1:
+        if not self._watched_batch and len(self.record.batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
     def _try_attach(self, request: Request) -> ServingError | None:
@@ -166,7 +172,7 @@ class WorkerHandle:
         if next(iter(batches), 0) == self._watched_batch and not self._lost:
             self._session.take_unsent()
         self._watched_batch = 0
-        if len(batches) > 1:
+        if len(batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
     def cancel(self, request: Request) -> None:
@@ -224,6 +230,8 @@ class WorkerHandle:
                 self._memory.free_held(numbers)
             case wire.MetricsChanged():
                 self._metrics.take(message, time.monotonic_ns())
+            case wire.HealthChecked(check=number, problem=problem) if self.health is not None:
+                self.health.responded(number, problem)
             case _:
                 raise ValueError(f"unexpected message {type(message).__name__}")
 
@@ -425,6 +433,9 @@ class WorkerHandle:
         self._poller.polling.busy_workers -= bool(self._requests)
         self._poller.moved(-len(self._requests))
         self._metrics.end()
+        if self.health is not None:
+            self._model.health.remove(self.name, self.health)
+            self.health.end()
 
 
 def _add_sequence_entries(messages: list[wire.RequestMessage], batch: Batch, slots: list[int]) -> None:

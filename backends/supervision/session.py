@@ -49,6 +49,8 @@ class WorkerSession:
         self._protocol_error: str | None = None
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
+        #: Whether the model has a health check.
+        self.checks_health = False
         #: The most bytes that the worker's large outputs may take.
         self.arena_byte_size = 0
         #: Whether the worker runs on this machine, so that memory can be shared with it.
@@ -96,6 +98,7 @@ class WorkerSession:
         if response.concurrency < 1:
             raise self._broken(f"a concurrency of {response.concurrency}")
         self.concurrency = response.concurrency
+        self.checks_health = response.checks_health
         return response.load_ns
 
     def _not_started(self, message: wire.ToWorker) -> None:
@@ -211,6 +214,7 @@ class WorkerSession:
                     | wire.InputsHeld()
                     | wire.InputsFreed()
                     | wire.Started()
+                    | wire.HealthChecked()
                     | wire.Rescheduled()
                     | wire.Transfer()
                     | wire.Chunk()

@@ -3,7 +3,7 @@
 A message is a msgpack array whose first element is the tag. `backends/transport/framing.py` adds the length before it.
 Kernel and worker have the same version, so there is no negotiation beyond `Hello`.
 
-    kernel → worker   Complete, Load, Joined, Execute, EndSequence, Cancel, Credit, FreeBlocks, Stop
+    kernel → worker   Complete, Load, Joined, Execute, EndSequence, CheckHealth, Cancel, Credit, FreeBlocks, Stop
                       Attach*, AttachDevice, OwnArena*, Detach, Transfer, Chunk
                       ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
                       AddMember*                                                   (processes of several models)
@@ -12,7 +12,7 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
                       MemberEnded                                                  (processes of several models)
-                      Started, Recalled, Rescheduled, MemoryUsed
+                      Started, HealthChecked, Recalled, Rescheduled, MemoryUsed
                       Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
 Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
@@ -32,9 +32,9 @@ and `Executed` may come in any order. A decoupled model may respond after `Execu
 Times are monotonic nanoseconds of the worker's clock. On one machine that is the kernel's clock; otherwise the session
 adds the difference that it computes from `Hello.now_ns`.
 
-What comes next. Some messages are defined for features that are not built yet: several batches at a time (`Started`,
-`Recall`), calls of other models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage.
-A peer that gets one of them unexpectedly ends the session.
+What comes next. Some messages are defined for features that are not built yet: `Recall`, calls of other models
+(`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A peer that gets one of them
+unexpectedly ends the session.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ import msgspec
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 7
+PROTOCOL = 8
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -298,6 +298,12 @@ class EndSequence(Message):
     slot: int
 
 
+class CheckHealth(Message):
+    """Ask the model whether it is healthy. The response is `HealthChecked`, after batches that came before."""
+
+    check: int
+
+
 class CallResponded(Message):
     """A response of a call of another model; see `Submit`. Its spans are leased until the worker names `lease` in
     `Released`, 0 where the response has no spans."""
@@ -382,6 +388,8 @@ class Loaded(Message):
     load_ns: int = 0
     #: The concurrency: how many batches the instance executes at the same time.
     concurrency: int = 1
+    #: Whether the model has a health check, so that `CheckHealth` may be sent.
+    checks_health: bool = False
 
 
 class LoadFailed(Message):
@@ -482,6 +490,13 @@ class Executed(Message):
     #: How many tensors the worker copied before and after the model, and their total size in bytes.
     copies: int = 0
     copied_byte_size: int = 0
+
+
+class HealthChecked(Message):
+    """The result of a `CheckHealth`: why the model is not ready, or an empty text."""
+
+    check: int
+    problem: str = ""
 
 
 class Recalled(Message):
@@ -609,6 +624,7 @@ ToWorker = (
     | Credit
     | Recall
     | EndSequence
+    | CheckHealth
     | CallResponded
     | ModelControlled
     | ReadSpan
@@ -635,6 +651,7 @@ ToKernel = (
     | Responded
     | Executed
     | Recalled
+    | HealthChecked
     | Rescheduled
     | Submit
     | CancelCall

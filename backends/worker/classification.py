@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from backends.base import ModelArguments
     from shm.arrays import Array
 
 #: Larger outputs are refused, as Triton does since 2026-01.
@@ -47,3 +48,12 @@ def classify(array: Array, datatype: str, count: int, labels: Sequence[str], *, 
 def read_labels(path: Path) -> list[str]:
     """Return the labels, one from each line, without surrounding white space."""
     return [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def labels_of(arguments: ModelArguments) -> dict[str, list[str]]:
+    """Return the labels, by output, of the outputs with a label file in the model's folder."""
+    return {
+        output["name"]: read_labels(arguments.model_dir / output["label_filename"])
+        for output in arguments.config.get("output", [])
+        if output.get("label_filename")
+    }

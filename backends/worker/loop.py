@@ -22,7 +22,7 @@ from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
 from backends.transport.texts import shortened
-from backends.worker.classification import read_labels
+from backends.worker.classification import labels_of
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions
@@ -30,6 +30,7 @@ from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
+from backends.worker.overlap.overlapping_batches import OverlappingBatches
 from backends.worker.region_messages import RegionMessages
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
@@ -108,6 +109,7 @@ class Worker:
             wire.TaskMemory: tasks.memory,
             wire.AddMember: lambda message: self._members.add(message, channel.take_fd()),
             wire.Execute: self._execute,
+            wire.CheckHealth: self._check_health,
         }
 
     def run(self) -> None:
@@ -256,17 +258,21 @@ class Worker:
             self._inputs.model_name = arguments.model_name
             self._outputs.memory.byte_size = message.arena_byte_size
             self._outputs.batched = arguments.max_batch_size > 0
-            self._outputs.labels = _labels(arguments)
+            self._outputs.labels = labels_of(arguments)
+            self._responder.single_response = not arguments.decoupled
             self._sequences = SequenceBatches.of_model(arguments)
             if self._sequences is not None:
                 self._handlers[wire.EndSequence] = self._sequences.end
-            self._backend_for(arguments).load(arguments)
+            backend = self._backend_for(arguments)
+            backend.load(arguments)
+            if backend.concurrency > 1:
+                self._handlers[wire.Execute] = self._overlapping(backend, arguments)
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
             # collection visits them while requests execute. Takes 9 ms with numpy and ONNX Runtime (30,000 objects),
             # 60 ms with SciPy and scikit-learn (100,000).
             gc.collect()
             gc.freeze()
-            return wire.Loaded(time.monotonic_ns() - started)
+            return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health)
 
         self._send(self._tried(load))
 
@@ -299,6 +305,10 @@ class Worker:
             "the model still uses an input in a client's shared memory after its response, and the client may "
             "write to it: such inputs are copied from now on",
         )
+
+    def _check_health(self, message: wire.CheckHealth) -> None:
+        assert self._backend is not None, "CheckHealth before Load"
+        self._backend.check_health(lambda problem: self._send(wire.HealthChecked(message.check, shortened(problem))))
 
     # ---- executing ---------------------------------------------------------------------------
 
@@ -334,6 +344,26 @@ class Worker:
         elif done_ns - self._unsent_since_ns > MAX_UNSENT_NS:
             self._flush()
 
+    def _overlapping(self, backend: Backend, arguments: ModelArguments) -> Callable[[wire.Execute], None]:
+        """Return the handler of batches for an instance that executes several at the same time."""
+        batches = OverlappingBatches(
+            backend, self._inputs, self._responder, self._send, self._count_copies, collects=not arguments.decoupled
+        )
+
+        def begin(message: wire.Execute) -> None:
+            self._progress[0] = message.batch << 1 | IN_MODEL
+            self._reader.poll_ns = 0  # polling would take the interpreter lock from the model
+            batches.add(message, self._send_soon)
+
+        return begin
+
+    def _send_soon(self, message: wire.ToKernel) -> None:
+        """Send a message together with others, before the main thread waits for the next one."""
+        with self._send_lock:
+            self._channel.send_later(message)
+        if not self._unsent_since_ns:
+            self._unsent_since_ns = time.monotonic_ns()
+
     def _read_sequences(self, message: wire.Execute, sequences: SequenceBatches) -> list[WorkerRequest]:
         """Return the rows of a batch of sequences, and leave only requests in `message`."""
         entries = message.requests
@@ -365,12 +395,3 @@ class Worker:
         for request in requests:
             if not request.finished:
                 request.fail(failure or InternalError("the backend did not respond to the request"))
-
-
-def _labels(arguments: ModelArguments) -> dict[str, list[str]]:
-    """Return the labels, by output, of the outputs with a label file in the model's folder."""
-    return {
-        output["name"]: read_labels(arguments.model_dir / output["label_filename"])
-        for output in arguments.config.get("output", [])
-        if output.get("label_filename")
-    }

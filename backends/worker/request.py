@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.transport import wire
     from kernel.errors import ServingError
@@ -42,6 +42,10 @@ class Responder(Protocol):
 
     def is_cancelled(self, request: WorkerRequest) -> bool: ...
 
+    def is_ahead(self, request: WorkerRequest) -> bool: ...
+
+    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None: ...
+
 
 class WorkerRequest(msgspec.Struct, eq=False):
     """A request of a batch. It gets exactly one final response, by `respond`, `fail` or `finish`, unless it is given
@@ -58,6 +62,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
     response_count: int = 0
     #: Arrays and tensors of `reserve`, by output name. Only the responder uses it.
     reserved: dict[str, tuple[Any, Tensor]] = {}
+    #: The thread of an event loop, in which `respond` does not wait for the client (up to a limit); 0 for none.
+    loop_thread: int = 0
 
     @property
     def id(self) -> str:
@@ -114,6 +120,14 @@ class WorkerRequest(msgspec.Struct, eq=False):
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Cheap enough to call in a loop."""
         return self.responder.is_cancelled(self)
+
+    def is_ahead(self) -> bool:
+        """Whether the client has so many responses to take that the next `respond` waits, or should wait."""
+        return self.responder.is_ahead(self)
+
+    def when_taken(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once, from any thread, when the request `is_ahead` no more. It replaces an earlier one."""
+        self.responder.when_taken(self, callback)
 
 
 def in_memory_of_client(tensor: Tensor) -> bool:

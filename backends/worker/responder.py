@@ -15,13 +15,17 @@ from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, RequestCancelled, ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.worker.held_inputs import HeldInputs
     from backends.worker.message_reader import KernelMessageReader
     from backends.worker.outputs import OutputWriter
     from backends.worker.request import OutputValue
     from shm.arrays import Array
+
+
+#: How many responses without credit a thread with an event loop may send before it has to wait, for each request.
+MAX_OVERSHOOT = 16 * wire.CREDIT_WINDOW
 
 
 class BatchResponder:
@@ -39,6 +43,8 @@ class BatchResponder:
         self._send = send
         self._reader = reader
         self._lock = threading.RLock()
+        #: Whether a request has one response: the model is not decoupled.
+        self.single_response = False
         #: Requests without a final response, by their numbers. Read-only for other objects.
         self.live: dict[int, WorkerRequest] = {}
         #: The highest request number of any opened batch. Numbers only increase.
@@ -46,6 +52,8 @@ class BatchResponder:
         self._cancelled: set[int] = set()
         #: How many more responses may be sent now, by request number; only for requests with several responses.
         self._credit: dict[int, int] = {}
+        #: What is called when a request has credit again, or its client has gone.
+        self._credit_waiters: dict[int, Callable[[], object]] = {}
         #: Final responses of the current batch, by request number, in the order of the batch.
         self._batch: dict[int, wire.ResponseMessage | None] = {}
 
@@ -87,7 +95,7 @@ class BatchResponder:
             self._batch = {}
             return finals  # type: ignore[return-value]  # as was just checked
         with self._lock:  # responses of other threads after this are not part of the batch
-            self._report_held()
+            self._report_held(self._batch)
             batch, self._batch = self._batch, {}
             finals = list(batch.values())
             if None not in finals:
@@ -97,9 +105,37 @@ class BatchResponder:
                     self._send_response(number, True, final)
             return []
 
-    def _report_held(self) -> None:
-        """Report the batch's held inputs. Outputs in held inputs are copied: the model may still change them."""
-        for number in self._held.ended([number for number in self._batch if number not in self.live]):
+    def open_overlapping(self, refs: Sequence[wire.RequestMessage], *, collects: bool) -> list[WorkerRequest]:
+        """As `open_batch`, while other batches are open. Without `collects`, final responses are sent at once."""
+        with self._lock:
+            others, self._batch = self._batch, {}
+            requests = self.open_batch(refs)
+            if collects:
+                others |= self._batch
+            else:
+                for number, final in self._batch.items():
+                    if final is not None:  # its client has gone
+                        self._send_response(number, True, final)
+            self._batch = others
+            return requests
+
+    def close_overlapping(self, numbers: Sequence[int]) -> list[wire.ResponseMessage]:
+        """As `close_batch`, for one of several open batches, with the numbers of its requests."""
+        with self._lock:
+            collected = [number for number in numbers if number in self._batch]
+            self._report_held(collected)
+            finals = {number: self._batch.pop(number) for number in collected}
+            if None not in finals.values():
+                return list(finals.values())  # type: ignore[arg-type]  # as was just checked
+            for number, final in finals.items():
+                if final is not None:
+                    self._send_response(number, True, final)
+            return []
+
+    def _report_held(self, numbers: Iterable[int]) -> None:
+        """Report the held inputs of these requests of open batches. Outputs in held inputs are copied: the model may
+        still change them."""
+        for number in self._held.ended([number for number in numbers if number not in self.live]):
             final = self._batch[number]
             if final is not None:
                 try:
@@ -115,10 +151,25 @@ class BatchResponder:
     def cancel(self, numbers: Sequence[int]) -> None:
         """Note that the clients of these requests have gone. The batches of some requests may not be opened yet."""
         self._cancelled.update(number for number in numbers if number in self.live or number > self._newest)
+        if self._credit_waiters:
+            for number in numbers:
+                self._call_waiter(number)
 
     def grant(self, number: int, count: int) -> None:
         if number in self.live:
             self._credit[number] = self._credit.get(number, wire.CREDIT_WINDOW) + count
+            if self._credit_waiters:
+                self._call_waiter(number)
+
+    def _call_waiter(self, number: int) -> None:
+        """Call what waits for the credit of a request, if it has credit now."""
+        if self._has_credit(number):
+            waiter = self._credit_waiters.pop(number, None)
+            if waiter is not None:
+                waiter()
+
+    def _has_credit(self, number: int) -> bool:
+        return self._credit.get(number, 1) > 0 or number in self._cancelled or number not in self.live
 
     # ---- the Responder protocol --------------------------------------------------------------
 
@@ -132,6 +183,9 @@ class BatchResponder:
         parameters: Mapping[str, str | int | bool],
         final: bool,
     ) -> None:
+        if request.response_count and self.single_response:
+            self._drop(request, "another response", final)
+            return
         try:
             refs = self._outputs.write(request, outputs, pass_on=final and request.ref.number in self._batch)
         except ServingError as error:
@@ -140,6 +194,9 @@ class BatchResponder:
         self._respond(request, wire.ResponseMessage(refs, dict(parameters) if parameters else {}), final)
 
     def fail(self, request: WorkerRequest, error: ServingError, final: bool) -> None:
+        if request.response_count and self.single_response and not request.finished:
+            self._drop(request, f"an error: {error.message}", final)
+            return
         self._respond(request, _failure(error), final)
 
     def finish(self, request: WorkerRequest) -> None:
@@ -166,12 +223,30 @@ class BatchResponder:
         self._reader().poll()
         return request.ref.number in self._cancelled
 
+    def is_ahead(self, request: WorkerRequest) -> bool:
+        return self._credit.get(request.ref.number, 1) <= 0 and not self._has_credit(request.ref.number)
+
+    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
+        number = request.ref.number
+        self._credit_waiters[number] = callback
+        self._call_waiter(number)  # the credit may have come meanwhile
+
+    def _drop(self, request: WorkerRequest, what: str, final: bool) -> None:
+        """Drop what the client of a model that is not decoupled does not get: it has its one response (Triton)."""
+        self._send(
+            wire.Log(
+                "ERROR", shortened(f"a request that has its response was given {what}; the client does not get it")
+            )
+        )
+        if final:
+            self.finish(request)
+
     # ---- sending -----------------------------------------------------------------------------
 
     def _respond(self, request: WorkerRequest, response: wire.ResponseMessage | None, final: bool) -> None:
         number = request.ref.number
         if not final:
-            self._wait_for_credit(number)
+            self._wait_for_credit(request)
         with self._lock:
             if request.finished:
                 raise InternalError("a response was sent after the final one")
@@ -186,6 +261,7 @@ class BatchResponder:
                     self._cancelled.discard(number)
                 if self._credit:
                     self._credit.pop(number, None)
+                    self._call_waiter(number)
             collected = final and response is not None and request.response_count == 1 and number in self._batch
             if collected:
                 self._batch[number] = response
@@ -203,14 +279,19 @@ class BatchResponder:
             failure = _failure(InternalError(f"the response is too long for the server: {error}"))
             self._send(wire.Responded(number, final, failure))
 
-    def _wait_for_credit(self, number: int) -> None:
+    def _wait_for_credit(self, request: WorkerRequest) -> None:
         """Wait until the request has credit. A request whose client has gone does not wait."""
-        credit = self._credit
-        if credit.setdefault(number, wire.CREDIT_WINDOW) <= 0:
+        credit, number = self._credit, request.ref.number
+        if credit.setdefault(number, wire.CREDIT_WINDOW) <= 0 and not self._may_overshoot(request):
             self._reader().wait_until(lambda: credit.get(number, 1) > 0 or number in self._cancelled)
         with self._lock:
             if number in credit:
                 credit[number] -= 1
+
+    def _may_overshoot(self, request: WorkerRequest) -> bool:
+        """Whether this thread need not wait for credit, because it runs an event loop."""
+        ahead = -self._credit.get(request.ref.number, 0)
+        return ahead < MAX_OVERSHOOT and threading.get_ident() == request.loop_thread
 
 
 def _failure(error: ServingError) -> wire.ResponseMessage:

@@ -155,7 +155,10 @@ def _read(response: http.client.HTTPResponse) -> StepResponse:
     elif body["content-type"] == "text/event-stream":
         body["events"] = _events(content.decode())
     elif content[:1] in (b"{", b"["):
-        body["json"] = json.loads(content.decode("utf-8", "replace"))
+        try:
+            body["json"] = json.loads(content.decode("utf-8", "replace"))
+        except json.JSONDecodeError:  # Triton sends two bodies where it responds twice
+            return StepResponse(f"http {response.status}", body | {"text": content.decode("utf-8", "replace")})
         if isinstance(body["json"], dict) and set(body["json"]) == {"error"}:
             error = body["json"].pop("error")
     else:

@@ -36,9 +36,19 @@ PRELOAD = _PREFIX + "preload"
 #: The name of the process that the model's instances share with other models that have the same name here.
 WORKER = _PREFIX + "worker"
 
-_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER)
+#: How many batches an instance executes at the same time: for backends that can, as Python models with `async def
+#: execute` do. The backend reads it.
+CONCURRENCY = _PREFIX + "concurrency"
+
+#: The most batches that an instance may execute at the same time.
+MAX_CONCURRENCY = 1024
+
+_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER, CONCURRENCY)
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
+#: A number as it is written, of at most six digits.
+_COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -78,6 +88,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
     preloaded_modules(config)
     worker = _worker(config) if WORKER in config.parameters else ""
+    _check_concurrency(config, shares_worker=bool(worker))
     return ModelParameters(timeout_ns, scheduler, batching, autoscale_settings(config), fair_queuing(config), worker)
 
 
@@ -133,3 +144,28 @@ def _seconds(config: ModelConfig, name: str) -> int:
             f"found '{text}'"
         )
     return round(float(text) * 1e9)
+
+
+def _check_concurrency(config: ModelConfig, *, shares_worker: bool) -> None:
+    """Raise `BadConfig` for a concurrency that is no number, or that the model cannot have."""
+    if CONCURRENCY not in config.parameters:
+        return
+    text = config.parameters[CONCURRENCY].string_value
+    if not _COUNT.fullmatch(text) or not 1 <= int(text) <= MAX_CONCURRENCY:
+        raise BadConfig(
+            f"parameter '{CONCURRENCY}' of model '{config.name}' must be a number from 1 to {MAX_CONCURRENCY}; found "
+            f"'{text}'"
+        )
+    if int(text) == 1:
+        return
+    reason = ""
+    if config.HasField("sequence_batching"):
+        reason = "has sequence_batching, in which an instance executes"
+    elif config.HasField("ensemble_scheduling"):
+        reason = "is an ensemble; its models have a concurrency of their own, it executes"
+    elif shares_worker:
+        reason = "shares a worker process with other models (parameter naiad.worker), which executes"
+    if reason:
+        raise BadConfig(
+            f"parameter '{CONCURRENCY}' must be 1: model '{config.name}' {reason} one batch at a time; found '{text}'"
+        )

@@ -19,6 +19,7 @@ from kernel.config.to_json import to_json
 from kernel.embedding.requests import Outputs, RequestOptions, ResponseStream, make_call
 from kernel.embedding.server_thread import NotRunning, ServerThread
 from kernel.errors import ServingError
+from kernel.health.model_health import model_is_ready, server_is_ready
 from kernel.options import BadOption, LogOptions, check_options
 from kernel.repository.override import FILE_PREFIX
 from kernel.serving.model_metadata import model_metadata
@@ -213,14 +214,16 @@ class EmbeddedServer:
 
     def ready(self) -> bool:
         """Return whether the server takes requests; with strict readiness, whether all models are ready as well."""
-        return self._call_kernel(lambda kernel: kernel.ready())
+        thread = self._thread
+        return thread.run(lambda: server_is_ready(thread.kernel))
 
     def model_ready(self, model_name: str, model_version: str | int = "") -> bool:
         """Return whether a model version can execute requests now.
 
         Raises `ServingError` for a version that is unknown or not READY.
         """
-        return self._call_kernel(lambda kernel: kernel.model_ready(model_name, str(model_version)))
+        thread = self._thread
+        return thread.run(lambda: model_is_ready(thread.kernel, model_name, str(model_version)))
 
     def models(self, *, ready: bool = False) -> list[IndexItem]:
         """Return the repository index: name, version, state and reason of all versions, or of the READY ones.

@@ -52,7 +52,8 @@ class Instance(Protocol):
 #: does not wait for the kernel; too little to matter when another instance becomes idle first.
 PREFETCH_NS = 500_000
 
-#: While the mean execution takes longer than this, no batch is dispatched ahead of time.
+#: While the mean execution takes longer than this, no batch is dispatched ahead of time; nor is one to an instance with
+#: a higher concurrency than 1, which has others to execute.
 FAST_EXECUTION_NS = 100_000
 
 #: The most batches that an instance of concurrency 1 has at a time.
@@ -285,7 +286,7 @@ class InstanceSet:
         # A moving average: one slow execution ends dispatch ahead of time, several fast ones allow it again.
         took_ns = times.compute_end_ns - times.compute_start_ns
         mean_ns = self._execution_ns = self._execution_ns + (took_ns - self._execution_ns) // 8
-        if mean_ns >= FAST_EXECUTION_NS:
+        if mean_ns >= FAST_EXECUTION_NS or instance.record.concurrency > 1:
             self._depth = 1
         else:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)

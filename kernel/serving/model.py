@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, NoInstanceInTime, ServingError
+from kernel.health.model_health import ModelHealth
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
@@ -62,6 +63,7 @@ class Model:
         self.inbox = Inbox(clock, self._scheduler_failed)
         self.live = LiveRequests()
         self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
+        self.health = ModelHealth()
         #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
         #: Stands for this load in keys of the response cache; empty without a cache.

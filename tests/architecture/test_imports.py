@@ -43,8 +43,8 @@ _WORKER_SIDE = {
     "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe",
-    "kernel/options", "kernel/server_paths", "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/health", "kernel/loop", "kernel/memory",
+    "kernel/observe", "kernel/options", "kernel/server_paths", "kernel/serving", "kernel/settings", "kernel/texts",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -62,6 +62,7 @@ ROOMS = {
     "kernel/descriptors": set[str](),
     "kernel/errors": {"kernel/server_paths", "kernel/texts"},
     "kernel/machine": set[str](),
+    "kernel/health": _KERNEL_BASE | {"kernel/serving"},
     "kernel/extensions": _KERNEL_BASE | {"kernel/config"},
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
@@ -73,7 +74,7 @@ ROOMS = {
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
     "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
-    | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
+    | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",

@@ -32,6 +32,8 @@ class Lab:
         #: The names of the outputs that were written to their destination.
         self.in_place: list[str] = []
         self.logged: list[tuple[str, str]] = []
+        #: The requests that are too far ahead of their clients, and what is called when they are no more.
+        self.ahead: dict[int, Callable[[], object] | None] = {}
         self.rescheduled: list[WorkerRequest] = []
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.registry = MetricRegistry(lambda: None, lambda: None)
@@ -114,6 +116,12 @@ class Lab:
         return False
 
     # ---- Host --------------------------------------------------------------------------------
+
+    def is_ahead(self, request: WorkerRequest) -> bool:
+        return request.ref.number in self.ahead
+
+    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
+        self.ahead[request.ref.number] = callback
 
     def log(self, level: str, text: str) -> None:
         self.logged.append((level, text))

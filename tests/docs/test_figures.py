@@ -15,6 +15,7 @@ from backends.transport import framing as framing_of_workers
 from backends.transport import outbox, wire
 from backends.transport.texts import MAX_TEXT_BYTES
 from backends.worker.loop import MAX_UNSENT_NS
+from backends.worker.responder import MAX_OVERSHOOT
 from kernel.command.flags.read import DEFAULTS
 from kernel.errors import MAX_MODEL_TEXT
 from kernel.loop import busy_poll
@@ -70,6 +71,7 @@ STATEMENTS = {
         f"| {MAX_LINES:,}, and {size(MAX_BYTE_SIZE)}; further ones are dropped",
         f"| {DEFAULTS.log.model_lines_per_s} lines and {size(DEFAULTS.log.model_bytes_per_s)} per second",
         f"| responses that a decoupled model is ahead of its client | {wire.CREDIT_WINDOW} |",
+        f"| more of them, from tasks in the event loop of an `async def execute` | {MAX_OVERSHOOT} |",
         f"| `config` of a load request | {size(MAX_CONFIG_BYTE_SIZE)} |",
         f"| files of a load request | {size(MAX_FILES_BYTE_SIZE)} |",
         f"| path of a file in a load request | {MAX_PATH_BYTE_SIZE} bytes, {MAX_PATH_DEPTH} folders |",

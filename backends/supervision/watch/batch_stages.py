@@ -73,12 +73,14 @@ def work_marks(
     """
     if not record.batches and not requests:  # usual
         return []
+    if record.concurrency > 1:
+        progress = None  # it is that of the last batch, and says nothing of the others
     unstarted = record.unstarted()
     executing = [batch for batch in record.batches.values() if batch not in unstarted]
     waiting = {number for batch in unstarted for number in batch.request_numbers()}
     begun = {number: request for number, request in requests.items() if number not in waiting}
     if decoupled:
-        return _marks_of_streams(executing, begun, granted, progress)
+        return _marks_of_streams(executing, begun, granted, progress, one_thread=record.concurrency == 1)
     in_batches = {number for batch in executing for number in batch.request_numbers()}
     return [
         *((batch.number, progress) for batch in executing),
@@ -87,14 +89,19 @@ def work_marks(
 
 
 def _marks_of_streams(
-    executing: list[Batch], begun: Mapping[int, Request], granted: Mapping[int, int], progress: Progress | None
+    executing: list[Batch],
+    begun: Mapping[int, Request],
+    granted: Mapping[int, int],
+    progress: Progress | None,
+    *,
+    one_thread: bool,
 ) -> list[Hashable]:
     blocked = {
         number
         for number, request in begun.items()
         if request.response_count - granted.get(number, 0) >= CREDIT_WINDOW and not request.cancelled
     }
-    if executing:
+    if executing and one_thread:
         # The thread that executes a batch waits while one of its requests may not respond.
         if any(number in blocked for batch in executing for number in batch.request_numbers()):
             return []

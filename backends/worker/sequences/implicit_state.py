@@ -10,7 +10,7 @@ from shm.arrays import to_bytes
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.worker.request import OutputValue, Responder, WorkerRequest
     from backends.worker.sequences.sequence_config import StateTensor
@@ -142,3 +142,9 @@ class StateResponder:
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return self._inner.is_cancelled(request)
+
+    def is_ahead(self, request: WorkerRequest) -> bool:
+        return self._inner.is_ahead(request)
+
+    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
+        self._inner.when_taken(request, callback)

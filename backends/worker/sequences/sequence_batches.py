@@ -21,7 +21,7 @@ from backends.worker.sequences.sequence_config import (
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.base import ModelArguments
     from backends.worker.request import OutputValue
@@ -165,6 +165,12 @@ class _NoResponder:
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return False
+
+    def is_ahead(self, request: WorkerRequest) -> bool:
+        return False
+
+    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
+        callback()
 
 
 _NO_RESPONDER = _NoResponder()

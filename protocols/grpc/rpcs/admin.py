@@ -10,6 +10,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
+from kernel.health.model_health import model_is_ready, server_is_ready
 from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration
 from kernel.server_paths import SERVER_PATHS
@@ -47,7 +48,7 @@ class ServerRpcs:
         return pb.ServerLiveResponse(live=self._kernel.live())
 
     async def ready(self, message: pb.ServerReadyRequest, caller: Caller) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._kernel.ready())
+        return pb.ServerReadyResponse(ready=await server_is_ready(self._kernel))
 
     async def metadata(self, message: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
         identity = self._kernel.identity
@@ -63,7 +64,7 @@ class ModelRpcs:
     async def ready(self, message: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
         """Return whether a version is ready; one that does not exist is not (Triton)."""
         try:
-            ready = self._kernel.model_ready(message.name, message.version)
+            ready = await model_is_ready(self._kernel, message.name, message.version)
         except (ModelNotFound, NoAvailableVersion, ModelNotReady):
             ready = False
         return pb.ModelReadyResponse(ready=ready)

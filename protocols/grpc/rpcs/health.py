@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
+from kernel.health.model_health import server_is_ready
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.rpc import receive
 
@@ -34,7 +35,7 @@ class Health:
 
     async def check(self, message: HealthCheckRequest, caller: Caller) -> HealthCheckResponse:
         """Return whether the server is ready. Raises `Unavailable` while it stops."""
-        return HealthCheckResponse(status=_status(self._kernel.ready()))
+        return HealthCheckResponse(status=_status(await server_is_ready(self._kernel)))
 
 
 class WatchCall:
@@ -58,7 +59,7 @@ class WatchCall:
         shown: HealthCheckResponse.ServingStatus | None = None
         while True:
             stopped = self._stopped.is_set()
-            status = _status(not stopped and self._ready()) if known else HealthCheckResponse.SERVICE_UNKNOWN
+            status = _status(not stopped and await self._ready()) if known else HealthCheckResponse.SERVICE_UNKNOWN
             if status is not shown:
                 await self._stream.send_message(HealthCheckResponse(status=status))
                 shown = status
@@ -72,9 +73,9 @@ class WatchCall:
         """Send the last status, that of a server that stops, and end."""
         self._stopped.set()
 
-    def _ready(self) -> bool:
+    async def _ready(self) -> bool:
         try:
-            return self._kernel.ready()
+            return await server_is_ready(self._kernel)
         except ServingError:  # the server exits
             return False
 

@@ -21,7 +21,7 @@ from shm.arrays import datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from backends.worker.request import OutputValue
@@ -65,6 +65,8 @@ class Lab:
     def __init__(self, root: Path) -> None:
         self.dir = root / "lab"
         self.logged: list[tuple[str, str]] = []
+        #: The requests that are too far ahead of their clients, and what is called when they are no more.
+        self.ahead: dict[int, Callable[[], object] | None] = {}
         self.cancelled = False
         self.rescheduled: list[WorkerRequest] = []
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
@@ -177,6 +179,12 @@ class Lab:
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return self.cancelled
+
+    def is_ahead(self, request: WorkerRequest) -> bool:
+        return request.ref.number in self.ahead
+
+    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
+        self.ahead[request.ref.number] = callback
 
     def log(self, level: str, text: str) -> None:
         self.logged.append((level, text))

@@ -84,7 +84,8 @@ class FakeWorker:
 class Bench:
     """A session with a loaded model, and a worker that executes `concurrency` batches at the same time."""
 
-    def __init__(self, *, concurrency: int = 1, decoupled: bool = False) -> None:
+    def __init__(self, *, concurrency: int = 1, decoupled: bool = False, checks_health: bool = False) -> None:
+        self._checks_health = checks_health
         self._concurrency = concurrency
         self._decoupled = decoupled
         self.worker = FakeWorker()
@@ -94,7 +95,7 @@ class Bench:
     async def start(self) -> None:
         self.worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
         await self.session.start(self.worker)
-        self.worker.channel.send(wire.Loaded(5, self._concurrency))
+        self.worker.channel.send(wire.Loaded(5, self._concurrency, self._checks_health))
         assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
         assert [type(message) for message in await self.received()] == [wire.Load]
         spec = model_spec("m", dims=(-1,), decoupled=self._decoupled)
@@ -131,9 +132,15 @@ class Bench:
         await settle()
 
 
-def run(scenario: Callable[[Bench], Awaitable[None]], *, concurrency: int = 1, decoupled: bool = False) -> None:
+def run(
+    scenario: Callable[[Bench], Awaitable[None]],
+    *,
+    concurrency: int = 1,
+    decoupled: bool = False,
+    checks_health: bool = False,
+) -> None:
     async def main() -> None:
-        bench = Bench(concurrency=concurrency, decoupled=decoupled)
+        bench = Bench(concurrency=concurrency, decoupled=decoupled, checks_health=checks_health)
         await bench.start()
         await scenario(bench)
         bench.model.check()

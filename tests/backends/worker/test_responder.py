@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from backends.worker.memory import AttachedRegions
 from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.request import OutputValue
-from backends.worker.responder import BatchResponder
+from backends.worker.responder import MAX_OVERSHOOT, BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
 from shm.tensor import RequestedOutput
@@ -223,3 +224,92 @@ def test_a_cancelled_stream_never_waits(bench: Bench) -> None:
     for _ in range(wire.CREDIT_WINDOW + 1):
         request.respond([value()], final=False)
     assert request.is_cancelled()
+
+
+# ---- one response ---------------------------------------------------------------------------
+
+
+def logged(bench: Bench) -> list[str]:
+    return [message.text for message in bench.sent if isinstance(message, wire.Log)]
+
+
+def test_what_follows_the_one_response_of_a_request_is_dropped_and_logged(bench: Bench) -> None:
+    bench.answers.single_response = True
+    (request,) = bench.batch(ref(1))
+    request.respond([value()], final=False)
+    request.respond([value(array=LARGE)], final=False)
+    request.fail(Unavailable("no"))
+    assert request.finished
+    seen = [(m.final, m.response is None) for m in bench.sent if isinstance(m, wire.Responded)]
+    assert seen == [(False, False), (True, True)]
+    assert logged(bench) == [
+        "a request that has its response was given another response; the client does not get it",
+        "a request that has its response was given an error: no; the client does not get it",
+    ]
+    assert bench.blocks == 0
+
+
+def test_a_decoupled_request_gets_all_its_responses(bench: Bench) -> None:
+    (request,) = bench.batch(ref(1))
+    request.respond([value()], final=False)
+    request.respond([value()], final=False)
+    request.fail(Unavailable("no"))
+    assert len([m for m in bench.sent if isinstance(m, wire.Responded)]) == 3
+    assert logged(bench) == []
+
+
+# ---- streams that are ahead -----------------------------------------------------------------
+
+
+def ahead(bench: Bench) -> WorkerRequest:
+    """Return a request whose client has a full window of responses to take."""
+    (request,) = bench.batch(ref(1))
+    for _ in range(wire.CREDIT_WINDOW):
+        assert not request.is_ahead()
+        request.respond([value()], final=False)
+    assert request.is_ahead()
+    return request
+
+
+def test_a_request_that_is_ahead_says_when_its_client_has_taken_responses(bench: Bench) -> None:
+    request, calls = ahead(bench), []
+    request.when_taken(lambda: calls.append("first"))
+    request.when_taken(lambda: calls.append("second"))
+    assert calls == []
+    bench.answers.grant(1, 1)
+    assert (calls, request.is_ahead()) == (["second"], False)
+    bench.answers.grant(1, 1)
+    request.when_taken(lambda: calls.append("at once"))
+    assert calls == ["second", "at once"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "finish", "fail"])
+def test_a_request_without_a_client_or_with_its_final_response_is_not_ahead(bench: Bench, end: str) -> None:
+    request, calls = ahead(bench), []
+    request.when_taken(lambda: calls.append("called"))
+    if end == "cancel":
+        bench.answers.cancel([1])
+    elif end == "finish":
+        request.finish()
+    else:
+        request.fail(Unavailable("no"))
+    assert (calls, request.is_ahead()) == (["called"], False)
+
+
+def test_a_thread_with_an_event_loop_does_not_wait_up_to_a_limit(bench: Bench) -> None:
+    request = ahead(bench)
+    request.loop_thread = threading.get_ident()
+    for _ in range(MAX_OVERSHOOT):
+        request.respond([value()], final=False)
+    assert bench.mail.waits == 0
+    bench.mail.on_wait = lambda: bench.answers.grant(1, MAX_OVERSHOOT + 1)
+    request.respond([value()], final=False)
+    assert bench.mail.waits == 1
+
+
+def test_other_threads_wait(bench: Bench) -> None:
+    request = ahead(bench)
+    request.loop_thread = -1
+    bench.mail.on_wait = lambda: bench.answers.grant(1, 1)
+    request.respond([value()], final=False)
+    assert bench.mail.waits == 1

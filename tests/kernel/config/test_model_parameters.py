@@ -95,3 +95,31 @@ def test_only_instances_on_the_processor_share_a_worker(kind: str) -> None:
         "model 'm' cannot share worker 'small' (parameter naiad.worker): its instance group 'g' is "
         f"{kind}, and only instances of KIND_CPU share a worker"
     )
+
+
+@pytest.mark.parametrize("text", ["", "0", "1025", "-1", "2.0", "many", "1" * 7])
+def test_a_wrong_concurrency_refuses_the_model(text: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        check_config(config(naiad__concurrency=text), "m")
+    assert caught.value.message == (
+        f"parameter 'naiad.concurrency' of model 'm' must be a number from 1 to 1024; found '{text}'"
+    )
+
+
+def test_a_model_that_executes_one_batch_at_a_time_has_no_concurrency() -> None:
+    shared, sequences = config(naiad__concurrency="2", naiad__worker="w"), config(naiad__concurrency="2")
+    sequences.sequence_batching.SetInParent()
+    ensemble = config(naiad__concurrency="2")
+    ensemble.ensemble_scheduling.SetInParent()
+    for made, reason in (
+        (shared, "shares a worker process with other models (parameter naiad.worker), which executes"),
+        (sequences, "has sequence_batching, in which an instance executes"),
+        (ensemble, "is an ensemble; its models have a concurrency of their own, it executes"),
+    ):
+        with pytest.raises(BadConfig) as caught:
+            model_parameters(made)
+        assert caught.value.message == (
+            f"parameter 'naiad.concurrency' must be 1: model 'm' {reason} one batch at a time; found '2'"
+        )
+        made.parameters["naiad.concurrency"].string_value = "1"
+        model_parameters(made)

@@ -200,6 +200,20 @@ def test_a_fast_instance_is_given_work_ahead_of_time_and_a_slow_one_is_not() -> 
     assert case.instances.waiting == 2 * (MAX_DEPTH - 1), "requests of the batches that are not started"
 
 
+def test_a_fast_instance_that_executes_several_batches_is_given_none_ahead_of_time() -> None:
+    case, _ = recorded(2)
+    [worker] = case.workers
+    for _ in range(64):
+        case.instances.dispatch(worker, Batch([case.request("warm")]))
+        worker.record.started(worker.batches[0].number)
+        case.finish(infer_ns=FAST_NS)
+    for _ in range(2):
+        assert case.instances.open_instance() is case.instances.soon_idle_instance() is worker
+        case.instances.dispatch(worker, Batch([case.request("a")]))
+    assert case.instances.open_instance() is None
+    assert case.instances.soon_idle_instance() is None
+
+
 def test_no_instance_is_open_where_there_is_none() -> None:
     case, _ = recorded()
     assert (case.instances.open_instance(), case.instances.idle_instance(), case.instances.count) == (None, None, 0)

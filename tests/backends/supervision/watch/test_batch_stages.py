@@ -114,6 +114,29 @@ def test_with_concurrency_each_started_batch_has_a_mark() -> None:
     assert first[0] in instance.marks()
 
 
+def test_with_concurrency_a_batch_that_stands_still_is_seen_beside_others_that_go_on() -> None:
+    instance = Instance(3, concurrency=2)
+    instance.record.started(1)
+    [hung] = instance.marks()
+    for number in (2, 3):
+        instance.record.started(number)
+        instance.progress = Progress(number, True)
+        assert hung in instance.marks()
+        instance.record.executed(number)
+        del instance.requests[number]
+    assert instance.marks() == [hung]
+
+
+def test_with_concurrency_a_client_that_does_not_read_stops_the_clock_only_for_itself() -> None:
+    instance = Instance(2, concurrency=2)
+    for number in (1, 2):
+        instance.record.started(number)
+    instance.requests[1].response_count = CREDIT_WINDOW
+    assert len(instance.marks(decoupled=True)) == 1
+    instance.requests[2].response_count = CREDIT_WINDOW
+    assert instance.marks(decoupled=True) == []
+
+
 def test_a_request_whose_response_is_to_follow_its_batch_has_a_mark() -> None:
     instance = Instance(2)
     instance.record.executed(1)
