@@ -12,7 +12,7 @@ import itertools
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 import msgspec
 
@@ -64,7 +64,7 @@ class CudaIpcHandle(msgspec.Struct):
         self.closed = True
 
 
-Handle = FileHandle | CudaIpcHandle
+Handle = Union[FileHandle, CudaIpcHandle]
 
 
 class Region:

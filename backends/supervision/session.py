@@ -76,6 +76,9 @@ class WorkerSession:
         except TimeoutError:
             self.kill()
             raise InternalError(f"the worker did not start within {HELLO_TIMEOUT_S:.0f} s") from None
+        if isinstance(hello, wire.LoadFailed):  # it runs on an interpreter that cannot run a worker
+            self.kill()
+            raise worker_error(ErrorCode.UNAVAILABLE, f"the worker cannot run: {shortened(hello.text)}")
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
             found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"

@@ -257,7 +257,7 @@ class Lifecycle:
         settings = self._settings
         source = ModelSource(
             folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
-            config_name=settings.config_name,
+            config_name=settings.config_name, files_of_request=request.files is not None,
         )  # fmt: skip
         try:
             config = await asyncio.to_thread(source.read, override)
