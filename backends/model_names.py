@@ -1,9 +1,9 @@
 """A model's own modules win: where its module has the name of one of our packages, ours makes way.
 
-A model may have a `backends.py`, or a package `shm`, beside its file, as in Triton. Our modules were imported before,
-and refer to one another as objects, so that they do not need their names in `sys.modules` any more. Code that asks for
-one of our modules still finds it (`from backends.base import Backend` of a backend beside the model) where the model
-has no module of that name: below a module `backends.py` there are none, and below a package `backends` ours come last.
+A model may have a module `backends`, or a package `shm`, beside its file, as in Triton. Our modules were imported
+before, and refer to one another as objects: they do not need their names in `sys.modules` any more. Code that asks for
+one of ours still finds it (`from backends.base import Backend` of a backend beside the model) where the model has no
+module of that name: below a module `backends` it has none, and below a package `backends` ours come last.
 
 An environment of a model's own may have installed packages with our names. They win, too.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ class ModelNames:
         return found
 
 
-class _NamesFinder:
+class _NamesFinder(Loader):
     """Finds modules with the taken names: the model's before ours, whatever other finders there are.
 
     It also loads ours: they are there.

@@ -14,7 +14,6 @@ import tarfile
 import time
 import zipfile
 import zlib
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -23,6 +22,7 @@ from backends.environments.messages import EnvironmentFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 #: The most entries of an archive. Large environments have about 200,000.
 MAX_ENTRIES = 2_000_000
@@ -61,9 +61,9 @@ def check_link(name: str, target: str) -> None:
 
 
 def unpack(archive: Path, folder: Path, max_byte_size: int, too_large: str, say: Callable[[str], None]) -> None:
-    """Unpack `archive` into the empty `folder`. Raises `EnvironmentFailed` (with `too_large` above the limit), `OSError`.
+    """Unpack `archive` into the empty `folder`. What was written before an error stays.
 
-    What was written before an error stays.
+    Raises `OSError`, and `EnvironmentFailed`: with the text `too_large` above `max_byte_size`.
     """
     target = _Target(folder, max_byte_size, too_large, say)
     try:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +21,7 @@ from backends.environments.messages import EnvironmentFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 #: In the folder of an environment, written when it is complete.
 MARKER = "naiad-environment.json"

@@ -1,4 +1,4 @@
-"""Makes an environment with the packages of a file of requirements: with uv where it is installed, else venv and pip."""
+"""Makes an environment with the packages of a file of requirements: with uv if it is there, else with venv and pip."""
 
 from __future__ import annotations
 

@@ -9,11 +9,15 @@ import shlex
 import sys
 import sysconfig
 import tomllib
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from backends.environments.messages import EnvironmentFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 #: Part of each key: increased when environments are made in another way.
 _SCHEME = "1"
@@ -55,14 +59,14 @@ def read_requirements(file: Path) -> Requirements:
         else:
             arguments, python = ("-r", str(file)), ""
             files.clear()
-            _add_file(file, digest, files)
+            _add_file(file, digest.update, files)
     except (OSError, ValueError, KeyError) as error:
         raise EnvironmentFailed(f"'{file}' cannot be read: {error}") from None
     return Requirements(arguments, python, digest.hexdigest()[:32], tuple(sorted(map(str, files))))
 
 
-def _add_file(file: Path, digest: hashlib._Hash, seen: set[Path]) -> None:
-    """Add a file and those that it includes to the digest, and what is known of local packages that it names."""
+def _add_file(file: Path, add: Callable[[bytes], None], seen: set[Path]) -> None:
+    """Add a file and those that it includes to a digest by `add`, and what is known of local packages that it names."""
     file = file.resolve()
     if file in seen:
         return
@@ -70,7 +74,7 @@ def _add_file(file: Path, digest: hashlib._Hash, seen: set[Path]) -> None:
         raise ValueError(f"it includes more than {_MAX_FILES} files")
     seen.add(file)
     text = file.read_text()
-    digest.update(text.encode() + b"\0")
+    add(text.encode() + b"\0")
     for line in text.replace("\\\n", " ").splitlines():
         words = _words(line)
         for index, word in enumerate(words):
@@ -78,10 +82,10 @@ def _add_file(file: Path, digest: hashlib._Hash, seen: set[Path]) -> None:
             if option in _INCLUDES:
                 value = value or (words[index + 1] if index + 1 < len(words) else "")
                 if value and "://" not in value:
-                    _add_file(file.parent / value, digest, seen)
+                    _add_file(file.parent / value, add, seen)
             elif "/" in word and "://" not in word and (path := file.parent / word).exists():
                 status = path.stat()
-                digest.update(f"{word}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+                add(f"{word}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
 
 
 def _words(line: str) -> list[str]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 import sys
 import typing
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Optional, Union
 
 from backends.portable.structs import Struct, StructMeta, required_count
 
 Converter = Callable[[Any], Any]
 _SIMPLE = (str, int, bool, float, bytes, type(None))
-_GENERIC = {"Optional": Optional, "Union": Union, "list": List, "dict": Dict, "tuple": Tuple, "List": List,
-            "Dict": Dict, "Tuple": Tuple}  # fmt: skip
+_GENERIC: dict[str, Any] = {"Optional": Optional, "Union": Union, "list": list, "dict": dict, "tuple": tuple}
 
 
 class WrongMessage(ValueError):
@@ -106,7 +105,6 @@ class Converters:
         return convert
 
     def _struct(self, kind: StructMeta) -> Converter:
-        """The fields' converters are made when the first object is: classes may refer to one another."""
         if kind in self._structs:
             return self._structs[kind]
         made: Any = kind
@@ -114,8 +112,6 @@ class Converters:
         fields: list[Converter] = []
 
         def convert(value: Any) -> Any:
-            if not fields and made.__struct_fields__:
-                fields.extend(self.of(each) for each in field_types(kind))
             if type(value) is not list:
                 raise _wrong("array", value)
             if tag is not None:
@@ -124,9 +120,10 @@ class Converters:
                 value = value[1:]
             if len(value) < least:
                 raise WrongMessage(f"Expected `array` of at least length {least}, got {len(value)}")
-            return made(*[field(each) for field, each in zip(fields, value)])  # noqa: B905 - more may follow
+            return made(*[field(each) for field, each in zip(fields, value)])
 
-        self._structs[kind] = convert
+        self._structs[kind] = convert  # first: classes may refer to one another
+        fields.extend([self.of(each) for each in field_types(kind)])
         return convert
 
 
@@ -166,13 +163,18 @@ def _wrong(expected: str, value: Any) -> WrongMessage:
 
 
 def field_types(kind: Any) -> list[Any]:
-    """Return the types of the fields of a struct, in their order. Raises `TypeError` for one that is not known."""
+    """Return the types of the fields of a struct, in their order. Raises `TypeError` for one that is not known.
+
+    Names are looked up in the modules of the classes, so it is called while these are imported: later the names of the
+    modules may be a model's (`backends/model_names.py`).
+    """
     found = {}
     for each in reversed(kind.__mro__):
         if isinstance(each, StructMeta) and each is not Struct:
             names = {**vars(typing), **vars(sys.modules[each.__module__])}
-            for field, annotation in each.__dict__.get("__annotations__", {}).items():
-                found[field] = _type_of(ast.parse(annotation, mode="eval").body, names)
+            for field, annotation in each.__struct_annotations__.items():
+                if field in kind.__struct_fields__:  # no constant of the class
+                    found[field] = _type_of(ast.parse(annotation, mode="eval").body, names)
     return [found[field] for field in kind.__struct_fields__]
 
 

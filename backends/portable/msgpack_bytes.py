@@ -7,9 +7,9 @@ with one is refused.
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
-#: Prefixes whose meaning is in the byte itself (https://github.com/msgpack/msgpack/blob/master/spec.md).
+#: Prefixes whose meaning is in the byte itself, as the specification of MessagePack has them.
 _FIXMAP, _FIXARRAY, _FIXSTR, _NIL, _FALSE, _TRUE = 0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xC3
 
 #: Prefix → how the number after it is packed.
@@ -85,20 +85,13 @@ def _pack_int(value: int, out: bytearray) -> None:
     if -32 <= value < 128:
         out.append(value & 0xFF)
         return
-    if value >= 0:
-        for prefix, limit in _UNSIGNED:
-            if value < limit:
-                break
-        else:
-            raise OverflowError("can't serialize ints >= 2**64")
-    else:
-        for prefix, limit in _SIGNED:
-            if value >= -limit:
-                break
-        else:
-            raise OverflowError("can't serialize ints < -2**63")
-    out.append(prefix)
-    out += _NUMBERS[prefix].pack(value)
+    size = value if value >= 0 else -value - 1
+    for prefix, limit in _UNSIGNED if value >= 0 else _SIGNED:
+        if size < limit:
+            out.append(prefix)
+            out += _NUMBERS[prefix].pack(value)
+            return
+    raise OverflowError("can't serialize ints that have more than 64 bits")
 
 
 def _pack_head(length: int, out: bytearray, fixed: int | None, fixed_limit: int, prefixes: tuple[Any, ...]) -> None:
@@ -106,7 +99,7 @@ def _pack_head(length: int, out: bytearray, fixed: int | None, fixed_limit: int,
     if fixed is not None and length < fixed_limit:
         out.append(fixed | length)
         return
-    for prefix, (number, limit) in zip(prefixes, _UNSIGNED):  # noqa: B905 - Python 3.9 has no `strict`
+    for prefix, (number, limit) in zip(prefixes, _UNSIGNED):
         if prefix is not None and length < limit:
             out.append(prefix)
             out += _NUMBERS[number].pack(length)
@@ -181,7 +174,7 @@ class _Reader:
 
     def _map(self, length: int, depth: int) -> dict[Any, Any]:
         self._check(2 * length, depth)
-        found: Dict[Any, Any] = {}
+        found: dict[Any, Any] = {}
         for _ in range(length):
             key = self.value(depth + 1)
             if type(key) in (list, dict):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import types
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from backends.portable.converters import Converters, WrongMessage
 from backends.portable.msgpack_bytes import MalformedMessage, pack, unpack
@@ -25,7 +25,7 @@ class _ValidationError(_DecodeError):
 class _MsgpackEncoder:
     """See `msgspec.msgpack.Encoder`."""
 
-    def __init__(self, *, enc_hook: Optional[Callable[[Any], Any]] = None) -> None:
+    def __init__(self, *, enc_hook: Callable[[Any], Any] | None = None) -> None:
         self._hook = enc_hook
 
     def encode(self, value: Any) -> bytes:
@@ -41,9 +41,10 @@ class _MsgpackEncoder:
                 raise TypeError(f"Encoding objects of type {kind.__name__} is unsupported")
             values = [getattr(value, field) for field in kind.__struct_fields__]
             return values if kind.tag is None else [kind.tag, *values]
-        if isinstance(value, (str, int, float, list, tuple, dict, bytes)):  # of a class of its own
-            base = next(each for each in (bool, str, int, float, list, tuple, dict, bytes) if isinstance(value, each))
-            return base(value)
+        for base in (str, int, float, list, tuple, dict):
+            if isinstance(value, base):  # of a class of its own
+                plain: Any = base
+                return plain(value)
         if self._hook is None:
             raise TypeError(f"Encoding objects of type {kind.__name__} is unsupported")
         return self._hook(value)
@@ -52,7 +53,7 @@ class _MsgpackEncoder:
 class _MsgpackDecoder:
     """See `msgspec.msgpack.Decoder`."""
 
-    def __init__(self, kind: Any = Any, *, dec_hook: Optional[Callable[[type, Any], Any]] = None) -> None:
+    def __init__(self, kind: Any = Any, *, dec_hook: Callable[[type, Any], Any] | None = None) -> None:
         self._convert = Converters(dec_hook or _no_hook).of(kind)
 
     def decode(self, data: Any) -> Any:
@@ -69,7 +70,7 @@ def _no_hook(kind: type, value: Any) -> Any:
     raise WrongMessage(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
 
 
-def _json_decode(data: Any, *, type: Any = Any) -> Any:  # noqa: A002 - as in msgspec
+def _json_decode(data: Any, *, type: Any = Any) -> Any:
     """See `msgspec.json.decode`. `type` may be `dict`, `list` or `Any`."""
     try:
         found = json.loads(data)

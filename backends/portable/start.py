@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+from typing import Any, Callable
 
 #: The oldest version of Python that runs the code of workers, and the oldest on which msgspec reads its annotations.
 OLDEST = (3, 9)
@@ -38,7 +39,7 @@ class _CannotRun(Exception):
     """The message says what is missing."""
 
 
-def _import_worker(root: str):  # type: ignore[no-untyped-def] # collections.abc.Callable, which 3.8 cannot write
+def _import_worker(root: str) -> Callable[[], None]:
     """Return the function that runs the worker. Raises `_CannotRun`."""
     if sys.version_info < OLDEST:
         raise _CannotRun("it has Python %d.%d; a worker needs %d.%d or newer" % (sys.version_info[:2] + OLDEST))
@@ -56,8 +57,8 @@ def _import_worker(root: str):  # type: ignore[no-untyped-def] # collections.abc
     else:
         stand_in = None
     try:
-        from backends.worker.command import main as worker_main
         from backends.python import backend  # noqa: F401
+        from backends.worker.process import main as worker_main
     except ImportError as error:
         raise _CannotRun("the code of workers cannot be imported: %s" % error)
     finally:
@@ -85,7 +86,7 @@ class _OurPackages:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """See `importlib.abc.MetaPathFinder`."""
         if path is None and name in _PACKAGES:
             from importlib.machinery import PathFinder

@@ -23,12 +23,14 @@ class StructMeta(type):
     """Makes classes from their annotations: a field for each, in their order, after those of the base class."""
 
     __struct_fields__: tuple[str, ...]
+    #: Those of the class itself, by its field names, as they are written.
+    __struct_annotations__: dict[str, str]
     __struct_defaults__: tuple[Any, ...]
     __struct_options__: dict[str, Any]
 
     def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any], **options: Any) -> Any:
         base: Any = next((each for each in bases if isinstance(each, StructMeta)), None)
-        fields = dict(zip(base.__struct_fields__, base.__struct_defaults__)) if base else {}  # noqa: B905 - 3.9
+        fields = dict(zip(base.__struct_fields__, base.__struct_defaults__)) if base else {}
         added = []
         for field, annotation in space.get("__annotations__", {}).items():
             if str(annotation).startswith("ClassVar") or (field.startswith("__") and field.endswith("__")):
@@ -41,7 +43,8 @@ class StructMeta(type):
             raise TypeError(f"{name}: the option {sorted(unknown)[0]!r} of structs is not known on this interpreter")
         space["__slots__"] = (*added, *(slot for option, slot in _SLOTS.items() if options.get(option)))
         made: Any = super().__new__(cls, name, bases, space)
-        made.__struct_fields__ = made.__match_args__ = tuple(fields)
+        made.__struct_annotations__ = dict(space.get("__annotations__", {}))
+        made.__struct_fields__ = tuple(fields)
         made.__struct_defaults__ = tuple(fields.values())
         made.__struct_options__ = {
             **(base.__struct_options__ if base else _OPTIONS),
@@ -72,7 +75,7 @@ class Struct(metaclass=StructMeta):
         fields = cls.__struct_fields__
         if len(args) > len(fields):
             raise TypeError("Extra positional arguments provided")
-        for field, value in zip(fields, args):  # noqa: B905 - Python 3.9 has no `strict`
+        for field, value in zip(fields, args):
             _set(self, field, value)
         for index in range(len(args), len(fields)):
             field = fields[index]

@@ -377,7 +377,10 @@ class Loaded(Message):
 
 
 class LoadFailed(Message):
-    """The error code's value, and the reason for the operator."""
+    """The error code's value, and the reason for the operator.
+
+    An interpreter that cannot run a worker sends it in place of `Hello` (`backends/portable/start.py`).
+    """
 
     code: str
     text: str

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from backends.worker.command import main
+from backends.worker.process import main
 
 main()

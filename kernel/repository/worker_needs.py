@@ -13,10 +13,10 @@ import msgspec
 
 from kernel.config.model_parameters import model_parameters, preloaded_modules
 from kernel.errors import BadConfig
-from kernel.repository.execution_environment import ExecutionEnvironment
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.repository.execution_environment import ExecutionEnvironment
 
 #: A file beside config.pbtxt that is run once, before workers of the model are forked.
 PRELOAD_FILE = "preload.py"
@@ -52,9 +52,7 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
 NO_NEEDS = WorkerNeeds()
 
 
-def worker_needs(
-    config: ModelConfig, model_dir: str, environment: ExecutionEnvironment | None = None
-) -> WorkerNeeds:
+def worker_needs(config: ModelConfig, model_dir: str, environment: ExecutionEnvironment | None = None) -> WorkerNeeds:
     """Return the needs of the workers of a model. Reads its `preload.py`. Raises `BadConfig`."""
     modules = preloaded_modules(config)
     file = Path(model_dir, PRELOAD_FILE)

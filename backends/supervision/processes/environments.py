@@ -80,7 +80,9 @@ class ModelEnvironments:
                 self._remembered.pop(environment, None)
                 continue
             try:
-                yield UsedEnvironment([prepared.interpreter, str(_START)], applied(prepared.variables, os.environ), held)
+                yield UsedEnvironment(
+                    [prepared.interpreter, str(_START)], applied(prepared.variables, os.environ), held
+                )
             finally:
                 for fd in held:
                     os.close(fd)
@@ -122,7 +124,7 @@ class ModelEnvironments:
             process.socket.close()
         if not data:
             raise InternalError(f"the process that prepares the environment '{source}' has ended; the log has why")
-        response = messages.response_decoder.decode(data)
+        response: messages.EnvironmentPrepared | messages.EnvironmentRefused = messages.response_decoder.decode(data)
         if isinstance(response, messages.EnvironmentRefused):
             raise InternalError(response.text)
         return response
