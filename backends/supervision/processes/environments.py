@@ -59,7 +59,7 @@ class ModelEnvironments:
     """The environments of a server's models."""
 
     def __init__(self, settings: EnvironmentSettings | None = None) -> None:
-        self._settings = settings or EnvironmentSettings()
+        self.settings = settings or EnvironmentSettings()
         self._remembered: dict[ExecutionEnvironment, _Remembered] = {}
         #: One for each environment: several instances start at the same time.
         self._locks: dict[ExecutionEnvironment, asyncio.Lock] = {}
@@ -104,7 +104,7 @@ class ModelEnvironments:
     async def _prepare(
         self, environment: ExecutionEnvironment, title: str, launcher: SpawningLauncher
     ) -> messages.EnvironmentPrepared:
-        settings, source = self._settings, _source(environment)
+        settings, source = self.settings, _source(environment)
         request = messages.EnvironmentRequest(
             environment.path, environment.requirements, settings.cache_folder or _default_cache_folder(),
             settings.cache_byte_size,
