@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _NEEDED = "numpy"
 _FASTER = "msgspec>=0.19"
 
+#: How lines begin that say nothing about how far an installation is.
+_NO_PROGRESS = ("Looking in", "Using Python")
+
 
 class Installer:
     """Runs the programs that install. `say` gets lines for the log."""
@@ -92,7 +95,7 @@ class Installer:
         with process:
             for line in process.stdout:
                 tail.append(line)
-                if line.strip() and not line.startswith("Looking in") and progress.shows(time.monotonic_ns()):
+                if line.strip() and not line.startswith(_NO_PROGRESS) and progress.shows(time.monotonic_ns()):
                     self._say(line.strip())
         if process.returncode:
             raise EnvironmentFailed(f"the packages of '{self._file}' cannot be installed: {_reason(tail, command)}")

@@ -122,6 +122,7 @@ class ModelEnvironments:
         finally:
             process.kill()
             process.socket.close()
+            await process.stop(KILL_WAIT_S)  # also of a load that is cancelled: it takes no time after the kill
         if not data:
             raise InternalError(f"the process that prepares the environment '{source}' has ended; the log has why")
         response: messages.EnvironmentPrepared | messages.EnvironmentRefused = messages.response_decoder.decode(data)
