@@ -54,6 +54,8 @@ class TritonPythonModel:
                 error = pb_utils.TritonError("negative", pb_utils.TritonError.INVALID_ARG)
                 responses.append(pb_utils.InferenceResponse([], error))
                 continue
+            if given.size and given[0] == 99:
+                os.abort()
             python = "%d.%d" % sys.version_info[:2]
             about = [python, "msgspec" if "msgspec" in sys.modules else "", os.environ.get("VIRTUAL_ENV", "")]
             responses.append(

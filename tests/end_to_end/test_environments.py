@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from bench.server import wait_for
 from kernel.embedding import EmbeddedServer
 from kernel.errors import ServingError
 from tests.end_to_end.environments import VERSIONS, environment, with_numpy, write_model
@@ -65,6 +66,16 @@ def test_a_model_runs_on_its_own_python(version: str, kept: Path, tmp_path: Path
         with urllib.request.urlopen(running.metrics_url) as page:
             lines = page.read().decode()
     assert 'environment_calls_own{model="own"' in lines
+
+
+def test_a_worker_that_dies_is_started_again_on_its_own_python(kept: Path, tmp_path: Path) -> None:
+    own = with_numpy("3.9", kept)
+    write_model(tmp_path / "models", "own", config=environment(str(own)))
+    with server(tmp_path / "models", tmp_path) as running:
+        with pytest.raises(ServingError, match="SIGABRT"):
+            running.infer("own", {"IN": [99.0], "WORDS": ["a"]})
+        wait_for(lambda: running.model_ready("own"))
+        assert ask(running, "own")[0][0] == "3.9"
 
 
 @pytest.mark.parametrize("version", VERSIONS[:1])
