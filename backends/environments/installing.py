@@ -98,7 +98,10 @@ class Installer:
                 if line.strip() and not line.startswith(_NO_PROGRESS) and progress.shows(time.monotonic_ns()):
                     self._say(line.strip())
         if process.returncode:
-            raise EnvironmentFailed(f"the packages of '{self._file}' cannot be installed: {_reason(tail, command)}")
+            raise EnvironmentFailed(
+                f"the packages of '{self._file}' cannot be installed (the server ignores this file with "
+                f"--install-requirements=false): {_reason(tail, command)}"
+            )
 
 
 def _reason(tail: Sequence[str], command: Sequence[str]) -> str:

@@ -211,7 +211,7 @@ def test_requirements_beside_a_model_are_installed_and_those_of_a_load_request_a
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     requirements(write_model(tmp_path / "models", "own"), "not-there-at-all\n")
     with server(tmp_path / "models", tmp_path, model_control_mode="explicit") as running:
-        with pytest.raises(ServingError, match="cannot be installed: .*not-there-at-all"):
+        with pytest.raises(ServingError, match=r"cannot be installed \(.*\): .*not-there-at-all"):
             running.load("own")
         config = '{"backend": "python"}'
         files = {

@@ -80,8 +80,8 @@ def test_the_end_of_what_the_installer_has_printed_is_the_reason(played: Played)
     with pytest.raises(EnvironmentFailed) as failure:
         played.make("bad")
     assert str(failure.value) == (
-        f"the packages of '{played.file}' cannot be installed: resolved a package; "
-        "x No solution found: bad is not there"
+        f"the packages of '{played.file}' cannot be installed (the server ignores this file with "
+        "--install-requirements=false): resolved a package; x No solution found: bad is not there"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from kernel.repository.execution_environment import (
     environment_path,
     requirements_beside,
 )
+from kernel.repository.source import ModelSource, scan
 from kernel.repository.worker_needs import worker_needs
 
 if TYPE_CHECKING:
@@ -103,3 +105,62 @@ def test_an_environment_cannot_share_a_process_or_preload(tmp_path: Path) -> Non
     (tmp_path / "preload.py").write_text("")
     with pytest.raises(BadConfig, match="preload"):
         worker_needs(config(), str(tmp_path), own)
+
+
+# ---- where the configuration and the files come from -----------------------------------------
+
+PYTHON = 'backend: "python"'
+NAMED = PYTHON + ' parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/opt/env" } }'
+
+
+def source(root: Path, text: str, *, files_of_request: bool = False) -> ModelSource:
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "config.pbtxt").write_text(text)
+    (root / "m" / "1" / "requirements.txt").write_text("six\n")
+    folder = scan((root,)).models["m"]
+    return ModelSource(folder, gpu_count=0, auto_complete=True, files_of_request=files_of_request)
+
+
+def found(model: ModelSource, override: str | None = None, *, installs: bool = True) -> ExecutionEnvironment | None:
+    return model.environment(model.read(override), 1, installs=installs)
+
+
+def with_path(path: str) -> str:
+    parameters = {"EXECUTION_ENV_PATH": {"string_value": path}}
+    return json.dumps({"backend": "python", "parameters": parameters})
+
+
+def test_a_path_in_the_configuration_comes_before_requirements(tmp_path: Path) -> None:
+    assert found(source(tmp_path / "a", NAMED)) == ExecutionEnvironment(path="/opt/env")
+    file = tmp_path / "b" / "m" / "1" / "requirements.txt"
+    assert found(source(tmp_path / "b", PYTHON)) == ExecutionEnvironment(requirements=str(file))
+
+
+def test_nothing_is_installed_for_files_of_a_load_request_or_where_it_is_switched_off(tmp_path: Path) -> None:
+    assert found(source(tmp_path / "a", PYTHON, files_of_request=True), '{"backend": "python"}') is None
+    assert found(source(tmp_path / "b", PYTHON), installs=False) is None
+
+
+def test_models_of_other_backends_have_no_environment(tmp_path: Path) -> None:
+    assert found(source(tmp_path, NAMED.replace("python", "identity"))) is None
+
+
+def test_a_load_request_may_name_the_environment_of_config_pbtxt_or_one_of_the_model(tmp_path: Path) -> None:
+    model = source(tmp_path, NAMED)
+    assert found(model, with_path("/opt/env")) == ExecutionEnvironment(path="/opt/env")
+    own = found(model, with_path("$$TRITON_MODEL_DIRECTORY/env"))
+    assert own == ExecutionEnvironment(path=f"{model.path}/env")
+    with pytest.raises(BadConfig, match="must name a file or folder of the model"):
+        found(model, with_path("/opt/other"))
+
+
+def test_files_of_a_load_request_do_not_vouch_for_a_path(tmp_path: Path) -> None:
+    model = source(tmp_path, NAMED, files_of_request=True)
+    with pytest.raises(BadConfig, match="must name a file or folder of the model"):
+        found(model, with_path("/opt/env"))
+
+
+def test_a_config_pbtxt_that_cannot_be_read_vouches_for_nothing(tmp_path: Path) -> None:
+    model = source(tmp_path, "backend: {")
+    with pytest.raises(BadConfig, match="must name a file or folder of the model"):
+        found(model, with_path("/opt/env"))
