@@ -12,7 +12,7 @@ import itertools
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -64,7 +64,7 @@ class CudaIpcHandle(msgspec.Struct):
         self.closed = True
 
 
-Handle = Union[FileHandle, CudaIpcHandle]
+Handle = FileHandle | CudaIpcHandle
 
 
 class Region:

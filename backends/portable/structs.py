@@ -5,7 +5,7 @@ Options that only save time or memory there (`gc`) change nothing here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 _REQUIRED = object()
 _EMPTY = (list, dict, set)
@@ -59,6 +59,13 @@ class StructMeta(type):
 
     def __init__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, space)
+
+    def __or__(cls, other: Any) -> Any:
+        """Return the union of two types; Python 3.9 has none of its own."""
+        return Union[cls, other]
+
+    def __ror__(cls, other: Any) -> Any:
+        return Union[other, cls]
 
     @property
     def tag(cls) -> str | None:

@@ -63,7 +63,7 @@ FIRST_TRANSFER_OF_WORKER = 1 << 62
 #: `RequestMessage.flags` (TRITONSERVER_REQUEST_FLAG_*).
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
-#: A `Union`, as those at the end of the file: workers may run on Python 3.9, which has no `|` of types.
+#: A `Union`: workers may run on Python 3.9, which has no `|` of its own types.
 ParameterValue = Union[str, int, bool, float]
 
 
@@ -587,61 +587,61 @@ class TaskFailed(Message):
     no_memory: bool = False
 
 
-ToWorker = Union[
-    Complete,
-    Load,
-    Joined,
-    Stop,
-    Attach,
-    OwnArena,
-    Transfer,
-    Chunk,
-    Detach,
-    FreeBlocks,
-    Execute,
-    Cancel,
-    Credit,
-    Recall,
-    EndSequence,
-    CallResponded,
-    ModelControlled,
-    ReadSpan,
-    WriteSpan,
-    RunTask,
-    TaskMemory,
-    AddMember,
-]
-ToKernel = Union[
-    Hello,
-    Completed,
-    Loaded,
-    LoadFailed,
-    Log,
-    MetricsChanged,
-    MemoryUsed,
-    ArenaCreated,
-    OutboxCreated,
-    InputsHeld,
-    InputsFreed,
-    Transfer,
-    Chunk,
-    Started,
-    Responded,
-    Executed,
-    Recalled,
-    Rescheduled,
-    Submit,
-    CancelCall,
-    Released,
-    Blocked,
-    ControlModel,
-    SpanRead,
-    SpanWritten,
-    TaskNeedsMemory,
-    TaskDone,
-    TaskFailed,
-    MemberEnded,
-]
+ToWorker = (
+    Complete
+    | Load
+    | Joined
+    | Stop
+    | Attach
+    | OwnArena
+    | Transfer
+    | Chunk
+    | Detach
+    | FreeBlocks
+    | Execute
+    | Cancel
+    | Credit
+    | Recall
+    | EndSequence
+    | CallResponded
+    | ModelControlled
+    | ReadSpan
+    | WriteSpan
+    | RunTask
+    | TaskMemory
+    | AddMember
+)
+ToKernel = (
+    Hello
+    | Completed
+    | Loaded
+    | LoadFailed
+    | Log
+    | MetricsChanged
+    | MemoryUsed
+    | ArenaCreated
+    | OutboxCreated
+    | InputsHeld
+    | InputsFreed
+    | Transfer
+    | Chunk
+    | Started
+    | Responded
+    | Executed
+    | Recalled
+    | Rescheduled
+    | Submit
+    | CancelCall
+    | Released
+    | Blocked
+    | ControlModel
+    | SpanRead
+    | SpanWritten
+    | TaskNeedsMemory
+    | TaskDone
+    | TaskFailed
+    | MemberEnded
+)
 
 encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)
 to_worker_decoder = msgspec.msgpack.Decoder(ToWorker, dec_hook=decode_lease)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from backends.model_names import OUR_NAMES
+from backends.supervision.processes.own_command import own_command
+from bench.checkout import ROOT
 from bench.server import wait_for
 from kernel.embedding import EmbeddedServer
 from tests.end_to_end.environments import environment, with_numpy
@@ -96,6 +98,26 @@ def test_models_of_one_process_have_their_own_modules(write_model: WriteModel, t
         wait_for(lambda: all(server.model_ready(name) for name in "abc"))
         for name in "cab":
             assert owners(server, name)[0] == {name}
+
+
+def test_a_server_may_be_started_in_the_folder_of_such_a_model(
+    write_model: WriteModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("own", "other"):
+        write_model(name, CONFIG, SOURCE)
+        write_modules(tmp_path / name / "1", name, ())
+    monkeypatch.chdir(tmp_path / "own" / "1")
+    with EmbeddedServer(tmp_path) as server:
+        for name in ("own", "other"):
+            assert owners(server, name)[0] == {name}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_current_folder_is_searched_only_if_it_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own: bool
+) -> None:
+    monkeypatch.chdir(ROOT if own else tmp_path)
+    assert ("-P" in own_command("backends.worker")) is not own
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ import msgspec
 from backends.environments import messages
 from backends.environments.interpreter import applied
 from backends.supervision.launcher import KILL_WAIT_S
+from backends.supervision.processes.own_command import own_command
 from kernel.errors import InternalError
 from kernel.repository.execution_environment import EnvironmentSettings
 
@@ -109,8 +109,9 @@ class ModelEnvironments:
             environment.path, environment.requirements, settings.cache_folder or _default_cache_folder(),
             settings.cache_byte_size,
         )  # fmt: skip
-        command = [sys.executable, "-m", "backends.environments"]
-        process = launcher.start(title, command, [f"--request={messages.encode(request).decode()}"])
+        process = launcher.start(
+            title, own_command("backends.environments"), [f"--request={messages.encode(request).decode()}"]
+        )
         try:
             async with asyncio.timeout(settings.timeout_s or None):
                 data = await _response(process)

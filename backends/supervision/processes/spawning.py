@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.children import KernelChildren
 from backends.supervision.processes.environments import ModelEnvironments
 from backends.supervision.processes.local_process import LocalProcess
+from backends.supervision.processes.own_command import own_command
 from backends.supervision.processes.worker_ends import worker_ends
 from backends.transport.zygote_messages import MARK
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
@@ -60,7 +60,7 @@ class SpawningLauncher:
                 return self.start(title, used.command, options, used.variables, used.fds)
         if helper:
             options.append(f"--helper={self.task_module}")
-        return self.start(title, [sys.executable, "-m", "backends.worker"], options)
+        return self.start(title, own_command("backends.worker"), options)
 
     def start(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Union
 
 import msgspec
 import pytest
@@ -92,6 +92,12 @@ def test_replace_asdict_and_copies(made: Any) -> None:
     assert copy.copy(point(1, 7)) == point(1, 7)
     with pytest.raises(TypeError):
         helpers.replace(point(1), z=9)
+
+
+def test_there_are_unions_of_structs_on_each_python() -> None:
+    point, place, loose, _ = kinds(structs.Struct, structs)
+    assert (point | place | loose | None) == Union[point, place, loose, None]
+    assert (None | point) == Union[None, point]
 
 
 def test_an_option_that_is_not_known_is_refused() -> None:
