@@ -61,16 +61,22 @@ def portable() -> tuple[SourceFile, ...]:
     return tuple(found.values())
 
 
+def sides(node: ast.expr) -> list[ast.expr]:
+    """Return what `|` joins in an expression; none for another expression."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*(sides(node.left) or [node.left]), *(sides(node.right) or [node.right])]
+    return []
+
+
 def too_new(file: SourceFile) -> list[str]:
     """Return what Python 3.9 does not have in a file, as far as it can be seen."""
     found = []
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Call) and any(word.arg == "strict" for word in node.keywords):
             found.append(f"{file.path}:{node.lineno}: zip(strict)")
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.BitOr):
-            # Structs have a `|` on each Python (`StructMeta.__or__`).
-            if any(isinstance(side, ast.Name) and side.id in OWN_TYPES for side in ast.walk(node.value)):
-                found.append(f"{file.path}:{node.lineno}: a union at run time")
+        # Structs have a `|` on each Python (`StructMeta.__or__`).
+        if isinstance(node, ast.Assign) and {ast.unparse(side) for side in sides(node.value)} & OWN_TYPES:
+            found.append(f"{file.path}:{node.lineno}: a union at run time")
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [f"{file.path}:{node.lineno}: {each.name}" for each in node.names if each.name in TOO_NEW]
     return found
