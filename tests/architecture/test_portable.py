@@ -71,7 +71,16 @@ def sides(node: ast.expr) -> list[ast.expr]:
 def too_new(file: SourceFile) -> list[str]:
     """Return what Python 3.9 does not have in a file, as far as it can be seen."""
     found = []
+    for_types = {
+        id(node)
+        for branch in ast.walk(file.tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for statement in branch.body
+        for node in ast.walk(statement)
+    }
     for node in ast.walk(file.tree):
+        if id(node) in for_types:
+            continue
         if isinstance(node, ast.Call) and any(word.arg == "strict" for word in node.keywords):
             found.append(f"{file.path}:{node.lineno}: zip(strict)")
         # Structs have a `|` on each Python (`StructMeta.__or__`).
