@@ -40,6 +40,9 @@ LATE_IMPORTS = {
 TOO_NEW = {"pairwise", "NoneType", "StrEnum", "ExceptionGroup", "TaskGroup", "tomllib", "Self", "assert_never", "UTC"}
 
 
+#: The same of its modules.
+TOO_NEW_IN_MODULES = {"asyncio.Runner", "asyncio.TaskGroup", "asyncio.timeout", "hashlib.file_digest", "datetime.UTC"}
+
 #: Types of Python's own, which have no `|` on Python 3.9.
 OWN_TYPES = {"str", "int", "float", "bool", "bytes", "list", "dict", "tuple", "object", "Callable"}
 
@@ -86,6 +89,8 @@ def too_new(file: SourceFile) -> list[str]:
         # Structs have a `|` on each Python (`StructMeta.__or__`).
         if isinstance(node, ast.Assign) and {ast.unparse(side) for side in sides(node.value)} & OWN_TYPES:
             found.append(f"{file.path}:{node.lineno}: a union at run time")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in TOO_NEW_IN_MODULES:
+            found.append(f"{file.path}:{node.lineno}: {ast.unparse(node)}")
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [f"{file.path}:{node.lineno}: {each.name}" for each in node.names if each.name in TOO_NEW]
     return found
@@ -115,6 +120,7 @@ def test_what_is_too_new_is_found() -> None:
     assert len(too_new(planted("Value = str | int"))) == 1
     assert too_new(planted("Message = Hello | Loaded")) == []
     assert len(too_new(planted("from enum import StrEnum"))) == 1
+    assert len(too_new(planted("asyncio.Runner()"))) == 1
     assert too_new(planted("flags = MSG_A | MSG_B")) == []
     with pytest.raises(SyntaxError):
         ast.parse("match x:\n    case 1: ...", feature_version=OLDEST)

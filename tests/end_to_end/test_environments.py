@@ -14,7 +14,7 @@ import pytest
 from bench.server import wait_for
 from kernel.embedding import EmbeddedServer
 from kernel.errors import ServingError
-from tests.end_to_end.environments import VERSIONS, environment, with_numpy, write_model
+from tests.end_to_end.environments import MODEL, VERSIONS, environment, with_numpy, write_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +105,16 @@ model_transaction_policy { decoupled: true }
     with server(tmp_path / "models", tmp_path) as running:
         found = [int(response["OUT"][4999]) for response in running.stream("stream", {"COUNT": [200]})]
     assert found == list(range(200))
+
+
+@pytest.mark.parametrize("version", VERSIONS[:2])
+def test_a_model_awaits_on_its_own_python(version: str, kept: Path, tmp_path: Path) -> None:
+    source = MODEL.replace("    def execute(", "    async def execute(").replace(
+        "        responses = []\n", "        await asyncio.sleep(0)\n        responses = []\n"
+    )
+    write_model(tmp_path / "models", "own", "import asyncio\n" + source, environment(str(with_numpy(version, kept))))
+    with server(tmp_path / "models", tmp_path) as running:
+        assert ask(running, "own")[0][0] == version
 
 
 def test_without_shared_memory_as_well(kept: Path, tmp_path: Path) -> None:
