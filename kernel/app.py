@@ -181,6 +181,7 @@ class Server:
                 host_policies=parse_host_policies(repository.host_policy),
                 load_timeout_s=repository.load_timeout_s,
                 unload_timeout_s=repository.unload_timeout_s,
+                installs_requirements=options.environments.installs,
                 metrics=metrics,
                 # The cache comes last: what it does not find goes on to what was there before it.
                 extensions=tuple(each for each in (limiting, caching) if each is not None),
@@ -225,6 +226,7 @@ class Server:
                 output_limits=output_limits,
                 task_module=_HELPER_TASKS,
                 zygote=self._zygote,
+                environments=options.environments,
             )
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None

@@ -9,6 +9,7 @@ import msgspec
 from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
 from kernel.repository.backend_config import parse_backend_configs
+from kernel.repository.execution_environment import EnvironmentSettings
 from kernel.repository.host_policy import parse_host_policies
 from kernel.settings import TraceValues
 
@@ -210,6 +211,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     worker_shared_memory: bool = True
     #: How worker processes start: auto, fork or spawn.
     worker_start: str = "auto"
+    #: The Python environments that models have of their own.
+    environments: EnvironmentSettings = EnvironmentSettings()
 
     @property
     def demo(self) -> bool:

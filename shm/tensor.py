@@ -13,6 +13,8 @@ import msgspec
 from shm.lease import Lease, RegionNumber
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     #: Buffers that hold tensor bytes.
     Buffer = bytes | bytearray | memoryview
 
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 else:
     # msgspec decodes a field of one bytes type only: decoders make `bytes`.
     Buffer = bytes
+
+
+#: `shm.arrays.to_array`, once it is imported.
+_array_maker: list[Callable[..., Any]] = []
+
+
+def import_arrays() -> None:
+    """Import what `Tensor.as_numpy` needs. Workers do it before they have a model, which may have a module `shm`."""
+    if not _array_maker:
+        from shm.arrays import to_array
+
+        _array_maker.append(to_array)
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -86,10 +100,10 @@ class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
         Only for workers: the kernel does not import numpy. BF16, which numpy lacks, raises KeyError.
         """
-        from shm.arrays import to_array
-
+        import_arrays()
         assert self.data is not None, f"tensor '{self.name}' has no bytes in this process"
-        return to_array(self.datatype, self.shape, self.data)
+        array: Array = _array_maker[0](self.datatype, self.shape, self.data)
+        return array
 
     def raw(self) -> Buffer:
         """Return the inline bytes, or a view of the arena that has them.

@@ -85,12 +85,6 @@ class PythonBackend(Backend):
     def load(self, arguments: ModelArguments) -> None:
         """Import the model's file, create the model object and call its `initialize`."""
         model_class = self._import_model_class(arguments)
-        if arguments.parameter("EXECUTION_ENV_PATH"):
-            self.host.log(
-                "WARNING",
-                f"model '{arguments.model_name}': EXECUTION_ENV_PATH is not supported yet; the model runs in "
-                "the Python environment of the server",
-            )
         self._instance = self._current = PythonInstance(arguments, self.host)
         set_current_instance(self._instance)
         self._model_path = str(arguments.model_file(DEFAULT_NAME))
@@ -198,7 +192,8 @@ class PythonBackend(Backend):
         if self._model_class is None:
             triton_python_backend_utils.install()
             sys.argv = [""]  # as in Triton: a model that parses arguments, as `unittest.main` does, finds none
-            self._modules = ModelModules(arguments.model_dir)
+            self._modules = ModelModules(arguments.model_dir, arguments.version_dir)
+            self._modules.claim_names()
             self._current = PythonInstance(arguments, self.host)
             set_current_instance(self._current)
             self._model_class = import_model_class(arguments)

@@ -28,6 +28,8 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop
         #: The loop itself has only weak references to its tasks.
         self._tasks: set[asyncio.Task[object]] = set()
+        #: Set when the loop is to end.
+        self._end: asyncio.Event
 
     def start(self) -> None:
         self._thread.start()
@@ -54,12 +56,13 @@ class EventLoop:
 
     def stop(self) -> None:
         """Cancel all tasks and end the loop."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        with asyncio.Runner() as runner:
-            self._loop = runner.get_loop()
-            asyncio.set_event_loop(self._loop)
-            self._ready.set()
-            self._loop.run_forever()
+        asyncio.run(self._until_stop())  # ends what is left; `asyncio.Runner` is not there on Python 3.9 and 3.10
+
+    async def _until_stop(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set()
+        await self._end.wait()

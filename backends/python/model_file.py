@@ -6,7 +6,9 @@ model, also with `from .helper import x`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,10 @@ def import_model_class(arguments: ModelArguments) -> type[Any]:
     for folder in (str(arguments.version_dir), str(arguments.model_dir)):
         if folder not in sys.path:
             sys.path.append(folder)
+    # Models may import from the current folder, as in Triton, but it hides neither their own modules nor others.
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        if not {"", os.getcwd()} & set(sys.path):
+            sys.path.append(os.getcwd())
     package = types.ModuleType(str(arguments.version))
     package.__path__ = [str(arguments.version_dir)]
     sys.modules[package.__name__] = package

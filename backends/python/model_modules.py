@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from backends.model_names import ModelNames
+
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
@@ -19,16 +21,24 @@ if TYPE_CHECKING:
 class ModelModules:
     """What a model has of its own in `sys.modules` and `sys.path`. Belongs to the thread whose turn it is."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, version_dir: Path | None = None) -> None:
+        """`version_dir` is the folder that modules are found in before `model_dir`."""
         #: The model's folder as it is written and as it is, each with a slash at its end.
         self._folders = tuple({f"{model_dir}/", f"{model_dir.resolve()}/"})
         self._modules: dict[str, ModuleType] = {}
         self._paths: list[str] = []
         #: How many modules there were when the turn began. Other modules are looked through when there are more.
         self._count = 0
+        self._names = ModelNames([str(version_dir or model_dir), str(model_dir)])
+
+    def claim_names(self) -> None:
+        """Let the model have the names of our packages that its own modules have. Call it before the model's file is
+        imported, when everything of ours is."""
+        self._names.claim()
 
     def enter(self) -> None:
         """Bring the model's modules and folders back."""
+        self._names.claim_again()
         sys.modules.update(self._modules)
         sys.path += [path for path in self._paths if path not in sys.path]
         self._count = len(sys.modules)
@@ -40,6 +50,7 @@ class ModelModules:
         else:
             names = [name for name in self._modules if name in sys.modules]
         self._modules = {name: sys.modules.pop(name) for name in names}
+        self._names.give_back()
         self._paths = [path for path in sys.path if self._lies_within(path)]
         sys.path[:] = [path for path in sys.path if not self._lies_within(path)]
 

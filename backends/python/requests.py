@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import threading
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from backends.python.failures import NO_CAST, TritonModelException, check_parameters, incompatible_arguments
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from backends.python.responses import InferenceResponse
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
+
+#: `types.NoneType`, which Python 3.9 does not have: workers may run on it.
+NoneType = type(None)
 
 #: Under this lock it is decided whether a request gets its response from `execute` or from its sender. One lock for all
 #: requests is enough, because it is held very briefly. It is reentrant, because a finalizer of the model may run then.

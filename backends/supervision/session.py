@@ -78,6 +78,9 @@ class WorkerSession:
             self.kill()
             raise InternalError(f"the worker did not start: its process did nothing for {HELLO_TIMEOUT_S:.0f} s")
         hello = self._response.result()
+        if isinstance(hello, wire.LoadFailed):  # it runs on an interpreter that cannot run a worker
+            self.kill()
+            raise worker_error(ErrorCode.UNAVAILABLE, f"the worker cannot run: {shortened(hello.text)}")
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
             found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"

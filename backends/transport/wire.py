@@ -39,6 +39,8 @@ unexpectedly ends the session.
 
 from __future__ import annotations
 
+from typing import Union
+
 import msgspec
 
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
@@ -61,7 +63,8 @@ FIRST_TRANSFER_OF_WORKER = 1 << 62
 #: `RequestMessage.flags` (TRITONSERVER_REQUEST_FLAG_*).
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
-ParameterValue = str | int | bool | float
+#: A `Union`: workers may run on Python 3.9, which has no `|` of its own types.
+ParameterValue = Union[str, int, bool, float]
 
 
 class Message(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -393,7 +396,10 @@ class Loaded(Message):
 
 
 class LoadFailed(Message):
-    """The error code's value, and the reason for the operator."""
+    """The error code's value, and the reason for the operator.
+
+    An interpreter that cannot run a worker sends it in place of `Hello` (`backends/portable/start.py`).
+    """
 
     code: str
     text: str

@@ -91,7 +91,7 @@ class InputReader:
         if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
             return None
         start = address_of(array)
-        for ref, tensor in zip(request.ref.inputs, request.inputs, strict=False):  # controls and states follow
+        for ref, tensor in zip(request.ref.inputs, request.inputs):  # controls and states follow
             span = ref.span
             if span is not None and _is_aligned(ref, span):
                 skip = start - address_of(np.asarray(tensor.data))

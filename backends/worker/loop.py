@@ -216,13 +216,12 @@ class Worker:
             os.close(fd)
 
     def _urgent(self, message: wire.ToWorker) -> None:
-        match message:
-            case wire.Cancel(requests=requests):
-                self._responder.cancel(requests)
-            case wire.Credit(request=number, count=count):
-                self._responder.grant(number, count)
-            case wire.FreeBlocks(offsets=offsets):
-                self._outputs.memory.free(offsets)
+        if isinstance(message, wire.Cancel):  # no `match`: workers may run on Python 3.9
+            self._responder.cancel(message.requests)
+        elif isinstance(message, wire.Credit):
+            self._responder.grant(message.request, message.count)
+        elif isinstance(message, wire.FreeBlocks):
+            self._outputs.memory.free(message.offsets)
 
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:

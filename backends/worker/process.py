@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from backends.helper.tasks import limit_memory
 from backends.process_control import die_with_parent, set_process_name
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
+from shm.tensor import import_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     # On Ctrl-C only the kernel acts: it drains and then stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_up_logging()
+    import_arrays()
     channel = BlockingChannel(socket.socket(fileno=fd))
     if task_module:
         lower_priority()
@@ -41,6 +44,18 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
         sys.exit(1)
     finally:
         channel.close()
+
+
+def main() -> None:
+    """Run the worker that the command line describes: of an interpreter of its own, the server's or another one."""
+    parser = argparse.ArgumentParser(description="A worker process of the server; started by it, not by hand.")
+    parser.add_argument("--model", required=True, help="name of the model instance, shown in process lists")
+    parser.add_argument("--fd", type=int, required=True, help="the worker's end of the Unix socket to the kernel")
+    parser.add_argument("--kernel", type=int, required=True, help="process id of the kernel")
+    parser.add_argument("--remote", action="store_true", help="share no memory with the kernel")
+    parser.add_argument("--helper", metavar="MODULE", default="", help="run tasks of this module, and no model")
+    arguments = parser.parse_args()
+    run_worker(arguments.model, arguments.fd, arguments.kernel, remote=arguments.remote, task_module=arguments.helper)
 
 
 def set_up_logging() -> None:

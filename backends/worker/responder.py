@@ -145,7 +145,7 @@ class BatchResponder:
 
     def send_finals(self, refs: Sequence[wire.RequestMessage], finals: Sequence[wire.ResponseMessage]) -> None:
         """Send the final responses of a batch one by one: together they are longer than a message may be."""
-        for ref, final in zip(refs, finals, strict=True):
+        for ref, final in zip(refs, finals):
             self._send_response(ref.number, True, final)
 
     def cancel(self, numbers: Sequence[int]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import re
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
@@ -72,7 +71,7 @@ def checked_labels(labels: Mapping[str, str], kind: MetricKind) -> Labels:
 def check_buckets(bounds: Sequence[float]) -> None:
     """Raise `InvalidArgument` if `bounds` are not strictly ascending or too many."""
     # NaN is not less than any bound; a single NaN is found because it does not equal itself.
-    if any(not lower < upper for lower, upper in pairwise(bounds)) or any(bound != bound for bound in bounds):
+    if any(not lower < upper for lower, upper in zip(bounds, bounds[1:])) or any(bound != bound for bound in bounds):
         raise InvalidArgument("Bucket Boundaries must be strictly sorted")
     if len(bounds) > MAX_BUCKETS:
         raise InvalidArgument(f"A histogram has at most {MAX_BUCKETS} bucket boundaries, found {len(bounds)}")

@@ -256,8 +256,10 @@ class Lifecycle:
                 return  # the folder has not changed since the last load
             override = ensemble.config_override
         settings = self._settings
-        gpu_count, auto_complete = settings.gpu_count, settings.auto_complete
-        source = ModelSource(folder, gpu_count=gpu_count, auto_complete=auto_complete, config_name=settings.config_name)
+        source = ModelSource(
+            folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
+            config_name=settings.config_name, files_of_request=request.files is not None,
+        )  # fmt: skip
         try:
             config = await asyncio.to_thread(source.read, override)
         except ServingError as error:

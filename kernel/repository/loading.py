@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource, PreparedConfig
+    from kernel.repository.worker_needs import WorkerNeeds
     from kernel.serving.model import SchedulerFactory
 
 logger = logging.getLogger(__name__)
@@ -269,7 +270,7 @@ class VersionLoader:
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
-        await keeper.start(source.name, await asyncio.to_thread(worker_needs, config, str(source.path)))
+        await keeper.start(source.name, await asyncio.to_thread(self._needs, source, config, version))
         if self._settings.auto_complete:
             settings = backend_config(self._settings.backend_configs, config.backend)
             completed = await keeper.complete(to_json(config), str(source.path), version, settings)
@@ -278,6 +279,11 @@ class VersionLoader:
         refuse_unsupported(prepared.config)
         return prepared
 
+    def _needs(self, source: ModelSource, config: ModelConfig, version: int) -> WorkerNeeds:
+        """Return the needs of a version's workers. Blocks. Raises `BadConfig`."""
+        environment = source.environment(config, version, installs=self._settings.installs_requirements)
+        return worker_needs(config, str(source.path), environment)
+
     def _plan(self, config: ModelConfig, source: ModelSource, version: int, count: int | None) -> list[InstancePlan]:
         """Return the plans of all instances, with the settings of the command line. Blocks.
 
@@ -285,7 +291,7 @@ class VersionLoader:
         """
         settings = backend_config(self._settings.backend_configs, config.backend)
         policies = self._settings.host_policies
-        needs = worker_needs(config, str(source.path))
+        needs = self._needs(source, config, version)
         return [
             msgspec.structs.replace(
                 plan, backend_config=settings, cpus=policy_cpus(policies.get(plan.host_policy, {})), needs=needs

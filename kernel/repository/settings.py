@@ -39,6 +39,8 @@ class LifecycleSettings(msgspec.Struct, frozen=True):
     load_timeout_s: float = 0
     #: Seconds in which the last requests of a version may end that was unloaded or replaced.
     unload_timeout_s: float = 300
+    #: Whether packages of a `requirements.txt` beside a Python model are installed.
+    installs_requirements: bool = True
     gpu_count: int = 0
     #: The latency histograms and quantiles of each model.
     metrics: MetricsConfig = MetricsConfig()

@@ -18,7 +18,13 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_json, from_pbtxt
 from kernel.config.spec import ModelSpec, model_spec
 from kernel.config.to_json import to_json
-from kernel.errors import InternalError, NotFound, Unsupported
+from kernel.errors import InternalError, NotFound, ServingError, Unsupported
+from kernel.repository.execution_environment import (
+    ExecutionEnvironment,
+    check_within,
+    environment_path,
+    requirements_beside,
+)
 from kernel.repository.layout import find_models
 from kernel.repository.local import list_repository, read_config, read_file
 from kernel.repository.origin import Origin
@@ -46,8 +52,20 @@ def scan(repositories: tuple[Path, ...], *, namespacing: bool = False, only: str
 class ModelSource:
     """A model's folder. Produces the model's configuration in the steps of this module."""
 
-    def __init__(self, folder: ModelFolder, *, gpu_count: int, auto_complete: bool, config_name: str = "") -> None:
+    def __init__(
+        self,
+        folder: ModelFolder,
+        *,
+        gpu_count: int,
+        auto_complete: bool,
+        config_name: str = "",
+        files_of_request: bool = False,
+    ) -> None:
+        """`files_of_request` says that the files of the folder came with a load request."""
         self.folder = folder
+        self._files_of_request = files_of_request
+        #: Whether the configuration came with a load request.
+        self._config_of_request = False
         self._gpu_count = gpu_count
         self._auto_complete = auto_complete
         self._config_name = config_name
@@ -67,6 +85,7 @@ class ModelSource:
 
         `override` is a configuration in JSON that replaces config.pbtxt.
         """
+        self._config_of_request = override is not None
         if override is not None:
             config = from_json(override, f"Invalid config override for model '{self.name}'")
             self._provided = True
@@ -89,6 +108,37 @@ class ModelSource:
     def origin(self, config: ModelConfig) -> Origin:
         """Return the origin of a version that is loaded from this folder; `config` is the result of `read`."""
         return Origin(self.folder, config, self.folder.config_path(self._config_name))
+
+    def environment(self, config: ModelConfig, version: int, *, installs: bool) -> ExecutionEnvironment | None:
+        """Return the environment that the workers of a version run on; None for the server's. Blocks.
+
+        With `installs` one is made of the requirements beside the model's file, unless the files came with a load
+        request: who may load models may not install packages. Raises `BadConfig`.
+        """
+        if config.backend != "python":
+            return None
+        folder = str(self.path)
+        path = environment_path(config, folder)
+        if path:
+            if self._config_of_request and not self._is_own_environment(path):
+                check_within(path, folder, self.name)
+            return ExecutionEnvironment(path=path)
+        if not installs or self._files_of_request:
+            return None
+        requirements = requirements_beside(config, folder, version)
+        return ExecutionEnvironment(requirements=requirements) if requirements else None
+
+    def _is_own_environment(self, path: str) -> bool:
+        """Whether the configuration in the repository names this environment, too."""
+        if self._files_of_request:
+            return False
+        file = self.folder.config_path(self._config_name)
+        if file is None:
+            return False
+        try:
+            return environment_path(from_pbtxt(read_config(file), file), str(self.path)) == path
+        except ServingError:  # it cannot be read: it names nothing
+            return False
 
     def versions(self, config: ModelConfig) -> list[int]:
         """Return the versions to load, ascending. Raises `BadConfig` if there are none."""

@@ -16,6 +16,7 @@ from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.repository.execution_environment import ExecutionEnvironment
 
 #: A file beside config.pbtxt that is run once, before workers of the model are forked.
 PRELOAD_FILE = "preload.py"
@@ -43,13 +44,15 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     gpu: bool = False
     #: The name of the process that the model shares with others; "" for a process of each instance.
     worker: str = ""
+    #: Where the Python of the worker comes from; None for the server's.
+    environment: ExecutionEnvironment | None = None
 
 
 #: The needs of a helper.
 NO_NEEDS = WorkerNeeds()
 
 
-def worker_needs(config: ModelConfig, model_dir: str) -> WorkerNeeds:
+def worker_needs(config: ModelConfig, model_dir: str, environment: ExecutionEnvironment | None = None) -> WorkerNeeds:
     """Return the needs of the workers of a model. Reads its `preload.py`. Raises `BadConfig`."""
     modules = preloaded_modules(config)
     file = Path(model_dir, PRELOAD_FILE)
@@ -66,4 +69,11 @@ def worker_needs(config: ModelConfig, model_dir: str) -> WorkerNeeds:
             f"model '{config.name}' cannot share worker '{worker}' (parameter naiad.worker) and have modules preloaded "
             f"(naiad.preload or {PRELOAD_FILE}): a process of several models is not forked for one of them"
         )
-    return WorkerNeeds(config.backend, PreloadSet(modules, path, digest), gpu, worker)
+    if environment is not None and (worker or modules or path):
+        setting = "share a process (naiad.worker)" if worker else f"preload modules (naiad.preload or {PRELOAD_FILE})"
+        source = environment.path or environment.requirements
+        raise BadConfig(
+            f"model '{config.name}' has an environment of its own ('{source}') and cannot {setting}: these are for "
+            "workers on the Python of the server"
+        )
+    return WorkerNeeds(config.backend, PreloadSet(modules, path, digest), gpu, worker, environment)

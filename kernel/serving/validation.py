@@ -152,7 +152,7 @@ def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     if len(shape) != len(dims):
         return False
     # Runs for each input: a loop takes a third of the time of a generator.
-    for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110 - the loop is faster
+    for size, dim in zip(shape, dims):  # noqa: SIM110 - the loop is faster
         if size != dim and (dim != -1 or size < 0):
             return False
     return True

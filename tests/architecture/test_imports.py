@@ -38,7 +38,7 @@ _FOR_WORKERS = {
 }  # fmt: skip
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
-    "backends/metric_registry", "backends/process_control",
+    "backends/metric_registry", "backends/model_names", "backends/process_control",
     "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
     "backends/transport", "backends/worker",
 }  # fmt: skip
@@ -102,7 +102,9 @@ ROOMS = {
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
     "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
     "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/transport"},
+    "backends/portable": _WORKER_SIDE | {"backends/python"},
+    "backends/environments": {"backends/process_control"},
+    "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/environments", "backends/transport"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
 }

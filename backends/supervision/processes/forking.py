@@ -19,6 +19,7 @@ from kernel.errors import Unavailable
 from kernel.repository.worker_needs import NO_NEEDS, PreloadSet, WorkerNeeds
 
 if TYPE_CHECKING:
+    from backends.supervision.processes.environments import ModelEnvironments
     from backends.supervision.processes.local_process import LocalProcess
     from backends.supervision.processes.spawning import SpawningLauncher
     from backends.supervision.processes.worker_ends import WorkerEnds
@@ -53,8 +54,14 @@ class ForkingLauncher:
     def shared_memory(self) -> bool:
         return self._spawning.shared_memory
 
+    @property
+    def environments(self) -> ModelEnvironments:
+        return self._spawning.environments
+
     async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
         """See `Launcher`. Raises `InvalidArgument` if what the model wants to be preloaded cannot be imported."""
+        if needs.environment is not None:  # another interpreter: nothing of the zygote's could be shared
+            return await self._spawning.launch(title, helper=helper, needs=needs)
         # Nobody has shown yet that drivers of GPUs go on working in forks of a process which has never used them.
         if needs.gpu and not self._always:
             return await self._spawning.launch(title, helper=helper, needs=needs)

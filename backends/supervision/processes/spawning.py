@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.children import KernelChildren
+from backends.supervision.processes.environments import ModelEnvironments
 from backends.supervision.processes.local_process import LocalProcess
+from backends.supervision.processes.own_command import own_command
 from backends.supervision.processes.worker_ends import worker_ends
 from backends.transport.zygote_messages import MARK
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from backends.supervision.processes.local_process import ChildProcess
     from backends.supervision.processes.worker_ends import WorkerEnds
     from backends.supervision.watcher_process import SessionWatcher
@@ -34,42 +37,56 @@ class SpawningLauncher:
         output_limits: OutputLimits = _DEFAULT_LIMITS,
         watcher: SessionWatcher | None = None,
         children: KernelChildren | None = None,
+        environments: ModelEnvironments | None = None,
     ) -> None:
         """Without `shared_memory` tensors are sent over the connection, as to workers of other hosts.
 
         `task_module` is the module whose functions helpers run as tasks. `output_limits` are for what each worker
-        prints. `watcher` ends what models have started. `children` records the workers.
+        prints. `watcher` ends what models have started. `children` records the workers. `environments` are those that
+        models have of their own.
         """
         self.shared_memory = shared_memory
         self.output_limits = output_limits
         self.task_module = task_module
         self.watcher = watcher
         self.children = children or KernelChildren()
+        self.environments = environments or ModelEnvironments()
 
     async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
-        """See `Launcher`."""
+        """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes."""
+        options = [] if self.shared_memory or helper else ["--remote"]
+        if needs.environment is not None:
+            async with self.environments.use(needs.environment, title, self) as used:
+                return self.start(title, used.command, options, used.variables, used.fds)
+        if helper:
+            options.append(f"--helper={self.task_module}")
+        return self.start(title, own_command("backends.worker"), options)
+
+    def start(
+        self,
+        title: str,
+        command: Sequence[str],
+        options: Sequence[str] = (),
+        variables: Mapping[str, str] = os.environ,
+        fds: Sequence[int] = (),
+    ) -> LocalProcess:
+        """Start a process of ours: a program that takes the options of `backends.worker`. Raises `OSError`.
+
+        The process has the descriptors `fds` too.
+        """
         mark = self.children.new_mark()
         with worker_ends(title, self.output_limits) as ends:
             fd, stdout, stderr = ends.worker_fds
             # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
             # together with the processes that its model started.
-            process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child is forked
-                [
-                    sys.executable,
-                    "-m",
-                    "backends.worker",
-                    f"--model={title}",
-                    f"--fd={fd}",
-                    f"--kernel={os.getpid()}",
-                    *([f"--helper={self.task_module}"] if helper else []),
-                    *([] if self.shared_memory or helper else ["--remote"]),
-                ],
+            process = subprocess.Popen(
+                [*command, f"--model={title}", f"--fd={fd}", f"--kernel={os.getpid()}", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=[fd],
+                pass_fds=[fd, *fds],
                 start_new_session=True,
-                env={**os.environ, MARK: mark},
+                env={**variables, MARK: mark},
             )
             return self.watched(process, ends, mark)
 

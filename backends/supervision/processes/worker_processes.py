@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from backends.supervision.processes.children import KernelChildren
+from backends.supervision.processes.environments import ModelEnvironments
 from backends.supervision.processes.forking import ForkingLauncher
 from backends.supervision.processes.spawning import SpawningLauncher
 from backends.supervision.processes.zygote_pool import ZygotePool
@@ -14,6 +15,7 @@ from backends.supervision.watcher_process import SessionWatcher
 if TYPE_CHECKING:
     from backends.supervision.output.limits import OutputLimits
     from backends.supervision.processes.zygote_start import StartedZygote
+    from kernel.repository.execution_environment import EnvironmentSettings
 
 logger = logging.getLogger(__name__)
 
@@ -29,19 +31,21 @@ class WorkerProcesses:
         output_limits: OutputLimits,
         task_module: str,
         zygote: StartedZygote | None = None,
+        environments: EnvironmentSettings | None = None,
     ) -> None:
         """`worker_start` is `fork`, `spawn`, or `auto`: forks where they are known to be safe, where the system can.
 
         To fork workers, this process becomes a subreaper. Raises `OSError` for `fork` on a system that cannot do that.
         `zygote` is the first zygote if that was started before: it is taken over, or ended if nothing can be forked.
-        See `SpawningLauncher` for the others.
+        `environments` are the settings of those that models have of their own. See `SpawningLauncher` for the others.
         """
         children = self._children = KernelChildren()
         watcher = self._watcher = SessionWatcher(children)
         self._zygotes: ZygotePool | None = None
         models = SpawningLauncher(
-            shared_memory=shared_memory, output_limits=output_limits, watcher=watcher, children=children
-        )
+            shared_memory=shared_memory, output_limits=output_limits, watcher=watcher, children=children,
+            environments=ModelEnvironments(environments),
+        )  # fmt: skip
         helpers = SpawningLauncher(
             task_module=task_module, output_limits=output_limits, watcher=watcher, children=children
         )

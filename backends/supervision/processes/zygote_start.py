@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 
 from backends.supervision.output.pipes import OutputPipes
+from backends.supervision.processes.own_command import own_command
 from backends.transport.zygote_messages import ROOM
 
 #: What a zygote runs; tests replace it.
@@ -59,7 +59,7 @@ class StartedZygote:
 
 def _spawn(fd: int, pipes: OutputPipes) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", ZYGOTE_MODULE, str(fd), str(os.getpid()), ROOM],
+        [*own_command(ZYGOTE_MODULE), str(fd), str(os.getpid()), ROOM],
         stdin=subprocess.DEVNULL,
         stdout=pipes.stdout_fd,
         stderr=pipes.stderr_fd,

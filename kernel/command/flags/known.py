@@ -86,6 +86,17 @@ _MODELS = FlagGroup(
              help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="host-policy", kind=HOST_POLICY, option="repository.host_policy", repeat=True,
              help="The processors for instances with a host policy: KEY is numa-node or cpu-cores."),
+        Flag(name="install-requirements", kind=SWITCH, option="environments.installs", ours=True,
+             help="Install the packages of a requirements.txt or pyproject.toml beside a model.py, in an environment "
+             "of the model's own. Never done for files of a load request."),
+        Flag(name="environment-cache-directory", kind=TEXT, option="environments.cache_folder", ours=True,
+             default="~/.cache/naiad/environments",
+             help="The folder in which environments of models are made; servers may share it."),
+        Flag(name="environment-cache-byte-size", kind=BYTES, option="environments.cache_byte_size", ours=True,
+             help="The most bytes of all these environments together. Those go that were not used for the longest "
+             "time."),
+        Flag(name="environment-timeout-secs", kind=_COUNT, option="environments.timeout_s", ours=True,
+             help="Seconds that unpacking or installing an environment may take; 0 for no limit."),
     ),
 )  # fmt: skip
 

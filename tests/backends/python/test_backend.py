@@ -117,14 +117,6 @@ def test_a_parameter_that_is_neither_yes_nor_no_is_refused(lab: Lab, key: str) -
     assert caught.value.message == f"Incorrect value for {key}: maybe'"
 
 
-def test_an_execution_environment_causes_a_warning(lab: Lab) -> None:
-    path = {"string_value": "env.tar.gz"}
-    lab.load("def execute(self, requests): pass", parameters={"EXECUTION_ENV_PATH": path})
-    ((level, text),) = lab.logged
-    assert level == "WARNING"
-    assert "EXECUTION_ENV_PATH" in text
-
-
 def test_finalize_is_called_and_its_errors_are_logged(lab: Lab) -> None:
     lab.load("""
         def finalize(self):

@@ -215,6 +215,17 @@ def test_a_line_that_a_worker_logs_is_cut_by_the_kernel_too(caplog: pytest.LogCa
     assert line.endswith("(cut: the whole text has 100000 characters)")
 
 
+def test_an_interpreter_that_cannot_run_a_worker_says_why() -> None:
+    async def main() -> None:
+        worker, session = FakeWorker(), WorkerSession("m")
+        worker.channel.send(wire.LoadFailed("unavailable", "it has Python 3.8"))
+        with pytest.raises(Unavailable, match="the worker cannot run: it has Python 3.8"):
+            await session.start(worker)
+        await session.stop(0)
+
+    asyncio.run(main())
+
+
 def test_a_worker_of_another_protocol_is_refused() -> None:
     async def main() -> None:
         worker, session = FakeWorker(), WorkerSession("m")

@@ -25,6 +25,8 @@ from tests.kernel.command.flags.flag_lab import Running, run_server, write_model
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kernel.repository.execution_environment import EnvironmentSettings
+
 
 class Effect(msgspec.Struct, frozen=True):
     """The effect of a flag: a server with the flag shows `expected`, a server without the flag does not.
@@ -117,6 +119,11 @@ def keepalive(name: str) -> Callable[[Running], object]:
     return lambda running: getattr(running.grpc._listener_options.keepalive, name)
 
 
+def environments(running: Running) -> EnvironmentSettings:
+    found: EnvironmentSettings = running.supervisors[0].options["launcher"].environments.settings
+    return found
+
+
 # ---- the table -------------------------------------------------------------------------------
 
 _MODEL_EFFECTS = {
@@ -154,6 +161,16 @@ _MODEL_EFFECTS = {
     "model-unload-timeout-secs": Effect(
         "--model-unload-timeout-secs=9", lambda r: r.lifecycle._settings.unload_timeout_s, 9
     ),
+    "install-requirements": Effect(
+        "--install-requirements=false", lambda r: r.lifecycle._settings.installs_requirements, False
+    ),
+    "environment-cache-directory": Effect(
+        "--environment-cache-directory=/x", lambda r: environments(r).cache_folder, "/x"
+    ),
+    "environment-cache-byte-size": Effect(
+        "--environment-cache-byte-size=9", lambda r: environments(r).cache_byte_size, 9
+    ),
+    "environment-timeout-secs": Effect("--environment-timeout-secs=9", lambda r: environments(r).timeout_s, 9),
     "backend-config": Effect(
         "--backend-config=identity,a=b", lambda r: r.supervisors[0].plan.backend_config.get("a"), "b"  # type: ignore[union-attr]
     ),

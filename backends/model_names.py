@@ -1,0 +1,130 @@
+"""A model's own modules win: where its module has the name of one of our packages, ours makes way.
+
+A model may have a module `backends`, or a package `shm`, beside its file, as in Triton. Our modules were imported
+before, and refer to one another as objects: they do not need their names in `sys.modules` any more. Code that asks for
+one of ours still finds it (`from backends.base import Backend` of a backend beside the model) where the model has no
+module of that name: below a module `backends` it has none, and below a package `backends` ours come last.
+
+An environment of a model's own may have installed packages with our names. They win, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+#: The names of our packages.
+OUR_NAMES = ("backends", "kernel", "protocols", "schedulers", "shm")
+
+#: The folder that they are in.
+_OUR_FOLDER = os.path.realpath(Path(__file__).parents[1])
+
+
+class ModelNames:
+    """Which of our names are a model's. Each of its models has one in a process of several."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        """`folders` are those of the model, in the order in which its modules are found in them."""
+        self._folders = list(folders)
+        #: Our modules that have made way, by name.
+        self._ours: dict[str, ModuleType] = {}
+        #: Those names of the model that are modules and no packages.
+        self._plain: set[str] = set()
+        self._finder: _NamesFinder | None = None
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Our names that are the model's."""
+        return () if self._finder is None else self._finder.names
+
+    def claim(self) -> None:
+        """Find out which of our names the model has, and make way for these. Call it once."""
+        assert self._finder is None, "called once"
+        specs = {name: found for name in OUR_NAMES if (found := self._find(name)) is not None}
+        if specs:
+            self._finder = _NamesFinder(tuple(specs), self._folders, self._ours)
+            self._plain = {name for name, found in specs.items() if found.submodule_search_locations is None}
+            self.claim_again()
+
+    def claim_again(self) -> None:
+        """Make way again, after `give_back`. The caller brings the model's modules back after it."""
+        if self._finder is None:
+            return
+        for name, module in list(sys.modules.items()):
+            top, _, below = name.partition(".")
+            if top in self._finder.names and module is not None and _lies_with_ours(module):
+                self._ours[name] = module
+                # Below a module that is no package Python asks no finder: what is ours stays there.
+                if not (below and top in self._plain):
+                    del sys.modules[name]
+        sys.meta_path.insert(0, self._finder)
+
+    def give_back(self) -> None:
+        """Another model has its turn. The caller has taken the model's modules out of `sys.modules`."""
+        if self._finder is not None:
+            sys.meta_path.remove(self._finder)
+            sys.modules.update(self._ours)
+
+    def _find(self, name: str) -> ModuleSpec | None:
+        """Return where the module called `name` is that is not ours; None if there is none before ours."""
+        found = PathFinder.find_spec(name, self._folders)
+        if found is None:
+            found = PathFinder.find_spec(name)
+            if found is not None and _is_ours(found):
+                found = None
+        return found
+
+
+class _NamesFinder(Loader):
+    """Finds modules with the taken names: the model's before ours, whatever other finders there are.
+
+    It also loads ours: they are there.
+    """
+
+    def __init__(self, names: tuple[str, ...], folders: list[str], ours: dict[str, ModuleType]) -> None:
+        self.names = names
+        self._folders = folders
+        self._ours = ours
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if path is None:
+            return PathFinder.find_spec(name, self._folders, target) if name in self.names else None
+        if name.partition(".")[0] not in self.names:
+            return None
+        found = PathFinder.find_spec(name, path, target)
+        if found is not None:
+            return found
+        if name in self._ours:
+            return ModuleSpec(name, self, is_package=hasattr(self._ours[name], "__path__"))
+        parent = self._ours.get(name.rpartition(".")[0])  # this one is ours, too, but not imported yet
+        return None if parent is None else PathFinder.find_spec(name, list(parent.__path__), target)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """See `importlib.abc.Loader`."""
+        return self._ours[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`: it was executed when it was imported for the first time."""
+
+
+def _is_ours(spec: ModuleSpec) -> bool:
+    places = spec.submodule_search_locations or [spec.origin or ""]
+    return all(os.path.realpath(place).startswith(_OUR_FOLDER + os.sep) for place in places)
+
+
+def _lies_with_ours(module: ModuleType) -> bool:
+    """Whether the file of a module with our name is ours. A package without one is told by its folder."""
+    file = getattr(module, "__file__", None)
+    places = [file] if isinstance(file, str) else [str(place) for place in getattr(module, "__path__", ())]
+    return any(os.path.realpath(place).startswith(_OUR_FOLDER + os.sep) for place in places)
