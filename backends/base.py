@@ -77,17 +77,25 @@ class Host(Protocol):
     def metrics(self) -> MetricRegistry:
         """The metrics that the model defines."""
 
+    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
+        """Report the memory that the instance uses now: for each kind (CPU, CPU_PINNED, GPU) and number of a device
+        the bytes. The statistics and /metrics show it. The newest report counts. Raises `InternalError`.
+        """
+
 
 class Timings(msgspec.Struct):
     """The three stages of one `execute`: input, inference, output. The statistics show their durations.
 
-    Times are monotonic nanoseconds. All are the start time at first, so a stage that is not marked has duration 0.
+    Times are monotonic nanoseconds. All are the start time at first. If the end of the inference is not marked, it is
+    the end of `execute`: all of the time is inference then, or all after `inputs_ready`.
     """
 
     start_ns: int
     inputs_ready_ns: int
     inferred_ns: int
     clock: Callable[[], int] = time.monotonic_ns
+    #: What `report_batch` was given. None if the backend does not report executions.
+    executions: list[tuple[int, tuple[int, int, int, int]]] | None = None
 
     def inputs_ready(self) -> None:
         """End the input stage: the model begins to compute now."""
@@ -96,6 +104,14 @@ class Timings(msgspec.Struct):
     def inferred(self) -> None:
         """End the inference stage: the model has computed its outputs."""
         self.inferred_ns = self.clock()
+
+    def report_batch(self, rows: int, start_ns: int, inputs_ready_ns: int, inferred_ns: int, end_ns: int) -> None:
+        """Report an execution of `rows` rows, in `execute`; several, if the batch was executed in parts.
+
+        What is reported stands in the batch statistics instead of the measured times. Times are monotonic nanoseconds.
+        """
+        self.executions = self.executions or []
+        self.executions.append((rows, (start_ns, inputs_ready_ns, inferred_ns, end_ns)))
 
 
 class Backend(abc.ABC):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
+from backends.supervision.reported_statistics import ReportedStatistics
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
@@ -86,6 +87,7 @@ class WorkerHandle:
         #: Whether the worker has executed a batch.
         self.has_executed = False
         self._metrics = ReportedMetrics(name, model.statistics.custom)
+        self._reports = ReportedStatistics(name, model.statistics, session.pid)
         session.on_message = self._on_message
 
     # ---- kernel.serving.instances.Instance ---------------------------------------------------
@@ -208,6 +210,8 @@ class WorkerHandle:
                 self._executed(message)
             case wire.Responded(request=number, final=final, response=response):
                 self._respond(number, response, final)
+                if final and self._reports.open:
+                    self._reports.open.pop(number, None)
             case wire.Rescheduled(request=number):
                 self._rescheduled(number)
             case wire.Started(batch=batch):
@@ -224,6 +228,10 @@ class WorkerHandle:
                 self._memory.free_held(numbers)
             case wire.MetricsChanged():
                 self._metrics.take(message, time.monotonic_ns())
+            case wire.Reported():
+                self._reported(message)
+            case wire.MemoryUsed():
+                self._reports.take_memory(message)
             case _:
                 raise ValueError(f"unexpected message {type(message).__name__}")
 
@@ -248,13 +256,22 @@ class WorkerHandle:
             for number, response in zip(numbers, message.responses, strict=True):
                 self._respond(number, response, True)
         self.has_executed = True
+        if self._reports.pending:
+            batch.reports = self._reports.of_batch(batch)
         offset = self._session.clock_offset_ns
         times = ExecutionTimes(
             start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
         )
         if message.copies:
             self._model.statistics.record_copies(message.copies, message.copied_byte_size)
+        if not message.responses and self._requests:
+            self._reports.counted(batch, times, time.monotonic_ns(), self._requests)
         self._model.instances.executed(self, batch, times)
+
+    def _reported(self, message: wire.Reported) -> None:
+        """Count what the backend reports, and add activities to the traces of their requests."""
+        offset_ns = self._session.clock_offset_ns
+        self._reports.take(message, self._requests, self.record.batches, offset_ns)
 
     def _respond(self, number: int, message: wire.ResponseMessage | None, final: bool) -> None:
         request = self._requests.get(number)
@@ -425,6 +442,7 @@ class WorkerHandle:
         self._poller.polling.busy_workers -= bool(self._requests)
         self._poller.moved(-len(self._requests))
         self._metrics.end()
+        self._reports.end()
 
 
 def _add_sequence_entries(messages: list[wire.RequestMessage], batch: Batch, slots: list[int]) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.transport import wire
+    from backends.worker.reports import ReportCollector
     from kernel.errors import ServingError
     from shm.arrays import Array
     from shm.tensor import Tensor
@@ -42,6 +43,9 @@ class Responder(Protocol):
 
     def is_cancelled(self, request: WorkerRequest) -> bool: ...
 
+    @property
+    def reports(self) -> ReportCollector: ...
+
 
 class WorkerRequest(msgspec.Struct, eq=False):
     """A request of a batch. It gets exactly one final response, by `respond`, `fail` or `finish`, unless it is given
@@ -58,6 +62,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
     response_count: int = 0
     #: Arrays and tensors of `reserve`, by output name. Only the responder uses it.
     reserved: dict[str, tuple[Any, Tensor]] = {}
+    #: Whether `report` was called.
+    reported: bool = False
 
     @property
     def id(self) -> str:
@@ -114,6 +120,36 @@ class WorkerRequest(msgspec.Struct, eq=False):
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Cheap enough to call in a loop."""
         return self.responder.is_cancelled(self)
+
+    # ---- reports: what the statistics show instead of what the worker measures -----------------------
+
+    def report(
+        self, start_ns: int, inputs_ready_ns: int, inferred_ns: int, end_ns: int, *, success: bool = True
+    ) -> None:
+        """Report when the stages of this request began and ended, in monotonic nanoseconds.
+
+        Its queue, input, inference and output times in the statistics are these. Without `success` it counts as
+        failed, whatever its response is; with an error as response it counts as failed in any case. Call it within
+        `execute`, or before the final response if that is later.
+        """
+        self.responder.reports.request(self, (start_ns, inputs_ready_ns, inferred_ns, end_ns), success=success)
+
+    def report_response(
+        self, index: int, start_ns: int, inferred_ns: int | None, end_ns: int, error: ServingError | None = None
+    ) -> None:
+        """Report one of the request's responses, which count from 0, for `response_stats` of the statistics.
+
+        Its inference has ended at `inferred_ns`; None for a response that was not sent, because it is empty. Responses
+        beyond the first 1024 of a request are not counted.
+        """
+        self.responder.reports.response(self, index, start_ns, inferred_ns, end_ns, error)
+
+    def report_activity(self, name: str, ns: int | None = None) -> None:
+        """Add a point to the request's trace, now or at `ns` (monotonic nanoseconds); nothing if it is not traced.
+
+        Names that end in `_START` and `_END` make a span. Raises `InternalError` for an empty or very long name.
+        """
+        self.responder.reports.activity(self, name, ns)
 
 
 def in_memory_of_client(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from shm.tensor import RequestedOutput, Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from backends.worker.reports import ReportCollector
     from backends.worker.request import OutputValue, Responder, WorkerRequest
     from backends.worker.sequences.sequence_config import StateTensor
     from shm.arrays import Array
@@ -142,3 +143,7 @@ class StateResponder:
 
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return self._inner.is_cancelled(request)
+
+    @property
+    def reports(self) -> ReportCollector:
+        return self._inner.reports

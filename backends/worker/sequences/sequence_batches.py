@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
+from backends.worker.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from backends.worker.sequences.implicit_state import ImplicitState, SlotState, StateResponder
 from backends.worker.sequences.sequence_config import (
@@ -166,5 +167,12 @@ class _NoResponder:
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return False
 
+    @property
+    def reports(self) -> ReportCollector:
+        return _NO_REPORTS
+
+
+#: Nothing that is reported of padding is sent.
+_NO_REPORTS = ReportCollector(lambda _: None, lambda level, text: None)
 
 _NO_RESPONDER = _NoResponder()
