@@ -293,7 +293,7 @@ class Worker:
     def _backend_for(self, arguments: ModelArguments) -> Backend:
         if self._backend is None:
             name = str(arguments.config.get("backend", ""))
-            found = backend_class(name)
+            found = backend_class(name, arguments)
             if self._turn is not None and not found.shares_worker:
                 raise Unsupported(
                     f"model '{arguments.model_name}' cannot share a worker (parameter naiad.worker): its backend "

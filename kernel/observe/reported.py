@@ -96,7 +96,7 @@ def record_reported_response(
 ) -> None:
     """Count a response, by its index among those of its request. `outcome` is one of `OUTCOMES`.
 
-    As in Triton, an empty or cancelled response has no output stage.
+    As in Triton, an empty or cancelled response has no output stage, nor has a failed one that took no time for it.
     """
     found = statistics.responses.get(str(index))
     if found is None:
@@ -110,7 +110,8 @@ def record_reported_response(
         _add(found.empty_response, end_ns - start_ns)
         return
     _add(found.compute_infer, output_start_ns - start_ns)
-    _add(found.compute_output, end_ns - output_start_ns)
+    if outcome == "success" or end_ns > output_start_ns:
+        _add(found.compute_output, end_ns - output_start_ns)
     _add(found.success if outcome == "success" else found.fail, end_ns - start_ns)
 
 
