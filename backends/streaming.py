@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from backends.base import Backend
 from backends.worker.message_reader import KernelGone
-from kernel.errors import InternalError, ServingError
+from kernel.errors import InternalError, RequestCancelled, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,8 +39,10 @@ class StreamingBackend(Backend):
         self._ending = threading.Event()
 
     @abc.abstractmethod
-    def responses(self, request: WorkerRequest) -> Iterator[Sequence[OutputValue] | ServingError]:
+    def responses(self, request: WorkerRequest) -> Iterator[Sequence[OutputValue] | ServingError | None]:
         """Yield the responses of `request`: the outputs of a response, or an error, after which more may follow.
+
+        None is a response that is only counted, as an empty one (`response_stats` of the statistics).
 
         Runs in the request's own thread, and may call `pause`. Shapes of outputs include the batch dimension. The
         arrays of a response may be reused when the generator is resumed. The base class sends the final response. An
@@ -86,14 +88,21 @@ class StreamingBackend(Backend):
             self._threads.discard(threading.current_thread())
 
     def _send(self, request: WorkerRequest, cancelled: threading.Event) -> None:
+        started_ns = time.monotonic_ns()
         try:
-            for response in self.responses(request):
+            for index, response in enumerate(self.responses(request)):
+                inferred_ns = time.monotonic_ns()
                 if request.is_cancelled() or self._ending.is_set():
+                    request.report_response(index, started_ns, None, inferred_ns, RequestCancelled())
                     break
+                error = response if isinstance(response, ServingError) else None
                 if isinstance(response, ServingError):
                     request.fail(response, final=False)
-                else:
+                elif response is not None:
                     request.respond(response, final=False)
+                ended_ns = time.monotonic_ns()
+                request.report_response(index, started_ns, None if response is None else inferred_ns, ended_ns, error)
+                started_ns = ended_ns
         except (KernelGone, ConnectionError):
             raise
         except ServingError as error:

@@ -35,7 +35,7 @@ from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import BadOption
-from kernel.repository.backend_config import backend_configs_of
+from kernel.repository.backend_config import parse_backend_configs, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
@@ -171,7 +171,10 @@ class Server:
                 namespacing=repository.namespacing,
                 load_thread_count=repository.load_thread_count,
                 load_retry_count=repository.load_retry_count,
-                backend_configs=backend_configs_of(repository),
+                backend_configs=with_directory(
+                    parse_backend_configs(repository.backend_config),
+                    "" if repository.backend_directory is None else str(repository.backend_directory.absolute()),
+                ),
                 host_policies=parse_host_policies(repository.host_policy),
                 load_timeout_s=repository.load_timeout_s,
                 unload_timeout_s=repository.unload_timeout_s,

@@ -5,15 +5,12 @@ A setting for one backend overrides a setting for all. As in Triton, every backe
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from kernel.options import RepositoryOptions
 
 #: Backend → its settings. The settings under "" apply to all backends.
 BackendConfigs = dict[str, dict[str, str]]
@@ -41,13 +38,9 @@ def parse_backend_configs(values: Iterable[str]) -> BackendConfigs:
     return configs
 
 
-def backend_configs_of(options: RepositoryOptions) -> BackendConfigs:
-    """Return the settings of all backends. --backend-directory is one of them (Triton). Raises `InvalidArgument`."""
-    configs = parse_backend_configs(options.backend_config)
-    if options.backend_directory is not None:
-        directory = os.path.abspath(options.backend_directory)
-        configs[""] = {"backend-directory": directory, **configs.get("", {})}
-    return configs
+def with_directory(configs: BackendConfigs, directory: str) -> BackendConfigs:
+    """Return `configs` with the folder of --backend-directory, if any, as a setting of all backends (Triton)."""
+    return {**configs, "": {"backend-directory": directory, **configs.get("", {})}} if directory else configs
 
 
 def backend_config(configs: BackendConfigs, backend: str) -> dict[str, str]:
