@@ -41,6 +41,9 @@ BUILT_IN = {
     "square": "backends.builtin.square:SquareBackend",
 }
 
+#: What makes the class of a Python-based backend from its file.
+PYTHON_BASED = "backends.python.python_based:python_based"
+
 
 def known_backends(directory: Path | None = None) -> dict[str, str]:
     """Return name → `module:Class`, or file, of all backends, without importing them.
@@ -64,9 +67,9 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
     file = find_backend_file(name, arguments)
     if file is not None:
         if file.name == PYTHON_BASED_FILE:
-            from backends.python.python_based import python_based  # imported late: most workers do without it
-
-            return python_based(file)
+            module, _, attribute = PYTHON_BASED.partition(":")
+            made: type[Backend] = getattr(importlib.import_module(module), attribute)(file)
+            return made
         return as_backend(import_backend_file(file), f"the class of '{file}'")
     for entry_point in _entry_points().select(name=name):
         return as_backend(entry_point.load(), f"'{entry_point.value}'")

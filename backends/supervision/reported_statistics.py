@@ -6,11 +6,10 @@ times of the batch then, and is counted again. Pure.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
-from kernel.observe.instance_memory import MemoryUsage
-from kernel.observe.reported import (
+from kernel.observe.reporting.instance_memory import MemoryUsage
+from kernel.observe.reporting.reported import (
     OUTCOMES,
     BatchReports,
     CountedRequest,
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from kernel.observe.statistics import ModelStatistics
     from kernel.serving.batch import Batch
     from kernel.serving.request import Request
-
-logger = logging.getLogger(__name__)
 
 #: The most kinds and devices in one report of memory.
 _MAX_USES = 256

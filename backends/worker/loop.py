@@ -31,7 +31,7 @@ from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.region_messages import RegionMessages
-from backends.worker.reports import ReportCollector
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
 from backends.worker.shared.members import Members

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.texts import shortened
-from backends.worker.reports import ReportCollector
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, RequestCancelled, ServingError
 

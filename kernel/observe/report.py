@@ -12,7 +12,7 @@ import msgspec
 from kernel.observe.statistics import Duration, ResponseStatistics
 
 if TYPE_CHECKING:
-    from kernel.observe.instance_memory import MemoryUsage
+    from kernel.observe.reporting.instance_memory import MemoryUsage
     from kernel.serving.model import Model
 
 

@@ -14,9 +14,9 @@ from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancell
 from kernel.observe.composed_times import add_to_ensembles
 from kernel.observe.custom_metrics import CustomMetrics
 from kernel.observe.histogram import Histogram
-from kernel.observe.instance_memory import InstanceMemory
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
+from kernel.observe.reporting.instance_memory import InstanceMemory
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig

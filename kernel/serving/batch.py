@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.observe.reported import BatchReports
+    from kernel.observe.reporting.reported import BatchReports
     from kernel.serving.request import Request
 
 

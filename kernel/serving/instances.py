@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.errors import Unavailable
-from kernel.observe.reported import record_reported
+from kernel.observe.reporting.reported import record_reported
 from kernel.serving.events import InstanceIdle, InstanceLost
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from backends.base import Timings
 from backends.metric_registry import MetricRegistry
 from backends.transport import wire
-from backends.worker.reports import ReportCollector
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor

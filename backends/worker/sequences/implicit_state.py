@@ -12,7 +12,7 @@ from shm.tensor import RequestedOutput, Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.worker.reports import ReportCollector
+    from backends.worker.reporting.reports import ReportCollector
     from backends.worker.request import OutputValue, Responder, WorkerRequest
     from backends.worker.sequences.sequence_config import StateTensor
     from shm.arrays import Array

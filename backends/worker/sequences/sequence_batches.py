@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from backends.worker.reports import ReportCollector
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from backends.worker.sequences.implicit_state import ImplicitState, SlotState, StateResponder
 from backends.worker.sequences.sequence_config import (

@@ -16,7 +16,7 @@ from backends.base import ModelArguments, Timings
 from backends.metric_registry import MetricRegistry
 from backends.python.backend import PythonBackend
 from backends.transport import wire
-from backends.worker.reports import ReportCollector
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor

@@ -6,7 +6,7 @@ import pytest
 
 from backends.supervision.reported_statistics import ReportedStatistics
 from backends.transport import wire
-from kernel.observe.instance_memory import MemoryUsage
+from kernel.observe.reporting.instance_memory import MemoryUsage
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request

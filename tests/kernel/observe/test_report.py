@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.observe.instance_memory import MemoryUsage
 from kernel.observe.report import model_report
+from kernel.observe.reporting.instance_memory import MemoryUsage
 from kernel.observe.statistics import Duration, ResponseStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.model import Model

@@ -8,7 +8,7 @@ import pytest
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InvalidArgument, ServingError, Unsupported
-from kernel.observe.instance_memory import MemoryUsage
+from kernel.observe.reporting.instance_memory import MemoryUsage
 from kernel.observe.statistics import Duration, ResponseStatistics
 from kernel.serving.request import Request
 from kernel.serving.response import Response

@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.observe.instance_memory import MemoryUsage
+from kernel.observe.reporting.instance_memory import MemoryUsage
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
 from protocols.http.metrics.memory_families import WorkerMemoryReader, private_byte_size, render_memory

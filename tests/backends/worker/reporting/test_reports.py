@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.transport import wire
-from backends.worker.reports import MAX_RESPONSE_INDEX, ReportCollector, stage_times
+from backends.worker.reporting.reports import MAX_RESPONSE_INDEX, ReportCollector, stage_times
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, RequestCancelled
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.observe.instance_memory import InstanceMemory, MemoryUsage
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.observe.reported import (
+from kernel.observe.reporting.instance_memory import InstanceMemory, MemoryUsage
+from kernel.observe.reporting.reported import (
     BatchReports,
     CountedRequest,
     ReportedExecution,
