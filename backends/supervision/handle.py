@@ -272,6 +272,10 @@ class WorkerHandle:
         """Count what the backend reports, and add activities to the traces of their requests."""
         offset_ns = self._session.clock_offset_ns
         self._reports.take(message, self._requests, self.record.batches, offset_ns)
+        for activity in message.activities:
+            request = self._requests.get(activity.request)
+            if request is not None and request.trace is not None:
+                request.trace.stamp(activity.name, activity.ns + offset_ns)
 
     def _respond(self, number: int, message: wire.ResponseMessage | None, final: bool) -> None:
         request = self._requests.get(number)
