@@ -33,8 +33,7 @@ class Delays:
 
     def execute(self) -> None:
         """Wait as long as an execution is to take."""
-        if self.execution_s:
-            time.sleep(self.execution_s)
+        time.sleep(self.execution_s)
 
 
 def _number(arguments: ModelArguments, key: str) -> int:
