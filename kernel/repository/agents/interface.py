@@ -46,7 +46,10 @@ class RepositoryAgent:
         """
 
     def load_complete(self) -> None:
-        """All versions that are to be served are loaded. Errors of this and the following methods are only logged."""
+        """All versions that are to be served are loaded.
+
+        Errors of this and the following methods are only logged. The server waits a minute for each of them.
+        """
 
     def load_fail(self) -> None:
         """The load has failed, perhaps because of this agent or another one.

@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 BUILT_IN: dict[str, type[RepositoryAgent]] = {"checksum": ChecksumAgent}
 
 
+#: How long each action after the load may take, in seconds. Then the others follow, although its thread still runs.
+ACTION_TIMEOUT_S = 60.0
+
+
 class ModelAgents:
     """Owned by what loads the model, and used by the versions that were loaded.
 
@@ -129,9 +133,16 @@ class ModelAgents:
 
     async def _all(self, action: str, *, reverse: bool = False) -> None:
         """Do an action of all agents, in a thread. Errors are logged."""
-        agents = self._agents[::-1] if reverse else self._agents
+        agents = self._agents[::-1] if reverse else list(self._agents)
         for agent in agents:
-            await asyncio.to_thread(self._act, getattr(agent, action), action)
+            try:
+                async with asyncio.timeout(ACTION_TIMEOUT_S):
+                    await asyncio.to_thread(self._act, getattr(agent, action), action)
+            except TimeoutError:
+                logger.error(
+                    "a repository agent of model '%s' has not finished %s within %g s",
+                    self._name, action, ACTION_TIMEOUT_S,
+                )  # fmt: skip
 
     def _act(self, method: Callable[[], None], action: str) -> None:
         try:

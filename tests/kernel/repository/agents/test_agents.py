@@ -200,6 +200,30 @@ def test_an_agent_that_takes_too_long_fails_the_load(tmp_path: Path, monkeypatch
     assert done == ["a load_fail"]
 
 
+def test_an_action_that_does_not_end_keeps_nothing_else_from_ending(
+    lab: RepositoryLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab.write("m", config=config_with("a", "b"))
+    go_on = threading.Event()
+
+    def unload(agent: Noting) -> None:
+        agent.note("unload")
+        if agent.title == "a":
+            go_on.wait(20)
+
+    monkeypatch.setattr(model_agents, "ACTION_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(Noting, "unload", unload)
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        await lab.lifecycle.unload("m")
+        await until(lambda: "a unload_complete" in done)
+        go_on.set()
+
+    run(lab, scenario)
+    assert "a repository agent of model 'm' has not finished unload within 0.01 s" in caplog.text
+
+
 def test_an_agent_that_nobody_has_installed_fails_the_load(lab: RepositoryLab) -> None:
     lab.write("m", config=CONFIG + 'model_repository_agents { agents [ { name: "unknown" } ] }')
 
