@@ -88,29 +88,37 @@ class StreamingBackend(Backend):
             self._threads.discard(threading.current_thread())
 
     def _send(self, request: WorkerRequest, cancelled: threading.Event) -> None:
-        started_ns = time.monotonic_ns()
+        started_ns, index = time.monotonic_ns(), 0
         try:
-            for index, response in enumerate(self.responses(request)):
+            for response in self.responses(request):
                 inferred_ns = time.monotonic_ns()
                 if request.is_cancelled() or self._ending.is_set():
                     request.report_response(index, started_ns, None, inferred_ns, RequestCancelled())
                     break
-                error = response if isinstance(response, ServingError) else None
+                error: ServingError | None = None
                 if isinstance(response, ServingError):
-                    request.fail(response, final=False)
+                    error = response
+                    request.fail(error, final=False)
                 elif response is not None:
                     request.respond(response, final=False)
                 ended_ns = time.monotonic_ns()
                 request.report_response(index, started_ns, None if response is None else inferred_ns, ended_ns, error)
-                started_ns = ended_ns
+                started_ns, index = ended_ns, index + 1
         except (KernelGone, ConnectionError):
             raise
-        except ServingError as error:
-            request.fail(error)
-        except Exception as error:
-            logger.exception("the model failed")
-            request.fail(InternalError(f"{type(error).__name__}: {error}"))
+        except Exception as raised:
+            failure = _failure(raised)
+            request.report_response(index, started_ns, None, time.monotonic_ns(), failure)
+            request.fail(failure)
         else:
             if request.is_cancelled():
                 cancelled.set()
             request.finish()
+
+
+def _failure(error: Exception) -> ServingError:
+    """Return the error that the client gets for what a generator has raised."""
+    if isinstance(error, ServingError):
+        return error
+    logger.error("the model failed", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")
