@@ -36,7 +36,7 @@ def find_backend_file(name: str, arguments: ModelArguments) -> Path | None:
     Raises `InvalidArgument` if the model names a file (`runtime`) that does not exist.
     """
     given = arguments.backend_config.get(DIRECTORY_SETTING, "")
-    shared = Path(given, name) if given and _is_plain(name) else None
+    shared = Path(given, name).absolute() if given and _is_plain(name) else None
     beside = [arguments.version_dir, arguments.model_dir]
     wanted = str(arguments.config.get("runtime", ""))
     places = [folder / BACKEND_FILE for folder in beside]

@@ -172,8 +172,7 @@ class Server:
                 load_thread_count=repository.load_thread_count,
                 load_retry_count=repository.load_retry_count,
                 backend_configs=with_directory(
-                    parse_backend_configs(repository.backend_config),
-                    "" if repository.backend_directory is None else str(repository.backend_directory.absolute()),
+                    parse_backend_configs(repository.backend_config), repository.backend_directory
                 ),
                 host_policies=parse_host_policies(repository.host_policy),
                 load_timeout_s=repository.load_timeout_s,

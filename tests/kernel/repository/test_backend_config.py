@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kernel.errors import InvalidArgument
@@ -24,11 +26,11 @@ def test_every_backend_has_a_default_batch_size() -> None:
 
 
 def test_the_folder_of_backends_is_a_setting_of_each() -> None:
-    configs = with_directory({"": {"a": "1"}, "python": {"b": "2"}}, "/srv/backends")
+    configs = with_directory({"": {"a": "1"}, "python": {"b": "2"}}, Path("/srv/backends"))
     assert backend_config(configs, "other")["backend-directory"] == "/srv/backends"
     assert backend_config(configs, "python").keys() >= {"a", "b", "backend-directory"}
-    assert with_directory({"": {"backend-directory": "/given"}}, "/srv")[""] == {"backend-directory": "/given"}
-    assert with_directory({}, "") == {}
+    assert with_directory({"": {"backend-directory": "/given"}}, Path("/srv"))[""] == {"backend-directory": "/given"}
+    assert with_directory({}, None) == {}
 
 
 @pytest.mark.parametrize("value", ["", "python", "python,", "python,a", "python,a=", "=", "a=", "python,=1"])
