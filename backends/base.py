@@ -1,7 +1,9 @@
-"""`Backend`: the interface between a worker process and the code that executes a kind of model.
+"""The interface between a worker process and the code that executes a kind of model. docs/backends.md is its guide.
 
-A worker has one backend object for its one model instance. It calls the methods from its main thread, in this order:
-`complete` (only in the first worker of a model), `load`, any number of `execute`, `finalize`.
+A backend is one class, `Backend`, or three classes for the seven steps of its life, `CustomBackend`, `CustomModel` and
+`CustomInstance`. A worker has one backend object for its one model instance. It calls the methods of `Backend` from its
+main thread, in this order: `complete` (only in the first worker of a model), `load`, any number of `execute`,
+`finalize`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ class ModelArguments(msgspec.Struct, frozen=True):
     device_id: int = 0
     #: Settings of the backend from the command line (--backend-config): name → value.
     backend_config: dict[str, str] = {}
+    #: The file with the code that runs the model, if that is not in the version's folder (Python-based backends).
+    code_file: Path | None = None
 
     @property
     def model_name(self) -> str:
@@ -64,7 +68,12 @@ class ModelArguments(msgspec.Struct, frozen=True):
         return None if found is None else str(found.get("string_value", ""))
 
     def model_file(self, default: str) -> Path:
-        """Return the path of the model file in the version's folder: `default_model_filename`, or `default`."""
+        """Return the path of the model file in the version's folder: `default_model_filename`, or `default`.
+
+        For a Python-based backend it is `code_file`.
+        """
+        if self.code_file is not None:
+            return self.code_file
         return self.version_dir / (self.config.get("default_model_filename") or default)
 
 
@@ -78,17 +87,25 @@ class Host(Protocol):
     def metrics(self) -> MetricRegistry:
         """The metrics that the model defines."""
 
+    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
+        """Report the memory that the instance uses now: for each kind (CPU, CPU_PINNED, GPU) and number of a device
+        the bytes. The statistics and /metrics show it. The newest report counts. Raises `InternalError`.
+        """
+
 
 class Timings(msgspec.Struct):
     """The three stages of one `execute`: input, inference, output. The statistics show their durations.
 
-    Times are monotonic nanoseconds. All are the start time at first, so a stage that is not marked has duration 0.
+    Times are monotonic nanoseconds. All are the start time at first. If the end of the inference is not marked, it is
+    the end of `execute`: all of the time is inference then, or all after `inputs_ready`.
     """
 
     start_ns: int
     inputs_ready_ns: int
     inferred_ns: int
     clock: Callable[[], int] = time.monotonic_ns
+    #: What `report_batch` was given. None if the backend does not report executions.
+    executions: list[tuple[int, tuple[int, int, int, int]]] | None = None
 
     def inputs_ready(self) -> None:
         """End the input stage: the model begins to compute now."""
@@ -97,6 +114,14 @@ class Timings(msgspec.Struct):
     def inferred(self) -> None:
         """End the inference stage: the model has computed its outputs."""
         self.inferred_ns = self.clock()
+
+    def report_batch(self, rows: int, start_ns: int, inputs_ready_ns: int, inferred_ns: int, end_ns: int) -> None:
+        """Report an execution of `rows` rows, in `execute`; several, if the batch was executed in parts.
+
+        What is reported stands in the batch statistics instead of the measured times. Times are monotonic nanoseconds.
+        """
+        self.executions = self.executions or []
+        self.executions.append((rows, (start_ns, inputs_ready_ns, inferred_ns, end_ns)))
 
 
 class Backend(abc.ABC):
@@ -178,3 +203,68 @@ class Backend(abc.ABC):
 
     def finalize(self) -> None:  # noqa: B027 - most backends have nothing to free
         """Free the model before the worker ends. Not called if the worker is killed."""
+
+
+class CustomModel:
+    """Steps 2 and 6: the model, before and after its instance."""
+
+    def __init__(self, backend: CustomBackend, arguments: ModelArguments) -> None:
+        self.backend = backend
+        #: In `complete` without the fields of the instance.
+        self.arguments = arguments
+
+    def complete(self) -> Config:
+        """Return the configuration with missing fields filled in, as `Backend.complete`. Called before step 2, by the
+        first worker of a model."""
+        return dict(self.arguments.config)
+
+    def initialize(self) -> None:
+        """Step 2: check the configuration, read the model. An exception fails the load, as in `Backend.load`."""
+
+    def finalize(self) -> None:
+        """Step 6: free the model."""
+
+
+class CustomInstance(abc.ABC):
+    """Steps 3, 4 and 5: the instance that executes."""
+
+    def __init__(self, model: CustomModel, host: Host) -> None:
+        self.model = model
+        self.arguments = model.arguments
+        self.host = host
+
+    def initialize(self) -> None:  # noqa: B027 - not every instance needs it
+        """Step 3: get ready to execute. An exception fails the load, as in `Backend.load`."""
+
+    @abc.abstractmethod
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        """Step 4, any number of times: as `Backend.execute`."""
+
+    def finalize(self) -> None:  # noqa: B027 - as above
+        """Step 5: free what the instance has."""
+
+
+class CustomBackend:
+    """Steps 1 and 7 of a backend's life: what its models share in a process. The subclass names the other classes.
+
+    A worker process has one object of it, also if it has several models (`shares_worker`).
+    """
+
+    #: The class of the backend's model instances.
+    instance_class: ClassVar[type[CustomInstance]]
+    #: The class of its models, if they need steps of their own.
+    model_class: ClassVar[type[CustomModel]] = CustomModel
+
+    #: As in `Backend`.
+    responds_later: ClassVar[bool] = False
+    shares_worker: ClassVar[bool] = False
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        """`settings` are those of the command line for this backend: `--backend-config=NAME,KEY=VALUE`."""
+        self.settings = settings
+
+    def initialize(self) -> None:
+        """Step 1: prepare what all models of this process use. An exception fails the load, as in `Backend.load`."""
+
+    def finalize(self) -> None:
+        """Step 7: free it, after the last model of this process."""

@@ -1,27 +1,39 @@
 """Finds the class of a backend by its name in model configurations.
 
-An installed package adds a backend with an entry point of the group `naiad.backends`; the entry point has the name
-of the backend. A worker imports only the class of its own model's backend.
+A file beside the model or in --backend-directory is a backend (`backends/backend_file.py`). An installed package adds
+one with an entry point of the group `naiad.backends`; the entry point has the name of the backend. A worker imports
+only the class of its own model's backend.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends.backend_file import (
+    BACKEND_FILE,
+    DIRECTORY_SETTING,
+    PYTHON_BASED_FILE,
+    find_backend_file,
+    folder_backends,
+    import_backend_file,
+)
+from backends.lifecycle import as_backend
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-    from backends.base import Backend
+    from backends.base import Backend, ModelArguments
 
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "naiad.backends"
 
 BUILT_IN = {
+    "add_sub": "backends.builtin.add_sub:AddSubBackend",
     "identity": "backends.builtin.identity:IdentityBackend",
     "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "backends.python.backend:PythonBackend",
@@ -29,29 +41,46 @@ BUILT_IN = {
     "square": "backends.builtin.square:SquareBackend",
 }
 
+#: What makes the class of a Python-based backend from its file.
+PYTHON_BASED = "backends.python.python_based:python_based"
 
-def known_backends() -> dict[str, str]:
-    """Return name → `module:Class` of all backends, without importing them."""
+
+def known_backends(directory: Path | None = None) -> dict[str, str]:
+    """Return name → `module:Class`, or file, of all backends, without importing them.
+
+    `directory` is that of --backend-directory. Files beside models are not among them.
+    """
     found = {entry_point.name: entry_point.value for entry_point in _entry_points()}
-    return {**found, **BUILT_IN}
+    return {**found, **folder_backends(directory), **BUILT_IN}
 
 
-def backend_class(name: str) -> type[Backend]:
-    """Import and return the class of the backend called `name`.
+def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
+    """Import and return the class of the backend called `name` for a model.
 
-    Raises `InvalidArgument` with Triton's text for an unknown name; the log has a more helpful text.
+    It is built in, or in a file beside the model or in --backend-directory, or of a package. Raises `InvalidArgument`
+    with Triton's text for an unknown name; the log has a more helpful text.
     """
     target = BUILT_IN.get(name)
     if target is not None:
         module, _, attribute = target.partition(":")
-        found: type[Backend] = getattr(importlib.import_module(module), attribute)
-        return found
+        return as_backend(getattr(importlib.import_module(module), attribute), f"backend '{name}'")
+    file = find_backend_file(name, arguments)
+    if file is not None:
+        if file.name == PYTHON_BASED_FILE:
+            module, _, attribute = PYTHON_BASED.partition(":")
+            made: type[Backend] = getattr(importlib.import_module(module), attribute)(file)
+            return made
+        return as_backend(import_backend_file(file), f"the class of '{file}'")
     for entry_point in _entry_points().select(name=name):
-        loaded: type[Backend] = entry_point.load()
-        return loaded
+        return as_backend(entry_point.load(), f"'{entry_point.value}'")
+    directory = arguments.backend_config.get(DIRECTORY_SETTING, "")
+    shared_library = directory and (Path(directory) / name / f"libtriton_{name}.so").is_file()
     logger.error(
-        "there is no backend '%s'. Built-in backends are %s; packages add others with entry points of the group '%s'",
-        name, ", ".join(sorted(BUILT_IN)), ENTRY_POINT_GROUP,
+        "there is no backend '%s'. Built-in backends are %s; others are a %s beside the model or in the folder '%s' of "
+        "--backend-directory, or packages with an entry point of the group '%s'%s",
+        name, ", ".join(sorted(BUILT_IN)), BACKEND_FILE, name, ENTRY_POINT_GROUP,
+        f". '{directory}' has a shared library for it: this server runs backends that are written in Python"
+        if shared_library else "",
     )  # fmt: skip
     raise InvalidArgument(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."

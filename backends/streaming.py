@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from backends.base import Backend
 from backends.worker.message_reader import KernelGone
-from kernel.errors import InternalError, ServingError
+from kernel.errors import InternalError, RequestCancelled, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,8 +39,10 @@ class StreamingBackend(Backend):
         self._ending = threading.Event()
 
     @abc.abstractmethod
-    def responses(self, request: WorkerRequest) -> Iterator[Sequence[OutputValue] | ServingError]:
+    def responses(self, request: WorkerRequest) -> Iterator[Sequence[OutputValue] | ServingError | None]:
         """Yield the responses of `request`: the outputs of a response, or an error, after which more may follow.
+
+        None is a response that is only counted, as an empty one (`response_stats` of the statistics).
 
         Runs in the request's own thread, and may call `pause`. Shapes of outputs include the batch dimension. The
         arrays of a response may be reused when the generator is resumed. The base class sends the final response. An
@@ -86,22 +88,37 @@ class StreamingBackend(Backend):
             self._threads.discard(threading.current_thread())
 
     def _send(self, request: WorkerRequest, cancelled: threading.Event) -> None:
+        started_ns, index = time.monotonic_ns(), 0
         try:
             for response in self.responses(request):
+                inferred_ns = time.monotonic_ns()
                 if request.is_cancelled() or self._ending.is_set():
+                    request.report_response(index, started_ns, None, inferred_ns, RequestCancelled())
                     break
+                error: ServingError | None = None
                 if isinstance(response, ServingError):
-                    request.fail(response, final=False)
-                else:
+                    error = response
+                    request.fail(error, final=False)
+                elif response is not None:
                     request.respond(response, final=False)
+                ended_ns = time.monotonic_ns()
+                request.report_response(index, started_ns, None if response is None else inferred_ns, ended_ns, error)
+                started_ns, index = ended_ns, index + 1
         except (KernelGone, ConnectionError):
             raise
-        except ServingError as error:
-            request.fail(error)
-        except Exception as error:
-            logger.exception("the model failed")
-            request.fail(InternalError(f"{type(error).__name__}: {error}"))
+        except Exception as raised:
+            failure = _failure(raised)
+            request.report_response(index, started_ns, None, time.monotonic_ns(), failure)
+            request.fail(failure)
         else:
             if request.is_cancelled():
                 cancelled.set()
             request.finish()
+
+
+def _failure(error: Exception) -> ServingError:
+    """Return the error that the client gets for what a generator has raised."""
+    if isinstance(error, ServingError):
+        return error
+    logger.error("the model failed", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")

@@ -36,7 +36,7 @@ from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import BadOption
-from kernel.repository.backend_config import parse_backend_configs
+from kernel.repository.backend_config import parse_backend_configs, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
@@ -79,7 +79,7 @@ def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygo
 
     The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken.
     """
-    terminal = Terminal(options, notes, known_backends)
+    terminal = Terminal(options, notes, functools.partial(known_backends, options.repository.backend_directory))
     try:
         return anyio.run(
             Server(options, terminal, zygote).run,
@@ -177,7 +177,9 @@ class Server:
                 namespacing=repository.namespacing,
                 load_thread_count=repository.load_thread_count,
                 load_retry_count=repository.load_retry_count,
-                backend_configs=parse_backend_configs(repository.backend_config),
+                backend_configs=with_directory(
+                    parse_backend_configs(repository.backend_config), repository.backend_directory
+                ),
                 host_policies=parse_host_policies(repository.host_policy),
                 load_timeout_s=repository.load_timeout_s,
                 unload_timeout_s=repository.unload_timeout_s,

@@ -1,4 +1,4 @@
-"""What installed packages add to the kernel by entry points: schedulers and batching rules.
+"""What installed packages add to the kernel by entry points: schedulers, batching rules and repository agents.
 
 Such code runs in the kernel's process, so only packages count that were installed in the environment of the server. A
 model names an extension; a file beside the model is never imported.
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 #: Groups of entry points.
 SCHEDULERS = "naiad.schedulers"
 BATCHING_RULES = "naiad.batching"
+REPOSITORY_AGENTS = "naiad.repository_agents"
 
 #: What a member of a group is, in errors.
-_TITLES = {SCHEDULERS: "scheduler", BATCHING_RULES: "batching rule"}
+_TITLES = {SCHEDULERS: "scheduler", BATCHING_RULES: "batching rule", REPOSITORY_AGENTS: "repository agent"}
 
 
 async def import_extensions(config: ModelConfig) -> None:

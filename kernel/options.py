@@ -163,6 +163,8 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     unload_timeout_s: int = 300
     #: Values of --backend-config, not parsed: "backend,key=value" or "key=value".
     backend_config: tuple[str, ...] = ()
+    #: The folder with a folder for each backend that is a file.
+    backend_directory: Path | None = None
     #: Values of --host-policy, not parsed: "name,key=value".
     host_policy: tuple[str, ...] = ()
 

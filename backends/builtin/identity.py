@@ -1,19 +1,15 @@
 """The identity backend: the n-th output of a model is its n-th input. It is an example for authors of backends.
 
-It shows all parts of a backend: it reads the configuration when it loads, converts inputs to arrays, and writes
-outputs directly to their destination. As Triton's, it can be made slow for tests, by `parameters` of the model:
-
-    creation_delay_sec              how long a load takes
-    execute_delay_ms                how long an execution takes
-    instance_wise_delay_multiplier  an execution of instance n takes n times as many delays, at least one
+It reads the configuration when it loads, converts inputs to arrays, and writes outputs directly to their destination.
+As Triton's, it can be made slow for tests (`backends/builtin/delays.py`). It reports nothing: the worker measures it.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from backends.base import Backend
+from backends.builtin.delays import Delays
 from backends.reshape import TensorShapes, input_array, tensor_specs
 from backends.worker.request import OutputValue
 from kernel.errors import BadConfig
@@ -21,7 +17,7 @@ from kernel.errors import BadConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backends.base import Host, ModelArguments, Timings
+    from backends.base import ModelArguments, Timings
     from backends.worker.request import WorkerRequest
 
 
@@ -30,14 +26,9 @@ class IdentityBackend(Backend):
 
     shares_worker = True
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._pairs: list[tuple[TensorShapes, TensorShapes]] = []
-        self._delay_s = 0.0
-
     def load(self, arguments: ModelArguments) -> None:
-        time.sleep(_number(arguments, "creation_delay_sec"))
-        self._delay_s = _execution_delay_s(arguments)
+        self._delays = Delays(arguments)
+        self._delays.create()
         inputs = list(tensor_specs(arguments.config, "input").values())
         outputs = list(tensor_specs(arguments.config, "output").values())
         if len(inputs) != len(outputs):
@@ -45,18 +36,18 @@ class IdentityBackend(Backend):
                 f"model '{arguments.model_name}' must have as many outputs as inputs, "
                 f"got {len(inputs)} inputs and {len(outputs)} outputs"
             )
-        for source, target in zip(inputs, outputs, strict=True):
+        self._pairs: list[tuple[TensorShapes, TensorShapes]] = list(zip(inputs, outputs, strict=True))
+        for source, target in self._pairs:
             if source.datatype != target.datatype:
                 raise BadConfig(
                     f"input '{source.name}' and output '{target.name}' of model '{arguments.model_name}' "
                     f"must have the same datatype, got {source.datatype} and {target.datatype}"
                 )
-        self._pairs = list(zip(inputs, outputs, strict=True))
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         timings.inputs_ready()
-        if self._delay_s:
-            time.sleep(self._delay_s)
+        if self._delays.execution_s:
+            self._delays.execute()
         timings.inferred()
         for request in requests:
             request.respond([*self._outputs(request)])
@@ -75,21 +66,3 @@ class IdentityBackend(Backend):
                 array = destination
             outputs.append(OutputValue(target.name, target.datatype, array))
         return outputs
-
-
-def _execution_delay_s(arguments: ModelArguments) -> float:
-    multiplier = _number(arguments, "instance_wise_delay_multiplier")
-    instance = int(arguments.instance_name.rpartition("_")[2]) if multiplier else 0  # named as `plan_instances` does
-    return _number(arguments, "execute_delay_ms") / 1000 * max(1, multiplier * instance)
-
-
-def _number(arguments: ModelArguments, key: str) -> int:
-    """Return a parameter of the model; 0 without it. Raises `BadConfig` for anything but a number."""
-    text = arguments.parameter(key)
-    if text is None:
-        return 0
-    if not (text.isascii() and text.isdecimal()):
-        raise BadConfig(
-            f"parameter '{key}' of model '{arguments.model_name}' must be a number of at least 0, got '{text}'"
-        )
-    return int(text)

@@ -43,7 +43,7 @@ class SquareBackend(StreamingBackend):
         for request in requests:
             self.respond_in_thread(request)
 
-    def responses(self, request: WorkerRequest) -> Iterator[list[OutputValue] | ServingError]:
+    def responses(self, request: WorkerRequest) -> Iterator[list[OutputValue] | ServingError | None]:
         view = request.input("IN")
         assert view is not None, "the model has no optional inputs"
         given = view.as_numpy()
@@ -53,6 +53,7 @@ class SquareBackend(StreamingBackend):
         for index in range(count):
             self.pause(request, self._infer_delay_s)
             if index >= count - self._empty_count:
+                yield None
                 continue
             self.pause(request, self._output_delay_s)
             if index >= count - self._empty_count - self._fail_count:

@@ -14,6 +14,7 @@ from backends.supervision.health_check import WorkerHealthCheck
 from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
+from backends.supervision.reported_statistics import ReportedStatistics
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
@@ -92,6 +93,7 @@ class WorkerHandle:
         if session.checks_health:
             self.health = WorkerHealthCheck(name, session.send, lambda: bool(self.record.batches))
             model.health.add(name, self.health)
+        self._reports = ReportedStatistics(name, model.statistics, session.pid)
         session.on_message = self._on_message
 
     # ---- kernel.serving.instances.Instance ---------------------------------------------------
@@ -214,6 +216,8 @@ class WorkerHandle:
                 self._executed(message)
             case wire.Responded(request=number, final=final, response=response):
                 self._respond(number, response, final)
+                if final and self._reports.open:
+                    self._reports.open.pop(number, None)
             case wire.Rescheduled(request=number):
                 self._rescheduled(number)
             case wire.Started(batch=batch):
@@ -232,6 +236,10 @@ class WorkerHandle:
                 self._metrics.take(message, time.monotonic_ns())
             case wire.HealthChecked(check=number, problem=problem) if self.health is not None:
                 self.health.responded(number, problem)
+            case wire.Reported():
+                self._reported(message)
+            case wire.MemoryUsed():
+                self._reports.take_memory(message)
             case _:
                 raise ValueError(f"unexpected message {type(message).__name__}")
 
@@ -256,13 +264,26 @@ class WorkerHandle:
             for number, response in zip(numbers, message.responses, strict=True):
                 self._respond(number, response, True)
         self.has_executed = True
+        if self._reports.pending:
+            batch.reports = self._reports.of_batch(batch)
         offset = self._session.clock_offset_ns
         times = ExecutionTimes(
             start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
         )
         if message.copies:
             self._model.statistics.record_copies(message.copies, message.copied_byte_size)
+        if not message.responses and self._requests:
+            self._reports.counted(batch, times, time.monotonic_ns(), self._requests)
         self._model.instances.executed(self, batch, times)
+
+    def _reported(self, message: wire.Reported) -> None:
+        """Count what the backend reports, and add activities to the traces of their requests."""
+        offset_ns = self._session.clock_offset_ns
+        self._reports.take(message, self._requests, self.record.batches, offset_ns)
+        for activity in message.activities:
+            request = self._requests.get(activity.request)
+            if request is not None and request.trace is not None:
+                request.trace.stamp(activity.name, activity.ns + offset_ns)
 
     def _respond(self, number: int, message: wire.ResponseMessage | None, final: bool) -> None:
         request = self._requests.get(number)
@@ -436,6 +457,7 @@ class WorkerHandle:
         if self.health is not None:
             self._model.health.remove(self.name, self.health)
             self.health.end()
+        self._reports.end()
 
 
 def _add_sequence_entries(messages: list[wire.RequestMessage], batch: Batch, slots: list[int]) -> None:

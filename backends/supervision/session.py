@@ -214,6 +214,8 @@ class WorkerSession:
                     | wire.Responded()
                     | wire.ArenaCreated()
                     | wire.MetricsChanged()
+                    | wire.Reported()
+                    | wire.MemoryUsed()
                     | wire.InputsHeld()
                     | wire.InputsFreed()
                     | wire.Started()

@@ -12,7 +12,7 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
                       MemberEnded                                                  (processes of several models)
-                      Started, HealthChecked, Recalled, Rescheduled, MemoryUsed
+                      Started, HealthChecked, Recalled, Rescheduled, Reported, MemoryUsed
                       Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
 Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
@@ -33,8 +33,8 @@ Times are monotonic nanoseconds of the worker's clock. On one machine that is th
 adds the difference that it computes from `Hello.now_ns`.
 
 What comes next. Some messages are defined for features that are not built yet: `Recall`, calls of other models
-(`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage. A peer that gets one of them
-unexpectedly ends the session.
+(`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`). A peer that gets one of them unexpectedly ends
+the session.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ OUTPUT_ARENA = 0
 
 #: How many responses of a request a worker may have sent that the client has not taken (credit).
 CREDIT_WINDOW = 64
+
+#: The most reports of each kind in one `Reported`.
+MAX_REPORTS = 1024
 
 #: The most bytes in one `Chunk`. Other messages can be sent between two chunks.
 CHUNK_BYTE_SIZE = 256 << 10
@@ -157,6 +160,51 @@ class MemoryUse(msgspec.Struct, array_like=True, gc=False):
     kind: str
     device_id: int
     byte_size: int
+
+
+class StageTimes(msgspec.Struct, array_like=True, gc=False):
+    """Times that a backend reports, in order: its stages are input, inference and output, as in `Executed`."""
+
+    start_ns: int
+    input_end_ns: int
+    output_start_ns: int
+    end_ns: int
+
+
+class RequestReport(msgspec.Struct, array_like=True, gc=False):
+    """What a backend reports about a request, instead of what the worker measures around its batch."""
+
+    request: int
+    times: StageTimes
+    success: bool = True
+
+
+class BatchReport(msgspec.Struct, array_like=True, gc=False):
+    """What a backend reports about an execution of `rows`, instead of the worker's measurement."""
+
+    rows: int
+    times: StageTimes
+
+
+class ResponseReport(msgspec.Struct, array_like=True, gc=False):
+    """What a backend reports about the response with this index among those of its request.
+
+    `outcome` is `success`, `fail`, `empty_response` or `cancel`. The inference ends at `output_start_ns`.
+    """
+
+    index: int
+    outcome: str
+    start_ns: int
+    output_start_ns: int
+    end_ns: int
+
+
+class Activity(msgspec.Struct, array_like=True, gc=False):
+    """A point in the trace of a request; the names of spans end in `_START` and `_END`."""
+
+    request: int
+    name: str
+    ns: int
 
 
 # ---- kernel to worker: a model and its instance ---------------------------------------------
@@ -430,9 +478,21 @@ class MetricsChanged(Message):
 
 
 class MemoryUsed(Message):
-    """The memory that the instance uses now, on all devices."""
+    """The memory that the instance uses now, on all devices. Only after `Joined`."""
 
     uses: list[MemoryUse]
+
+
+class Reported(Message):
+    """What the backend reports about executions, at most `MAX_REPORTS` of each kind. Sent before the `Executed` of
+    their batch, or before the final response of their request if that is later."""
+
+    #: The batch of `batches`, which is being executed; 0 if there are none.
+    batch: int = 0
+    requests: list[RequestReport] = []
+    batches: list[BatchReport] = []
+    responses: list[ResponseReport] = []
+    activities: list[Activity] = []
 
 
 # ---- worker to kernel: memory ---------------------------------------------------------------
@@ -647,6 +707,7 @@ ToKernel = (
     | Log
     | MetricsChanged
     | MemoryUsed
+    | Reported
     | ArenaCreated
     | OutboxCreated
     | InputsHeld

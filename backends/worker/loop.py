@@ -32,6 +32,7 @@ from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.overlap.overlapping_batches import OverlappingBatches
 from backends.worker.region_messages import RegionMessages
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
 from backends.worker.shared.members import Members
@@ -40,7 +41,7 @@ from kernel.machine import give_memory_back
 from shm.memfd import read_only_fd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from backends.base import Backend
     from backends.metric_registry import MetricRegistry
@@ -88,7 +89,8 @@ class Worker:
         )
         self._reader = KernelMessageReader(channel, self._urgent)
         self._reporter = MetricReporter(self._send)
-        self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader)
+        self._reports = ReportCollector(self._send, self.log)
+        self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader, self._reports)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
         # Only models change their inputs: helpers have none.
         memory = RegionMessages(channel, self._regions, self._output_arena, private_writes=not task_module)
@@ -101,7 +103,7 @@ class Worker:
         self._handlers: dict[type, Callable[..., None]] = {
             wire.Complete: self._complete,
             wire.Load: self._load,
-            wire.Joined: lambda _: self._reporter.start(),
+            wire.Joined: self._joined,
             **memory.handlers,
             wire.ReadSpan: self._region_io.read,
             wire.WriteSpan: self._region_io.write,
@@ -196,6 +198,10 @@ class Worker:
         """See `backends.base.Host`."""
         return self._reporter.registry
 
+    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
+        """See `backends.base.Host`."""
+        self._reports.memory(uses)
+
     # ---- messages ----------------------------------------------------------------------------
 
     def _send(self, message: wire.ToKernel) -> None:
@@ -275,6 +281,10 @@ class Worker:
 
         self._send(self._tried(load))
 
+    def _joined(self, _: wire.Joined) -> None:
+        self._reporter.start()
+        self._reports.joined()
+
     def _tried(self, action: Callable[[], wire.ToKernel]) -> wire.ToKernel:
         """Return the response that `action` returns, or `LoadFailed` if it raises: models raise any exception."""
         try:
@@ -288,7 +298,7 @@ class Worker:
     def _backend_for(self, arguments: ModelArguments) -> Backend:
         if self._backend is None:
             name = str(arguments.config.get("backend", ""))
-            found = backend_class(name)
+            found = backend_class(name, arguments)
             if self._turn is not None and not found.shares_worker:
                 raise Unsupported(
                     f"model '{arguments.model_name}' cannot share a worker (parameter naiad.worker): its backend "
@@ -322,10 +332,14 @@ class Worker:
         if requests:
             self._progress[0] = begun | IN_MODEL
             self._run_backend(requests, timings)
+            if timings.inferred_ns == timings.inputs_ready_ns:  # the backend has marked no end of the inference
+                timings.inferred_ns = time.monotonic_ns()
         del requests  # they refer to the inputs: any reference that is left is the model's
         finals = self._responder.close_batch()
         # While other threads still have to respond, polling would only take the interpreter lock from them.
         self._reader.poll_ns = 0 if self._responder.live else message.poll_ns
+        if self._reports.pending or timings.executions is not None:
+            self._reports.flush(message.batch, timings.executions or ())
         done_ns = time.monotonic_ns()
         executed = wire.Executed(message.batch, finals, start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
         if self._inputs.copies or self._outputs.copies:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from backends.transport import wire
+    from backends.worker.reporting.reports import ReportCollector
     from kernel.errors import ServingError
     from shm.arrays import Array
     from shm.tensor import Tensor
@@ -45,6 +46,8 @@ class Responder(Protocol):
     def is_ahead(self, request: WorkerRequest) -> bool: ...
 
     def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None: ...
+    @property
+    def reports(self) -> ReportCollector: ...
 
 
 class WorkerRequest(msgspec.Struct, eq=False):
@@ -64,6 +67,8 @@ class WorkerRequest(msgspec.Struct, eq=False):
     reserved: dict[str, tuple[Any, Tensor]] = {}
     #: The thread of an event loop, in which `respond` does not wait for the client (up to a limit); 0 for none.
     loop_thread: int = 0
+    #: Whether `report` was called.
+    reported: bool = False
 
     @property
     def id(self) -> str:
@@ -128,6 +133,36 @@ class WorkerRequest(msgspec.Struct, eq=False):
     def when_taken(self, callback: Callable[[], object]) -> None:
         """Call `callback` once, from any thread, when the request `is_ahead` no more. It replaces an earlier one."""
         self.responder.when_taken(self, callback)
+
+    # ---- reports: what the statistics show instead of what the worker measures -----------------------
+
+    def report(
+        self, start_ns: int, inputs_ready_ns: int, inferred_ns: int, end_ns: int, *, success: bool = True
+    ) -> None:
+        """Report when the stages of this request began and ended, in monotonic nanoseconds.
+
+        Its queue, input, inference and output times in the statistics are these. Without `success` it counts as
+        failed, whatever its response is; with an error as response it counts as failed in any case. Call it within
+        `execute`, or before the final response if that is later.
+        """
+        self.responder.reports.request(self, (start_ns, inputs_ready_ns, inferred_ns, end_ns), success=success)
+
+    def report_response(
+        self, index: int, start_ns: int, inferred_ns: int | None, end_ns: int, error: ServingError | None = None
+    ) -> None:
+        """Report one of the request's responses, which count from 0, for `response_stats` of the statistics.
+
+        Its inference has ended at `inferred_ns`; None for a response that was not sent, because it is empty. Responses
+        beyond the first 1024 of a request are not counted.
+        """
+        self.responder.reports.response(self, index, start_ns, inferred_ns, end_ns, error)
+
+    def report_activity(self, name: str, ns: int | None = None) -> None:
+        """Add a point to the request's trace, now or at `ns` (monotonic nanoseconds); nothing if it is not traced.
+
+        Names that end in `_START` and `_END` make a span. Raises `InternalError` for an empty or very long name.
+        """
+        self.responder.reports.activity(self, name, ns)
 
 
 def in_memory_of_client(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.texts import shortened
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, RequestCancelled, ServingError
 
@@ -37,7 +38,10 @@ class BatchResponder:
         held: HeldInputs,
         send: Callable[[wire.ToKernel], None],
         reader: Callable[[], KernelMessageReader],
+        reports: ReportCollector | None = None,
     ) -> None:
+        #: What backends report about the requests.
+        self.reports = reports or ReportCollector(send, lambda level, text: None)
         self._outputs = outputs
         self._held = held
         self._send = send
@@ -271,6 +275,8 @@ class BatchResponder:
                 self._send_response(number, final, response)
 
     def _send_response(self, number: int, final: bool, response: wire.ResponseMessage | None) -> None:
+        if final and self.reports.pending:  # the kernel forgets the request
+            self.reports.flush()
         try:
             self._send(wire.Responded(number, final, response))
         except FrameTooLarge as error:

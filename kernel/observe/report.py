@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
+from kernel.observe.statistics import Duration, ResponseStatistics
 
 if TYPE_CHECKING:
+    from kernel.observe.reporting.instance_memory import MemoryUsage
     from kernel.serving.model import Model
 
 
@@ -37,7 +38,7 @@ class InferBatchStatistics(msgspec.Struct, frozen=True):
     compute_output: Duration
 
 
-class ModelReport(msgspec.Struct, frozen=True):
+class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of `model_stats`."""
 
     name: str
@@ -50,7 +51,10 @@ class ModelReport(msgspec.Struct, frozen=True):
     #: Index of a response among the responses of its request → statistics.
     response_stats: dict[str, ResponseStatistics]
     batch_stats: list[InferBatchStatistics]
+    #: The sums over the instances.
     memory_usage: list[MemoryUsage]
+    #: Name of the instance → the memory that it uses; left out if no backend has reported any. Triton lacks it.
+    instance_memory: dict[str, tuple[MemoryUsage, ...]] = {}
 
 
 def model_report(model: Model) -> ModelReport:
@@ -84,5 +88,6 @@ def model_report(model: Model) -> ModelReport:
             )
             for rows, size in sorted(counted.batches.items())
         ],
-        memory_usage=counted.memory_usage,
+        memory_usage=counted.memory.total(),
+        instance_memory=dict(sorted(counted.memory.by_instance.items())),
     )

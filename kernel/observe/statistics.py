@@ -16,6 +16,7 @@ from kernel.observe.custom_metrics import CustomMetrics
 from kernel.observe.histogram import Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
+from kernel.observe.reporting.instance_memory import InstanceMemory
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -58,16 +59,6 @@ class ResponseStatistics(msgspec.Struct):
     cancel: Duration
 
 
-class MemoryUsage(msgspec.Struct, frozen=True):
-    """Memory that the model uses, as its backend reports it."""
-
-    #: CPU, CPU_PINNED or GPU.
-    type: str
-    #: Number of the device.
-    id: int
-    byte_size: int
-
-
 class Summaries:
     """Quantiles of the durations of requests by stage, in microseconds. They exist only if the settings enable them."""
 
@@ -108,7 +99,8 @@ class ModelStatistics:
         self.batches: dict[int, BatchStatistics] = {}
         #: Index of a response among the responses of its request → statistics.
         self.responses: dict[str, ResponseStatistics] = {}
-        self.memory_usage: list[MemoryUsage] = []
+        #: The memory that instances use, as their backends report it.
+        self.memory = InstanceMemory()
         #: Requests that a full queue refused. They were never accepted, and no other counter contains them.
         self.refused = 0
         #: How often a worker of this version died, and how often a dead worker was replaced.
@@ -177,7 +169,7 @@ class ModelStatistics:
                 if self.first_responses is not None:
                     self.first_responses.observe(duration_ns // _NS_PER_MS)
             if self.summaries is not None:
-                _summarize(self.summaries, duration_ns, max(waited_ns, 0), times, now_ns)
+                summarize(self.summaries, duration_ns, max(waited_ns, 0), times, now_ns)
         size = self.batches.get(rows)
         if size is None:
             size = self.batches[rows] = BatchStatistics()
@@ -215,7 +207,7 @@ class ModelStatistics:
             # Times of the last step are not known yet: it has just sent its response.
             inferred_ns = composed.input_ns + composed.infer_ns
             times = ExecutionTimes(0, composed.input_ns, inferred_ns, inferred_ns + composed.output_ns)
-            _summarize(self.summaries, duration_ns, started_ns - request.queue_start_ns, times, now_ns)
+            summarize(self.summaries, duration_ns, started_ns - request.queue_start_ns, times, now_ns)
 
     def record_cache_hit(self, request: Request, lookup_start_ns: int, now_ns: int) -> None:
         """Count a request that is answered from the response cache. It succeeds without an execution (Triton)."""
@@ -272,7 +264,8 @@ class ExecutionTimes(msgspec.Struct, frozen=True):
     compute_end_ns: int
 
 
-def _summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:
+def summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:
+    """Add a request that has succeeded to the quantiles."""
     summaries.request.observe(duration_ns // 1000, now_ns)
     summaries.queue.observe(waited_ns // 1000, now_ns)
     summaries.compute_input.observe((times.input_end_ns - times.compute_start_ns) // 1000, now_ns)

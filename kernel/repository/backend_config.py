@@ -11,6 +11,7 @@ from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 #: Backend → its settings. The settings under "" apply to all backends.
 BackendConfigs = dict[str, dict[str, str]]
@@ -36,6 +37,13 @@ def parse_backend_configs(values: Iterable[str]) -> BackendConfigs:
             raise InvalidArgument(f"--backend-config option format is '<backend name>,<setting>=<value>'. Got {value}")
         configs.setdefault(backend, {})[setting] = chosen
     return configs
+
+
+def with_directory(configs: BackendConfigs, directory: Path | None) -> BackendConfigs:
+    """Return `configs` with the folder of --backend-directory, if any, as a setting of all backends (Triton)."""
+    if directory is None:
+        return configs
+    return {**configs, "": {"backend-directory": str(directory), **configs.get("", {})}}
 
 
 def backend_config(configs: BackendConfigs, backend: str) -> dict[str, str]:

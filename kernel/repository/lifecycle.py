@@ -18,22 +18,23 @@ from kernel.repository.composition import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.listing import RepositoryListing
 from kernel.repository.load_failures import all_loaded, not_found_reason, note_failure, poll_failed
-from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
+from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader, hold_origin
 from kernel.repository.local import list_repository
+from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
 from kernel.repository.retirement import Retirement, finalized
-from kernel.repository.source import ModelSource
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.loop.clock import Clock
     from kernel.repository.layout import ModelFolder
     from kernel.repository.load_progress import LoadStep
+    from kernel.repository.opening import OpenedModel
     from kernel.repository.placement import InstanceKeeper
     from kernel.repository.settings import LifecycleSettings
+    from kernel.repository.source import ModelSource
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.model import Model, SchedulerFactory
 
@@ -255,20 +256,23 @@ class Lifecycle:
             if ensemble is None or not request.with_parts:
                 return  # the folder has not changed since the last load
             override = ensemble.config_override
-        settings = self._settings
-        source = ModelSource(
-            folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
-            config_name=settings.config_name, files_of_request=request.files is not None,
-        )  # fmt: skip
         try:
-            config = await asyncio.to_thread(source.read, override)
+            of_request = request.files is not None
+            opened = await open_model(folder, override, self._settings, files_of_request=of_request)
         except ServingError as error:
             self._mark_broken(folder, error, override, is_model=False)
             raise poll_failed(folder.name, error) from error
+        async with opened.agents:
+            await self._load_opened(opened, folder, request, override, unchanged)
+
+    async def _load_opened(
+        self, opened: OpenedModel, folder: ModelFolder, request: LoadRequest, override: str | None, unchanged: bool
+    ) -> None:
+        identifier, source, config = folder.identifier, opened.source, opened.config
         try:
             if config.HasField("ensemble_scheduling"):
                 self._ensembles.loading[identifier] = False
-                config = await self._composition.connect(folder, config, request)
+                config = opened.config = await self._composition.connect(folder, config, request)
                 parts_changed, self._ensembles.loading[identifier] = self._ensembles.loading[identifier], False
                 if unchanged and not parts_changed:
                     return  # neither it nor a model of its steps has changed
@@ -284,7 +288,7 @@ class Lifecycle:
         for line in source.warnings(config):
             logger.warning("model '%s': %s", identifier, line)
         self._catalog.set_broken(identifier, None)
-        await self._load_versions(source, config, versions, request)
+        await self._load_versions(opened, versions, request)
         self._sources[identifier] = folder if request.files is None else None
         if config.HasField("ensemble_scheduling"):
             await self._composition.track(folder, config, request)
@@ -296,10 +300,8 @@ class Lifecycle:
         if override is None and folder.identifier not in self._loaded and isinstance(error, ServingError):
             self._catalog.set_broken(folder.identifier, f"{error.code.title}: {error.message}", is_model=is_model)
 
-    async def _load_versions(
-        self, source: ModelSource, config: ModelConfig, versions: list[int], request: LoadRequest
-    ) -> None:
-        identifier = source.folder.identifier
+    async def _load_versions(self, opened: OpenedModel, versions: list[int], request: LoadRequest) -> None:
+        source, config, identifier = opened.source, opened.config, opened.source.folder.identifier
         serving = self._loaded.get(identifier, {})
         origin = source.origin(config)
         staying = {v: serving[v] for v in versions if v in serving and not serving[v].origin.needs_reload(origin, v)}
@@ -327,8 +329,8 @@ class Lifecycle:
             for update in updates:
                 self._background.start(update.abandon())
             raise note_failure(self._catalog, identifier, errors, list(loaded), serving, staying)
-        for entry in loaded.values():
-            entry.hold_files(request.files)
+        for former in hold_origin(loaded.values(), staying.values(), request.files, opened.agents):
+            self._background.start(former.release())
         ends = [end for update in updates for end in self._commit(update)]
         self._publish(identifier, loaded | staying, serving)
         for entry in loaded.values():
@@ -336,7 +338,7 @@ class Lifecycle:
         await finalized(ends)
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
-        """Change the instances of a serving version. Removed ones end in the returned tasks, or with their sequences."""
+        """Change the instances of a serving version. Removed ones end in these tasks, or with their sequences."""
         removed = update.commit()
         ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in removed]
         logger.info(

@@ -65,8 +65,6 @@ def ignored_settings(config: ModelConfig, *, cache: bool, limiter: bool) -> list
         found.append("batch_input (a Python model gets the tensors of each request, with their shapes)")
     if not limiter and any(group.HasField("rate_limiter") for group in config.instance_group):
         found.append("rate_limiter (the server is started without --rate-limit=execution_count)")
-    if config.model_repository_agents.agents:
-        found.append("model_repository_agents")
     if any(group.secondary_devices for group in config.instance_group):
         found.append("instance_group.secondary_devices")
     if config.cc_model_filenames:

@@ -31,9 +31,10 @@ from kernel.serving.model import Model
 from kernel.serving.sequences.sequence_model import loaded_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from kernel.loop.clock import Clock
+    from kernel.repository.agents.model_agents import ModelAgents
     from kernel.repository.load_limit import LoadSlot
     from kernel.repository.override import OverrideFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
@@ -61,12 +62,13 @@ class LoadedVersion(msgspec.Struct):
     instances: list[LoadedInstance]
     #: The files of the load request, if it had files. Restarted workers read them again.
     files: OverrideFolder | None = None
+    #: The repository agents of the load.
+    agents: ModelAgents | None = None
 
-    def hold_files(self, files: OverrideFolder | None) -> None:
-        """Keep `files`, if any, until `stop` has ended the workers."""
-        self.files = files
-        if files is not None:
-            files.retain()
+    async def leave(self) -> None:
+        """The version gets no new requests, and `stop` follows."""
+        if self.agents is not None:
+            await self.agents.leave()
 
     @property
     def serving_count(self) -> int:
@@ -79,6 +81,30 @@ class LoadedVersion(msgspec.Struct):
         files, self.files = self.files, None
         if files is not None:
             await asyncio.to_thread(files.release)
+        agents, self.agents = self.agents, None
+        if agents is not None:
+            await agents.release()
+
+
+def hold_origin(
+    loaded: Collection[LoadedVersion],
+    staying: Collection[LoadedVersion],
+    files: OverrideFolder | None,
+    agents: ModelAgents,
+) -> list[ModelAgents]:
+    """Keep what the versions of a load need until `stop` has ended their workers: files, if any, and agents.
+
+    Returns the former agents of versions that stay; the caller releases them.
+    """
+    former = [version.agents for version in staying if version.agents is not None]
+    for version in loaded:
+        version.files = files
+        if files is not None:
+            files.retain()
+    for version in (*loaded, *staying):
+        version.agents = agents
+        agents.retain()
+    return former
 
 
 class InstanceUpdate(msgspec.Struct, frozen=True):

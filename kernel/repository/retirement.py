@@ -45,6 +45,7 @@ class Retirement:
         model = version.model
         self._versions[model] = version
         self._catalog.retiring.add(model)
+        await version.leave()
         in_time = True
         try:
             async with asyncio.timeout(self._limit_s):

@@ -85,16 +85,22 @@ class ModelSource:
 
         `override` is a configuration in JSON that replaces config.pbtxt.
         """
+        return self.check(self.parse(override))
+
+    def parse(self, override: str | None = None) -> ModelConfig:
+        """Return the configuration as it is written, see `read`."""
         self._config_of_request = override is not None
         if override is not None:
-            config = from_json(override, f"Invalid config override for model '{self.name}'")
             self._provided = True
-        else:
-            path = self.folder.config_path(self._config_name)
-            if path is None and not self._auto_complete:
-                raise self._not_provided()
-            config = from_pbtxt(None if path is None else read_config(path), path or "")
-            self._provided = path is not None
+            return from_json(override, f"Invalid config override for model '{self.name}'")
+        path = self.folder.config_path(self._config_name)
+        if path is None and not self._auto_complete:
+            raise self._not_provided()
+        self._provided = path is not None
+        return from_pbtxt(None if path is None else read_config(path), path or "")
+
+    def check(self, config: ModelConfig) -> ModelConfig:
+        """Fill in and check a configuration as it is written; returns it. Raises `ServingError`."""
         fill_backend(config, self.name, self.folder.first_version_files())
         normalise(config, self._gpu_count)
         check_config(config, self.name)

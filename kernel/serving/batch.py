@@ -9,6 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernel.observe.reporting.reported import BatchReports
     from kernel.serving.request import Request
 
 
@@ -31,6 +32,8 @@ class Batch(msgspec.Struct, eq=False):
     #: The number of the first entry in messages to the worker; the other entries have the next numbers. Set by the
     #: instance.
     first_request_number: int = 0
+    #: What the backend has reported about the batch; None if it is counted as the worker has measured it.
+    reports: BatchReports | None = None
 
     @property
     def requests(self) -> list[Request]:

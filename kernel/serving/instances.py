@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.errors import Unavailable
+from kernel.observe.reporting.reported import record_reported
 from kernel.serving.events import InstanceIdle, InstanceLost
 
 if TYPE_CHECKING:
@@ -282,7 +283,11 @@ class InstanceSet:
 
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
         """Account for a finished batch, which is no longer in the instance's record, and post `InstanceIdle`."""
-        self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ns())
+        if batch.reports is None:
+            self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ns())
+        else:
+            now_ns, wall_ns = self._clock.now_ns(), self._clock.wall_ns()
+            record_reported(self._statistics, batch, batch.reports, times, now_ns, wall_ns)
         # A moving average: one slow execution ends dispatch ahead of time, several fast ones allow it again.
         took_ns = times.compute_end_ns - times.compute_start_ns
         mean_ns = self._execution_ns = self._execution_ns + (took_ns - self._execution_ns) // 8

@@ -41,6 +41,13 @@ class RequestOwner(Protocol):
         """The client of `request` has gone. The request still gets its final response."""
 
 
+class ActivityTrace(Protocol):
+    """The trace of a request, as far as backends add to it."""
+
+    def stamp(self, name: str, at_ns: int) -> None:
+        """Add an activity and its time in monotonic nanoseconds of the kernel's clock."""
+
+
 class _NoSink:
     """The sink of a request that is not submitted itself: it is prepared, or was decoded for another process."""
 
@@ -85,6 +92,8 @@ class Request(msgspec.Struct, eq=False):
     #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
     #: parent lives, also while the server drains, and its tensors were paid for by the parent.
     parent: Request | None = None
+    #: The trace of this request; None if it is not traced.
+    trace: ActivityTrace | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
 

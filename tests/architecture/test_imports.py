@@ -37,8 +37,9 @@ _FOR_WORKERS = {
     "kernel/texts",
 }  # fmt: skip
 _WORKER_SIDE = {
-    "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
-    "backends/metric_registry", "backends/model_names", "backends/process_control",
+    "backends/backend_file", "backends/base", "backends/batch_input", "backends/config_requirements",
+    "backends/gather", "backends/helper", "backends/lifecycle", "backends/metric_registry", "backends/model_names",
+    "backends/process_control",
     "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
     "backends/transport", "backends/worker",
 }  # fmt: skip

@@ -25,6 +25,8 @@ FREE_TASKS = {
 CATCH_ALL = {
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
     "backends/supervision/watch/watchdog.py Watchdog.look": "one look that fails must not keep the others from it",
+    "backends/lifecycle.py SteppedBackend.finalize": "a backend may raise anything: its other steps follow",
+    "backends/backend_file.py _import": "a backend's file may raise anything: the load fails with its text",
     "backends/python/backend.py PythonBackend._call": "a model's code may raise anything: its requests fail",
     "backends/python/backend.py PythonBackend._await_decoupled": "a model's code may raise anything: its requests fail",
     "backends/python/backend.py PythonBackend._overlap": "a model's code may raise anything: its requests fail",
@@ -46,6 +48,8 @@ CATCH_ALL = {
     "kernel/embedding/requests.py EmbeddedCall._submit": "runs on the server's thread: its caller must be answered",
     "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",
     "kernel/extensions.py extension": "code of a package may raise anything: the load fails with its text",
+    "kernel/repository/agents/model_agents.py ModelAgents._load": "an agent may raise anything: the load fails with it",
+    "kernel/repository/agents/model_agents.py ModelAgents._act": "an agent may raise anything: other actions follow",
     "kernel/loop/iteration_end.py IterationEnd._call": "one callback that fails must not keep the others from running",
     "kernel/observe/logs.py _LineHandler.emit": "as every handler of `logging`: a bad log call must not end its caller",
     "kernel/serving/inbox.py Inbox.post": "a scheduler that raises fails its model, not its caller",

@@ -11,6 +11,7 @@ import pytest
 from backends.base import Timings
 from backends.metric_registry import MetricRegistry
 from backends.transport import wire
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
@@ -37,6 +38,9 @@ class Lab:
         self.rescheduled: list[WorkerRequest] = []
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.registry = MetricRegistry(lambda: None, lambda: None)
+        #: What the backend has reported.
+        self.reported: list[wire.ToKernel] = []
+        self.collector = ReportCollector(self.reported.append, self.log)
         self._numbers = itertools.count()
         self._outputs: dict[int, dict[str, Array]] = {}
         self._datatypes: dict[int, dict[str, str]] = {}
@@ -115,6 +119,10 @@ class Lab:
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return False
 
+    @property
+    def reports(self) -> ReportCollector:
+        return self.collector
+
     # ---- Host --------------------------------------------------------------------------------
 
     def is_ahead(self, request: WorkerRequest) -> bool:
@@ -129,6 +137,9 @@ class Lab:
     @property
     def metrics(self) -> MetricRegistry:
         return self.registry
+
+    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
+        self.collector.memory(uses)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.streaming import StreamingBackend
+from backends.transport import wire
 from backends.worker.message_reader import KernelGone
 from backends.worker.request import OutputValue
 from kernel.errors import InternalError, InvalidArgument
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from tests.backends.conftest import Lab
 
-    Responses = Iterator[Sequence[OutputValue] | ServingError]
+    Responses = Iterator[Sequence[OutputValue] | ServingError | None]
 
 OUTPUTS = [OutputValue("OUT", "INT32", np.ones(1, np.int32))]
 FOREVER_S = 1e9
@@ -63,6 +64,23 @@ def test_responses_may_follow_an_error(lab: Lab) -> None:
     request = executed(lab, lambda backend, request: iter([InvalidArgument("this one"), OUTPUTS]))
     assert lab.error(request).message == "this one"
     assert lab.outputs(request)["OUT"].tolist() == [1]
+
+
+def test_every_response_is_reported_with_what_became_of_it(lab: Lab) -> None:
+    def respond(backend: FunctionBackend, request: WorkerRequest) -> Responses:
+        yield OUTPUTS
+        yield InvalidArgument("this one")
+        yield None
+        raise ValueError("a bug")
+
+    executed(lab, respond)
+    lab.collector.flush()
+    [message] = lab.reported
+    assert isinstance(message, wire.Reported)
+    assert [(each.index, each.outcome) for each in message.responses] == [
+        (0, "success"), (1, "fail"), (2, "empty_response"), (3, "fail"),
+    ]  # fmt: skip
+    assert lab.logged == []
 
 
 def test_an_exception_is_the_last_response(lab: Lab) -> None:

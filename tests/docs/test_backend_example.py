@@ -1,44 +1,159 @@
-"""docs/backends.md, followed: a package that is not ours adds a backend, and a model uses it."""
+"""docs/backends.md, followed: files and packages that are not ours add backends, and models use them."""
 
 from __future__ import annotations
 
+import ast
+import json
 import os
-import re
-from typing import TYPE_CHECKING
+import urllib.request
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from backends.registry import BUILT_IN, known_backends
+from bench.server import ServerProcess
 from kernel.embedding import EmbeddedServer
-from tests.docs.documents import ROOT, code_blocks, code_spans, document, table
+from tests.docs.documents import ROOT, code_blocks, code_spans, document, section, table
 from tests.docs.packages import install
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 PAGE = document("docs/backends.md")
+[CONFIG] = code_blocks(PAGE, "pbtxt")
+
+
+def python(heading: str) -> str:
+    [block] = code_blocks(section(PAGE, heading), "python")
+    return block.text
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def write_model(folder: Path, name: str, config: str, **files: str) -> None:
+    (folder / "models" / name / "1").mkdir(parents=True)
+    write(folder / "models" / name / "config.pbtxt", config)
+    for file, text in files.items():
+        write(folder / "models" / name / f"{file}.py", text)
+
+
+def served(server: ServerProcess, model: str) -> tuple[dict[str, Any], str]:
+    """Send three requests to a model, one with two rows. Return its statistics and the metrics page."""
+    for rows in (1, 1, 2):
+        tensor = {"name": "IN", "datatype": "FP32", "shape": [rows, 2], "data": [[1, 2]] * rows}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        with urllib.request.urlopen(f"http://{server.url}/v2/models/{model}/infer", body) as response:
+            [output] = json.load(response)["outputs"]
+        assert output["data"] == [2.5, 5] * rows
+    with urllib.request.urlopen(f"http://{server.url}/v2/models/{model}/stats") as response:
+        [statistics] = json.load(response)["model_stats"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as response:
+        return statistics, response.read().decode()
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return the statistics and the metrics of both examples."""
+    folder = tmp_path_factory.mktemp("backends")
+    write_model(folder, "quiet", CONFIG.text, backend=python("Reporting nothing"))
+    write_model(folder, "loud", CONFIG.text, backend=python("Reporting everything"))
+    with ServerProcess(folder / "models") as server:
+        return {name: served(server, name) for name in ("quiet", "loud")}
+
+
+def counts(statistics: dict[str, Any]) -> dict[str, int]:
+    return {name: part["count"] for name, part in statistics["inference_stats"].items()}
+
+
+@pytest.mark.parametrize("name", ["quiet", "loud"])
+def test_requests_batches_queue_and_compute_are_shown_whatever_is_reported(
+    shown: dict[str, tuple[dict[str, Any], str]], name: str
+) -> None:
+    statistics, page = shown[name]
+    assert (statistics["inference_count"], statistics["execution_count"]) == (4, 3)
+    found = counts(statistics)
+    assert [found[each] for each in ("success", "fail", "queue", "compute_infer")] == [3, 0, 3, 3]
+    inference = statistics["inference_stats"]
+    assert inference["queue"]["ns"] > 0
+    assert inference["compute_infer"]["ns"] > 0
+    assert f'nv_inference_request_success{{model="{name}",version="1"}} 3' in page
+    assert f'nv_inference_count{{model="{name}",version="1"}} 4' in page
+
+
+def test_what_is_not_reported_is_measured_around_execute(shown: dict[str, tuple[dict[str, Any], str]]) -> None:
+    statistics, page = shown["quiet"]
+    assert [batch["batch_size"] for batch in statistics["batch_stats"]] == [1, 2]
+    assert statistics["response_stats"] == {}
+    assert statistics["memory_usage"] == []
+    assert "instance_memory" not in statistics
+    assert 'naiad_worker_memory_bytes{instance="quiet_0_0",model="quiet",version="1"}' in page or (
+        'naiad_worker_memory_bytes{instance="quiet_0",model="quiet",version="1"}' in page
+    )
+
+
+def test_what_is_reported_is_shown_everywhere(shown: dict[str, tuple[dict[str, Any], str]]) -> None:
+    statistics, page = shown["loud"]
+    assert [batch["batch_size"] for batch in statistics["batch_stats"]] == [1]  # it says so: `len(requests)`
+    responses = statistics["response_stats"]
+    assert {key: part["success"]["count"] for key, part in responses.items()} == {"0": 3}
+    assert statistics["inference_stats"]["compute_input"]["ns"] == 0  # start and ready are the same
+    assert statistics["memory_usage"] == [{"type": "CPU", "id": 0, "byte_size": 4096}]
+    [(instance, uses)] = statistics["instance_memory"].items()
+    assert uses == statistics["memory_usage"]
+    labels = f'device="0",instance="{instance}",kind="CPU",model="loud",version="1"'
+    assert f"naiad_model_instance_memory_bytes{{{labels}}} 4096" in page
+
+
+def test_both_examples_are_short() -> None:
+    for heading, limit in (("Reporting nothing", 10), ("Reporting everything", 20)):
+        lines = [line for line in python(heading).splitlines() if line and "import" not in line]
+        assert len(lines) <= limit
 
 
 def test_a_package_adds_a_backend_by_its_entry_point(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [config] = code_blocks(PAGE, "pbtxt")
     packages = folder / "packages"
     packages.mkdir()
-    install(PAGE, packages)
+    install(section(PAGE, "The seven steps"), packages)
     monkeypatch.syspath_prepend(packages)  # for the kernel's table of backends
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(packages))))  # for workers
-    assert known_backends()["scale"] == "scale_backend:ScaleBackend"
-
-    model = re.search(r"`(models/scaled)/config.pbtxt`", PAGE)
-    assert model is not None
-    (folder / model[1] / "1").mkdir(parents=True)
-    (folder / model[1] / "config.pbtxt").write_text(config.text)
+    assert known_backends()["table"] == "table_backend:TableBackend"
+    write_model(
+        folder,
+        "squares",
+        """
+        backend: "table"
+        input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
+        output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+        parameters { key: "table" value { string_value: "squares" } }
+        """,
+    )
     with EmbeddedServer(folder / "models") as server:
-        small, large = np.array([1, 2], np.float32), np.arange(100_000, dtype=np.float32)
-        assert server.infer("scaled", {"IN": small})["OUT"].tolist() == [2.5, 5]
-        assert np.array_equal(server.infer("scaled", {"IN": large})["OUT"], large * np.float32(2.5))
+        assert server.infer("squares", {"IN": np.array([3, 2], np.int32)})["OUT"].tolist() == [9, 4]
+
+
+def test_a_folder_of_backends_has_files_and_python_based_backends(folder: Path) -> None:
+    write(folder / "backends" / "table" / "backend.py", python("The seven steps"))
+    write(folder / "backends" / "greeter" / "model.py", python("Python-based backends"))
+    write_model(folder, "greets", 'backend: "greeter" parameters { key: "greeting" value { string_value: "Hello" } }')
+    with ServerProcess(folder / "models", f"--backend-directory={folder / 'backends'}") as server:
+        body = {"inputs": [{"name": "NAME", "datatype": "BYTES", "shape": [1], "data": ["you"]}]}
+        with urllib.request.urlopen(
+            f"http://{server.url}/v2/models/greets/infer", json.dumps(body).encode()
+        ) as response:
+            assert json.load(response)["outputs"][0]["data"] == ["Hello, you"]
+        assert str(folder / "backends" / "greeter" / "model.py") in "".join(server.log.split())
 
 
 def test_the_table_names_every_backend_that_is_built_in() -> None:
-    assert {name for row in table(PAGE) for name in code_spans(row[0])} == set(BUILT_IN)
+    introduction = PAGE.partition("\n## ")[0]
+    assert {name for row in table(introduction) for name in code_spans(row[0])} == set(BUILT_IN)
+
+
+def test_the_examples_in_the_tree_are_below_80_lines() -> None:
+    for path in sorted((ROOT / "backends" / "builtin").glob("*.py")):
+        assert path.read_text().count("\n") < 80, path.name
+        ast.parse(path.read_text())

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 PYTHON_EXAMPLES = {
     "README.md": 1,
     "CONTRIBUTING.md": 1,
-    "docs/backends.md": 1,
+    "docs/agents.md": 1,
+    "docs/backends.md": 4,
     "docs/batching.md": 1,
     "docs/caches.md": 1,
     "docs/embedding.md": 1,

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_pbtxt
+from kernel.observe.cache_figures import CacheFigures
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, MetricsConfig, buckets_of
 from kernel.options import MetricsOptions
 from protocols.http.metrics import families
+from protocols.http.metrics.cache_families import render_cache
 from protocols.http.metrics.families import render_models
+from protocols.http.metrics.memory_families import render_memory
 from protocols.http.metrics.server_families import ServerMetrics
 from protocols.testing import FrontDoorLab
-from tests.docs.documents import ROOT, code_blocks, code_spans, document, section, table
+from tests.docs.documents import code_blocks, code_spans, document, section, table
 
 if TYPE_CHECKING:
     import pytest
 
-#: Versions of Triton after the one that was recorded have it.
-LATER = {"nv_model_load_duration_secs"}
-
-RECORDED = ROOT / "tests" / "protocols" / "http" / "metrics" / "recorded" / "metrics.txt"
+#: With all families that settings can enable.
+ALL = MetricsConfig(histogram_latencies=True, summary_latencies=True)
 
 
 def kinds(page: str) -> dict[str, str]:
@@ -29,20 +30,29 @@ def kinds(page: str) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
 
 
-def shown_page() -> str:
-    """Return a page with all families that are always there."""
+def shown_page(*, cache: bool) -> str:
+    """Return a page with all families of a server; with `cache`, only those that its response cache adds."""
+    if cache:
+        return "\n".join(render_cache([], CacheFigures(byte_size=1), ALL, 0))
     kernel = FrontDoorLab().kernel
     kernel.connections["http"] = lambda: 1
-    return (
-        "\n".join(render_models([], MetricsConfig(), 0)) + "\n" + ServerMetrics(kernel, MetricsOptions(), 0).render(0)
-    )
+    server = ServerMetrics(kernel, MetricsOptions(), 0).render(0)
+    return "\n".join([*render_models([], ALL, 0), *render_memory([], {}), server])
 
 
-def test_the_table_has_the_families_that_triton_does_not_have() -> None:
-    rows = table(section(document("docs/metrics.md"), "Families that Triton does not have"))
-    stated = {code_spans(name)[0]: kind for name, kind, _ in rows}
-    triton = kinds(RECORDED.read_text()).keys() | LATER
-    assert stated == {name: kind for name, kind in kinds(shown_page()).items() if name not in triton}
+def stated(text: str) -> dict[str, str]:
+    """Return the kinds of the families in a table of the page, by their names."""
+    return {code_spans(name)[0]: kind for name, kind, _ in table(text)}
+
+
+def test_the_tables_have_every_family_and_no_other() -> None:
+    page = document("docs/metrics.md")
+    triton, _, cache = section(page, "Families of Triton").partition("A server with a [response cache]")
+    ours = stated(section(page, "Families that Triton does not have"))
+    assert stated(triton) | ours == kinds(shown_page(cache=False))
+    assert stated(cache) == kinds(shown_page(cache=True))
+    assert all(name.startswith("nv_") for name in stated(triton))
+    assert all(name.startswith("naiad_") for name in ours)
 
 
 def test_a_family_that_is_added_by_the_recipe_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from shm.tensor import RequestedOutput, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from backends.worker.reporting.reports import ReportCollector
     from backends.worker.request import OutputValue, Responder, WorkerRequest
     from backends.worker.sequences.sequence_config import StateTensor
     from shm.arrays import Array
@@ -148,3 +149,7 @@ class StateResponder:
 
     def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
         self._inner.when_taken(request, callback)
+
+    @property
+    def reports(self) -> ReportCollector:
+        return self._inner.reports

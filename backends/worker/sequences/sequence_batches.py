@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from backends.worker.sequences.implicit_state import ImplicitState, SlotState, StateResponder
 from backends.worker.sequences.sequence_config import (
@@ -172,5 +173,12 @@ class _NoResponder:
     def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
         callback()
 
+    @property
+    def reports(self) -> ReportCollector:
+        return _NO_REPORTS
+
+
+#: Nothing that is reported of padding is sent.
+_NO_REPORTS = ReportCollector(lambda _: None, lambda level, text: None)
 
 _NO_RESPONDER = _NoResponder()

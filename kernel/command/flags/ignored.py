@@ -18,7 +18,7 @@ from kernel.command.flags.values import (
 _ONE_LOOP = "one event loop serves all connections; there is no thread pool"
 _NO_POOL = "there is no such pool: memory for tensors grows and shrinks with the requests"
 _NO_GPU = "GPUs are not supported yet"
-_PYTHON_PACKAGES = "backends, caches and agents are Python packages; the server does not search folders for them"
+_PYTHON_PACKAGES = "caches and agents are Python packages; the server does not search folders for them"
 _NO_SAGEMAKER = "there is no SageMaker endpoint yet"
 _NO_VERTEX = "there is no Vertex AI endpoint yet"
 
@@ -49,7 +49,6 @@ IGNORED = FlagGroup(
         _ignored("model-load-gpu-limit", _DEVICE_FRACTION, _NO_GPU, repeat=True),
         _ignored("enable-peer-access", SWITCH, _NO_GPU, silent_value=False),
         _ignored("allow-gpu-metrics", SWITCH, _NO_GPU, silent_value=False),
-        _ignored("backend-directory", FOLDER, _PYTHON_PACKAGES),
         _ignored("cache-directory", FOLDER, _PYTHON_PACKAGES),
         _ignored("repoagent-directory", FOLDER, _PYTHON_PACKAGES),
         _ignored("allow-sagemaker", SWITCH, _NO_SAGEMAKER, silent_value=False),

@@ -84,6 +84,9 @@ _MODELS = FlagGroup(
              "and its workers are killed."),
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
              help="A setting of one backend, or without BACKEND of all backends."),
+        Flag(name="backend-directory", kind=FOLDER, option="repository.backend_directory", default="none",
+             help="A folder with a folder for each backend that is a file: NAME/backend.py, or NAME/model.py for a "
+             "Python-based backend (docs/backends.md)."),
         Flag(name="host-policy", kind=HOST_POLICY, option="repository.host_policy", repeat=True,
              help="The processors for instances with a host policy: KEY is numa-node or cpu-cores."),
         Flag(name="install-requirements", kind=SWITCH, option="environments.installs", ours=True,

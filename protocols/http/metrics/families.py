@@ -265,10 +265,10 @@ def render_models(models: Iterable[Model], config: MetricsConfig, now_ns: int) -
 
 def labelled(models: Iterable[Model]) -> list[LabelledModel]:
     """Return the model versions with their labels."""
-    return [LabelledModel(model, label_text(_labels(model))) for model in models]
+    return [LabelledModel(model, label_text(labels_of(model))) for model in models]
 
 
-def _labels(model: Model) -> dict[str, str]:
+def labels_of(model: Model) -> dict[str, str]:
     """Return the labels of a model version; names from tags of its configuration begin with an underscore (Triton)."""
     tags = {tag_label(name): value for name, value in sorted(model.spec.metric_tags.items())}
     namespace = {"namespace": model.spec.namespace} if model.spec.namespace else {}

@@ -260,6 +260,11 @@ SCHEMAS: dict[str, Part] = {
                         "response_stats": {"type": "object", "additionalProperties": _DURATIONS},
                         "batch_stats": array(obj({"batch_size": COUNT}, ("batch_size",))),
                         "memory_usage": array({"type": "object"}),
+                        "instance_memory": {
+                            "type": "object",
+                            "additionalProperties": array({"type": "object"}),
+                            "description": "The memory by instance, if backends report it.",
+                        },
                     },
                     ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats"),
                 )

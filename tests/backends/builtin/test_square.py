@@ -28,11 +28,12 @@ def loaded(lab: Lab, *, batched: bool = False, **parameters: str) -> SquareBacke
 
 
 def responses(lab: Lab, backend: SquareBackend, given: list[int] | list[list[int]]) -> list[object]:
-    """Return the output values of the responses, or the error of a response with an error."""
+    """Return the output values of the responses, or the error of a response with an error; not the empty ones."""
     request = lab.request({"IN": np.array(given, np.int32)})
     return [
         response if isinstance(response, ServingError) else response[0].array.tolist()
         for response in backend.responses(request)
+        if response is not None
     ]
 
 

@@ -16,6 +16,7 @@ from backends.base import ModelArguments, Timings
 from backends.metric_registry import MetricRegistry
 from backends.python.backend import PythonBackend
 from backends.transport import wire
+from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
@@ -72,6 +73,9 @@ class Lab:
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.backend = PythonBackend(self)
         self.registry = MetricRegistry(lambda: None, lambda: None)
+        #: What the backend has reported.
+        self.reported: list[wire.ToKernel] = []
+        self.collector = ReportCollector(self.reported.append, self.log)
         self._numbers = itertools.count()
         self._responses: dict[int, queue.SimpleQueue[RecordedResponse]] = {}
 
@@ -185,6 +189,13 @@ class Lab:
 
     def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
         self.ahead[request.ref.number] = callback
+
+    @property
+    def reports(self) -> ReportCollector:
+        return self.collector
+
+    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
+        self.collector.memory(uses)
 
     def log(self, level: str, text: str) -> None:
         self.logged.append((level, text))

@@ -17,6 +17,6 @@ if TYPE_CHECKING:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(gc, "freeze", lambda: None)  # it would be for the process of the tests
     made = Bench()
-    monkeypatch.setattr("backends.worker.loop.backend_class", lambda name: made.make_backend)
+    monkeypatch.setattr("backends.worker.loop.backend_class", lambda name, arguments: made.make_backend)
     yield made
     made.leave()

@@ -7,7 +7,8 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.report import model_report
-from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
+from kernel.observe.reporting.instance_memory import MemoryUsage
+from kernel.observe.statistics import Duration, ResponseStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.model import Model
 from kernel.serving.request import Request
@@ -87,7 +88,7 @@ def test_batch_statistics_are_sorted_by_batch_size(model: Model) -> None:
 def test_statistics_from_a_backend_have_tritons_keys(model: Model) -> None:
     parts = [Duration(count, 10 * count) for count in range(1, 7)]
     model.statistics.responses["0"] = ResponseStatistics(*parts)
-    model.statistics.memory_usage.append(MemoryUsage("GPU", 1, 4096))
+    model.statistics.memory.report("m_0", [MemoryUsage("GPU", 1, 4096)])
     report = as_json(model)
     assert list(report["response_stats"]["0"].items()) == [
         (name, {"count": count, "ns": 10 * count})
@@ -96,3 +97,4 @@ def test_statistics_from_a_backend_have_tritons_keys(model: Model) -> None:
         )
     ]
     assert report["memory_usage"] == [{"type": "GPU", "id": 1, "byte_size": 4096}]
+    assert report["instance_memory"] == {"m_0": [{"type": "GPU", "id": 1, "byte_size": 4096}]}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.repository.backend_config import backend_config, parse_backend_configs
+from kernel.repository.backend_config import backend_config, parse_backend_configs, with_directory
 
 FORMAT = "--backend-config option format is '<backend name>,<setting>=<value>'. Got "
 
@@ -21,6 +23,14 @@ def test_a_setting_of_one_backend_overrides_that_of_all() -> None:
 
 def test_every_backend_has_a_default_batch_size() -> None:
     assert backend_config({}, "any") == {"default-max-batch-size": "4"}
+
+
+def test_the_folder_of_backends_is_a_setting_of_each() -> None:
+    configs = with_directory({"": {"a": "1"}, "python": {"b": "2"}}, Path("/srv/backends"))
+    assert backend_config(configs, "other")["backend-directory"] == "/srv/backends"
+    assert backend_config(configs, "python").keys() >= {"a", "b", "backend-directory"}
+    assert with_directory({"": {"backend-directory": "/given"}}, Path("/srv"))[""] == {"backend-directory": "/given"}
+    assert with_directory({}, None) == {}
 
 
 @pytest.mark.parametrize("value", ["", "python", "python,", "python,a", "python,a=", "=", "a=", "python,=1"])

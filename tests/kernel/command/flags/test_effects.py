@@ -174,6 +174,10 @@ _MODEL_EFFECTS = {
     "backend-config": Effect(
         "--backend-config=identity,a=b", lambda r: r.supervisors[0].plan.backend_config.get("a"), "b"  # type: ignore[union-attr]
     ),
+    "backend-directory": Effect(
+        "--backend-directory={models}",
+        lambda r: "backend-directory" in r.supervisors[0].plan.backend_config, True  # type: ignore[union-attr]
+    ),
     "host-policy": Effect(
         "--host-policy=mine,cpu-cores=0-1", lambda r: r.supervisors[0].plan.cpus, (0, 1)  # type: ignore[union-attr]
     ),

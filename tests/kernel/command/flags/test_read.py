@@ -162,8 +162,8 @@ def test_a_flag_without_effect_is_logged_once_with_the_reason() -> None:
     lines = notes("--http-thread-count=4", "--cache-directory=/a", "--cache-directory=/b")
     assert lines == [
         "--http-thread-count has no effect: one event loop serves all connections; there is no thread pool",
-        "--cache-directory has no effect: backends, caches and agents are Python packages; the server does not search "
-        "folders for them",
+        "--cache-directory has no effect: caches and agents are Python packages; the server does not search folders "
+        "for them",
     ]
 
 

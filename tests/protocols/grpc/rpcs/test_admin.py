@@ -8,7 +8,8 @@ import pytest
 
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import InvalidArgument, ServingError, Unsupported
-from kernel.observe.statistics import Duration, MemoryUsage, ResponseStatistics
+from kernel.observe.reporting.instance_memory import MemoryUsage
+from kernel.observe.statistics import Duration, ResponseStatistics
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
@@ -118,7 +119,7 @@ def test_statistics_count_requests_and_batches(lab: FrontDoorLab) -> None:
 def test_statistics_have_the_sections_that_backends_report(lab: FrontDoorLab) -> None:
     statistics = lab.kernel.resolve("m").statistics
     statistics.responses["0"] = ResponseStatistics(*(Duration(count, 10 * count) for count in range(1, 7)))
-    statistics.memory_usage.append(MemoryUsage("CPU_PINNED", 2, 4096))
+    statistics.memory.report("m_0", [MemoryUsage("CPU_PINNED", 2, 4096)])
     message = pb.ModelStatisticsRequest(name="m", version="3")
     (reported,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
     fields = reported.response_stats["0"].ListFields()

@@ -1,0 +1,76 @@
+"""Opens the folder of a model for its load: lets its repository agents act, and reads its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.repository.agents.model_agents import ModelAgents
+from kernel.repository.layout import overriding_folder
+from kernel.repository.local import list_repository
+from kernel.repository.source import ModelSource
+
+if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.repository.layout import ModelFolder
+    from kernel.repository.settings import LifecycleSettings
+
+
+class OpenedModel(msgspec.Struct, eq=False):
+    """A model that is about to be loaded. Whoever opened it ends the load by `agents`, a context manager."""
+
+    #: Of the folder that the agents have chosen, or of the one in the repository.
+    source: ModelSource
+    #: Before a worker completes it.
+    config: ModelConfig
+    agents: ModelAgents
+
+
+async def open_model(
+    folder: ModelFolder, override: str | None, settings: LifecycleSettings, *, files_of_request: bool = False
+) -> OpenedModel:
+    """Return the model in `folder`; `override` is its configuration if it is not that of the folder.
+
+    `files_of_request` says that the files of the folder came with a load request.
+
+    Raises `ServingError`; then its agents have ended.
+    """
+    source = _source(folder, settings, files_of_request)
+    agents = ModelAgents(folder.name)
+    config = await asyncio.to_thread(_read_unless_agents, source, override)
+    if not config.model_repository_agents.agents:
+        return OpenedModel(source, config, agents)
+    path = await agents.load(config, folder.path, settings.load_timeout_s)
+    try:
+        if path != folder.path:
+            source, config = await asyncio.to_thread(_reopened, folder, path, override, settings, files_of_request)
+        else:
+            config = await asyncio.to_thread(source.check, config)
+    except BaseException:
+        await agents.failed()
+        raise
+    return OpenedModel(source, config, agents)
+
+
+def _source(folder: ModelFolder, settings: LifecycleSettings, files_of_request: bool) -> ModelSource:
+    return ModelSource(
+        folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
+        config_name=settings.config_name, files_of_request=files_of_request,
+    )  # fmt: skip
+
+
+def _read_unless_agents(source: ModelSource, override: str | None) -> ModelConfig:
+    """Return the checked configuration, or as it is written if agents may still change it. Blocks."""
+    config = source.parse(override)
+    return config if config.model_repository_agents.agents else source.check(config)
+
+
+def _reopened(
+    folder: ModelFolder, path: str, override: str | None, settings: LifecycleSettings, files_of_request: bool
+) -> tuple[ModelSource, ModelConfig]:
+    """Return the model in the folder that its agents have chosen. Blocks."""
+    moved = overriding_folder(folder.name, path, list_repository(path))
+    source = _source(msgspec.structs.replace(moved, namespace=folder.namespace), settings, files_of_request)
+    return source, source.read(override)
