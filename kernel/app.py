@@ -139,9 +139,7 @@ class Server:
         # Nobody reads what would be measured for a port that is not there.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
         repository = options.repository
-        for path in repository.paths:
-            SERVER_PATHS.add(str(path.absolute()))
-            SERVER_PATHS.add(str(path.resolve()))
+        SERVER_PATHS.add_repositories(repository.paths)
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         clock = LoopClock(polling.longest_ns)
@@ -263,8 +261,6 @@ class Server:
             tasks.start_soon(self._owner.wait_for_stop, stop)
             try:
                 failure, doors = await self._load_and_make_doors(stop, sockets)
-                if isinstance(failure, StartFailed):  # as below
-                    logger.info("Waiting for in-flight requests to complete.")
                 if failure is None and not stop.is_set():
                     await self._open(doors, sockets)
                     await stop.wait()

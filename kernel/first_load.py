@@ -46,6 +46,7 @@ async def load_first_models(
         return ""
     operator.models_loaded(kernel.catalog)
     if failed and options.exit_on_error:
+        logger.info("Waiting for in-flight requests to complete.")  # as at the end of a server that has started
         return (
             f"creating server: Internal - failed to load all models: {', '.join(failed)} "
             f"({operator.advice(kernel.catalog, failed)})"

@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import posixpath
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 #: What a path without spaces and quotes can be in a text.
 _WORD = re.compile(r"[^\s'\":()]+")
@@ -35,6 +40,12 @@ class ServerPaths:
         known = sorted(map(re.escape, self._folders), key=len, reverse=True)  # a folder may be in another one
         # Not within a longer name: /models is neither in /data/models nor in /models2.
         self._pattern = re.compile(rf"(?<![\w.-])({'|'.join(known)})(?:/+|(?![\w.-]))")
+
+    def add_repositories(self, paths: Iterable[Path]) -> None:
+        """Hide the paths of model repositories, and where these are links, those of their targets. Blocks."""
+        for path in paths:
+            self.add(str(path.absolute()))
+            self.add(str(path.resolve()))
 
     def hidden_in(self, text: str) -> str:
         """Return `text` with relative paths for those in the folders, and the last name for a folder itself."""

@@ -338,7 +338,7 @@ class Lifecycle:
         await finalized(ends)
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
-        """Change the instances of a serving version. Removed ones end in these tasks, or with their sequences."""
+        """Change the instances of a version. Removed ones end in the returned tasks, or after their sequences."""
         removed = update.commit()
         ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in removed]
         logger.info(
