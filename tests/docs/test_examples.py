@@ -118,7 +118,9 @@ def test_the_python_model_works_as_shown(folder: Path) -> None:
     [source] = code_blocks(text, "python")
     names = [f"double_{number}" for number in range(len(parameters) + 1)]
     for name, parameter in zip(names, ["", *(block.text for block in parameters)], strict=True):
-        write_model(folder, name, config.text + parameter, source.text)
+        asynchronous = "naiad.concurrency" in parameter
+        text = source.text.replace("def execute", "async def execute") if asynchronous else source.text
+        write_model(folder, name, config.text + parameter, text)
     with EmbeddedServer(folder) as server:
         for name in names:
             outputs = server.infer(name, {"IN": np.array([1, 2, 3], np.float32)})

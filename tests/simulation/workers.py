@@ -46,6 +46,7 @@ class SimulatedWorker:
         self._version = version
         self.title = title
         self.concurrency = version.plan.concurrency
+        self.checks_health = False
         self.on_message: Callable[[wire.ToKernel], None]
         self.on_lost: Callable[[str], None] | None = None
         self.send = self.receive
