@@ -106,6 +106,7 @@ def test_a_server_may_be_started_in_the_folder_of_such_a_model(
     for name in ("own", "other"):
         write_model(name, CONFIG, SOURCE)
         write_modules(tmp_path / name / "1", name, ())
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the server may not be installed, or from another tree
     monkeypatch.chdir(tmp_path / "own" / "1")
     with EmbeddedServer(tmp_path) as server:
         for name in ("own", "other"):
