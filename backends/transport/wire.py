@@ -46,7 +46,7 @@ import msgspec
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 8
+PROTOCOL = 9
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
