@@ -24,7 +24,7 @@ ENTRY = ("backends.worker.process", "backends.python.backend", "backends.portabl
 OF_THE_KERNEL = {
     "kernel", "kernel.errors", "kernel.loop", "kernel.loop.busy_poll", "kernel.loop.iteration_end", "kernel.machine",
     "kernel.observe", "kernel.observe.metric_rules", "kernel.serving", "kernel.serving.triton_input_order",
-    "kernel.serving.validation", "kernel.texts",
+    "kernel.server_paths", "kernel.serving.validation", "kernel.texts",
 }  # fmt: skip
 
 #: Functions that import later, and why no module of a model can come between.

@@ -108,6 +108,11 @@ class _Batch:
         self._requests.clear()
         batches, timings, refs = self._batches, self._timings, self._message.requests
         finals = batches.responder.close_overlapping([ref.number for ref in refs])
+        reports = batches.responder.reports
+        if timings.inferred_ns == timings.inputs_ready_ns:  # the backend has marked no end of the inference
+            timings.inferred_ns = time.monotonic_ns()
+        if reports.pending or timings.executions is not None:
+            reports.flush(self._message.batch, timings.executions or ())
         times = timings.start_ns, timings.inputs_ready_ns, timings.inferred_ns, time.monotonic_ns()
         executed = wire.Executed(self._message.batch, finals, *times)
         batches.count_copies(executed)
