@@ -204,7 +204,7 @@ def test_a_stream_has_each_response(lab: Lab, last_empty: bool) -> None:
             """
         )
     )
-    end = [[]] if last_empty else []
+    end: list[list[int]] = [[]] if last_empty else []
     assert lab.text() == str([[[[1]], [[2]], [[3]], *end], 3 + last_empty])
     assert lab.recorded_calls.started[0].streaming
 
@@ -268,9 +268,12 @@ def test_a_coroutine_awaits_several_calls_at_the_same_time(lab: Lab) -> None:
     def respond(request: CallRequest) -> list[CallResponse]:
         calls = lab.recorded_calls
         if len(calls.started) == 3:  # all are sent before the first response
-            threading.Thread(
-                target=lambda: [calls.deliver(call, responses(n)[0]) for n, call in enumerate(list(calls.open))]
-            ).start()
+
+            def deliver() -> None:
+                for number, call in enumerate(list(calls.open)):
+                    calls.deliver(call, responses(number)[0])
+
+            threading.Thread(target=deliver).start()
         return []
 
     lab.recorded_calls.respond = respond
