@@ -208,7 +208,6 @@ CASES = [
         ),
     ),
     each_way("a wrong request to an ensemble", call("twice", [["A", "FP32", [3], A[:3]]])),
-    Case("a response from the sender", asked("caller", "sync", call("noted", ONE, ["OUT"]))),
     each_way("calls within calls", *(call(f"chain_{depth}", ONE, ["OUT"]) for depth in range(4))),
     Case(
         "sequences",
