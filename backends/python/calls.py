@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from backends.python.instance import PythonInstance
-    from backends.worker.calls import Call, CallRequest, CallResponse
+    from backends.worker.calls.interface import CallRequest, CallResponse, ModelCall
     from backends.worker.request import WorkerRequest
 
 #: The most bytes of responses that an iterator keeps to repeat them.
 MAX_KEPT_BYTE_SIZE = 64 << 20
 
 
-class Executed:
+class ExecutedRequests:
     """The requests that a coroutine of the model executes."""
 
     __slots__ = ("blocking", "numbers")
@@ -36,7 +36,7 @@ class Executed:
 
 
 #: Set in the coroutines of an `async def execute`.
-executed: contextvars.ContextVar[Executed | None] = contextvars.ContextVar("executed", default=None)
+executed: contextvars.ContextVar[ExecutedRequests | None] = contextvars.ContextVar("executed", default=None)
 
 
 def calling_instance() -> PythonInstance:
@@ -133,7 +133,9 @@ class ResponseIterator:
     have more than 64 MiB together. If the iterator is dropped, the call goes on and its responses are dropped.
     """
 
-    def __init__(self, instance: PythonInstance | None, call: Call | None, failed: InferenceResponse | None) -> None:
+    def __init__(
+        self, instance: PythonInstance | None, call: ModelCall | None, failed: InferenceResponse | None
+    ) -> None:
         """With `failed` that is the only response."""
         self._instance = instance
         self._call = call

@@ -9,7 +9,7 @@ import pytest
 from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ErrorCode, ServingError
-from kernel.serving.call_waits import DOUBT_NS, Execution
+from kernel.serving.calls.call_waits import DOUBT_NS, Execution
 from kernel.serving.catalog import ModelState
 from kernel.serving.model import Model
 from kernel.serving.request import Request
