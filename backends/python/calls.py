@@ -59,9 +59,9 @@ def execute(request: CallRequest) -> InferenceResponse | ResponseIterator:
         return _failed(error, request)
     if request.streaming:
         return ResponseIterator(instance, call, None)
-    response = calls.wait(call)
-    while not call.ended or call.responses:  # the end of the responses comes alone
-        calls.wait(call)
+    response = last = calls.wait(call)
+    while not last.final:  # the end of the responses comes alone
+        last = calls.wait(call)
     return _response(response, instance)
 
 

@@ -66,7 +66,7 @@ class ModelCall:
         self.number = number
         self.streaming = streaming
         self.responses: deque[CallResponse] = deque()
-        #: Whether the final response has come.
+        #: Whether the final response has come. It is among the responses before that is set.
         self.ended = False
         #: Called by the reading thread for each response, and when the kernel is gone; it must not block.
         self.on_response: Callable[[], None] | None = None

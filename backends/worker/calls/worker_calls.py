@@ -218,11 +218,12 @@ class WorkerCalls:
         self._held.report_freed()
         call = self._open[message.call]
         response = self._response(message)
+        # In this order: who sees that the call has ended finds the last response, and `read_for` sees the end.
+        call.responses.append(response)
+        call.ended = message.final
         if message.final:
             del self._open[message.call]
             self._pump.ended(call)
-        call.ended = message.final  # before the response can be taken: nobody reports what was taken of the last ones
-        call.responses.append(response)
         if call.discarded:
             self.take(call)
         if call.on_response is not None:
@@ -247,10 +248,8 @@ class WorkerCalls:
         for tensor in response.outputs:
             try:
                 outputs.append(self._resolved(tensor, lease))
-            except ServingError as error:
+            except ServingError as error:  # its bytes were copied, or are dropped with the view of them
                 failure = error
-                if lease:
-                    self._held.drop_result(lease)
             lease += tensor.span is not None and lease > 0
         if failure is not None:
             return CallResponse(error=failure, final=message.final)
