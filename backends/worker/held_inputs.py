@@ -20,7 +20,7 @@ import numpy as np
 
 from backends.transport import wire
 from backends.worker.calls.late_release import LateRelease
-from shm.arrays import address_of
+from shm.arrays import array_address
 from shm.lease import RegionNumber
 from shm.tensor import Span
 
@@ -172,8 +172,8 @@ class HeldInputs:
             watched = next((each for some in inputs for each in some if each.array() is exporter), None)
         if watched is None:
             return None
-        start = address_of(array)
-        skip = start - address_of(exporter)
+        start = array_address(array)
+        skip = start - array_address(exporter)
         region = watched.region
         if not 0 <= skip <= watched.byte_size - array.nbytes:
             return None
