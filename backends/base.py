@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.metric_registry import MetricRegistry
+    from backends.worker.calls.interface import ModelCalls
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
 
@@ -91,6 +92,10 @@ class Host(Protocol):
         """Report the memory that the instance uses now: for each kind (CPU, CPU_PINNED, GPU) and number of a device
         the bytes. The statistics and /metrics show it. The newest report counts. Raises `InternalError`.
         """
+
+    @property
+    def calls(self) -> ModelCalls:
+        """Calls of other models, and control of models."""
 
 
 class Timings(msgspec.Struct):

@@ -251,6 +251,7 @@ class Server:
             load_timeout_s=options.repository.load_timeout_s,
             budget=budget,
             shared=shared,
+            kernel=self._kernel,
         )
 
     async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import Backend
 from backends.python import triton_python_backend_utils
+from backends.python.calls import ExecutedRequests, executed
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
 from backends.python.failures import describe, model_code
@@ -93,8 +94,10 @@ class PythonBackend(Backend):
             if hasattr(self._model, "initialize"):
                 self._model.initialize(_initialize_arguments(arguments))
         self._concurrency = _concurrency(arguments, self._model)
-        self._dropped = DroppedRequests(self._instance.name)
+        self._dropped = DroppedRequests(self._instance.name, self.host.calls)
         self._dropped.start()
+        self._instance.discard_call = self._dropped.add_call
+        self._instance.may_call = True
 
     @property
     def concurrency(self) -> int:
@@ -176,6 +179,8 @@ class PythonBackend(Backend):
 
     def finalize(self) -> None:
         """Call the model's `finalize`, and end the event loop. Errors are only logged."""
+        if self._dropped is not None:
+            self._instance.may_call = False
         if hasattr(self._model, "finalize"):
             try:
                 with model_code(f"finalize of model '{self._instance.name}' failed: "):
@@ -226,7 +231,7 @@ class PythonBackend(Backend):
             return returned
         loop = self._event_loop()
         if not self._instance.decoupled:
-            return loop.submit(self._await(returned)).result()
+            return self.host.calls.wait_for(loop.submit(self._await(returned, batch)))
         loop.start_task(self._await_decoupled(returned, batch))
         return None
 
@@ -237,14 +242,21 @@ class PythonBackend(Backend):
             self._loop.start()
         return self._loop
 
-    async def _await(self, coroutine: Coroutine[Any, Any, object]) -> object:
+    async def _await(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> object:
+        self._note_executed(batch)
         with model_code(self._instance.failure_prefix):
             return await coroutine
+
+    def _note_executed(self, batch: list[InferenceRequest]) -> None:
+        """Let calls of other models know what they are made for. Each of the coroutines is a task, with a context."""
+        blocking = not self._instance.decoupled and self._concurrency == 1
+        executed.set(ExecutedRequests([request.worker_request for request in batch], blocking=blocking))
 
     async def _await_paced(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> object:
         """Wait for the `execute` of a decoupled model, which pauses while it is too far ahead of its clients."""
         loop_thread = self._event_loop().thread_id
         requests = [request.responding_in(loop_thread) for request in batch]
+        self._note_executed(batch)
         with model_code(self._instance.failure_prefix):
             return await Paced(coroutine, requests)
 
@@ -286,7 +298,7 @@ class PythonBackend(Backend):
             if self._instance.decoupled:
                 returned = await self._await_paced(coroutine, batch)
             else:
-                returned = await self._await(coroutine)
+                returned = await self._await(coroutine, batch)
         finally:
             timings.inferred_ns = timings.clock()
         self._take(batch, returned)

@@ -7,12 +7,14 @@ then loads the model in the same process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from backends.supervision.backoff import Backoff
+from backends.supervision.calls.model_control import ModelControl
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
@@ -29,7 +31,7 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.instances import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.shared.workers import SharedWorkers
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
     from kernel.serving.helper_tasks import RegionAccess
+    from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
     from shm.budget import ByteBudget
 
@@ -68,11 +71,13 @@ class InstanceSupervisor:
         load_timeout_s: float = 0,
         budget: ByteBudget | None = None,
         shared: SharedWorkers | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit.
 
         `arena_byte_size` is the limit of the worker's outputs. They count in `budget`, the server's, if it has one.
         `limits` are those of models that have none of their own. `shared` starts workers of models that share one.
+        `kernel` executes what models ask of the server; without it they may ask nothing.
         """
         self._watchdog = watchdog
         self._limits = limits
@@ -82,6 +87,8 @@ class InstanceSupervisor:
         self._poller = poller
         self._helper = helper
         self._budget = budget
+        self._kernel = kernel
+        self._control: ModelControl | None = None
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
@@ -108,7 +115,7 @@ class InstanceSupervisor:
         if needs.worker:
             assert self._shared is not None, "no process can be shared"
             self._launcher = self._shared.launcher(needs.worker)
-        self._session = WorkerSession(title)
+        self._session = self._new_session(title)
         self._watchdog.add(self)
         await self._started(self._session, needs)
 
@@ -117,12 +124,31 @@ class InstanceSupervisor:
         limit_s = max(self._load_timeout_s, HELLO_TIMEOUT_S) if self._load_timeout_s else 0
         await self._in_time(session, session.start(self._launcher, needs=needs), "waiting for its worker", limit_s)
 
+    def _new_session(self, title: str) -> WorkerSession:
+        session = WorkerSession(title)
+        if self._kernel is not None:
+            self._control = ModelControl(session, self._kernel)
+        return session
+
     async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """Return the configuration completed from the model file, in JSON. Raises `ServingError`."""
         assert self._session is not None
         message = wire.Complete(config, model_dir, version, backend_config)
         limit_s, doing = self._load_timeout_s, "completing its configuration"
-        return await self._in_time(self._session, self._session.complete(message), doing, limit_s)
+        with self._while_loading(config):
+            return await self._in_time(self._session, self._session.complete(message), doing, limit_s)
+
+    @contextlib.contextmanager
+    def _while_loading(self, config: str) -> Iterator[None]:
+        """Let the server know what waits for the model, which may load other models in this block."""
+        control = self._control
+        if control is not None:
+            control.loading = str(msgspec.json.decode(config, type=dict[str, Any]).get("name", ""))
+        try:
+            yield
+        finally:
+            if control is not None:
+                control.loading = ""
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""
@@ -137,7 +163,8 @@ class InstanceSupervisor:
         if self._session is None:
             await self.start(plan.name, plan.needs)
         assert self._session is not None
-        load_ns = await self._load_into(self._session, self._load)
+        with self._while_loading(config):
+            load_ns = await self._load_into(self._session, self._load)
         self._loaded = True
         return load_ns
 
@@ -294,8 +321,9 @@ class InstanceSupervisor:
         assert self._model is not None
         assert self._plan is not None
         handle = self._handle = WorkerHandle(
-            self._plan.name, self._session, self._model, self._poller, self._helper, self._budget
-        )
+            self._plan.name, self._session, self._model, self._poller, self._helper, self._budget,
+            None if self._kernel is None else self._kernel.calls,
+        )  # fmt: skip
         handle.record.device_id = self._plan.device_id
         self._session.on_lost = self._lost
         self._forget_loss()
@@ -356,7 +384,7 @@ class InstanceSupervisor:
             if delay:
                 logger.warning("model instance '%s' is restarted in %.0f s", name, delay)
                 await asyncio.sleep(delay)
-            session = WorkerSession(name)
+            session = self._new_session(name)
             try:
                 self._session, self._watch = session, InstanceWatch(ExecutionLimits())
                 await self._started(session, self._plan.needs)

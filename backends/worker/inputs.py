@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.worker.strings_check import check_strings
 from kernel.errors import ServingError
-from shm.arrays import RAW_TYPES
+from shm.arrays import RAW_TYPES, array_address
 from shm.datatypes import DATATYPES
 from shm.tensor import Span, Tensor
 
@@ -66,7 +66,7 @@ class InputReader:
         if (
             (tensor.datatype == "BYTES" and not region.steady)
             or (region.volatile and self.copies_volatile)
-            or not _is_aligned(tensor, span)
+            or not is_aligned(tensor, span)
         ):
             self._count(span)
             return memoryview(bytearray(region.view(span.offset, span.byte_size)))
@@ -90,22 +90,17 @@ class InputReader:
         """
         if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
             return None
-        start = address_of(array)
+        start = array_address(array)
         for ref, tensor in zip(request.ref.inputs, request.inputs):  # controls and states follow
             span = ref.span
-            if span is not None and _is_aligned(ref, span):
-                skip = start - address_of(np.asarray(tensor.data))
+            if span is not None and is_aligned(ref, span):
+                skip = start - array_address(np.asarray(tensor.data))
                 fits = 0 <= skip <= span.byte_size - array.nbytes
                 if fits and self._regions.get(span.lease.region_number).seen_by_all(start, array.nbytes):
                     return Span(span.lease, span.offset + skip, array.nbytes)
         return None
 
 
-def _is_aligned(tensor: Tensor, span: Span) -> bool:
+def is_aligned(tensor: Tensor, span: Span) -> bool:
     """Whether the elements of `tensor` begin at multiples of their size. If not, the worker uses a copy."""
     return span.offset % (DATATYPES[tensor.datatype].byte_size or 1) == 0
-
-
-def address_of(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

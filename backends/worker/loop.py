@@ -22,6 +22,7 @@ from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
 from backends.transport.texts import shortened
+from backends.worker.calls.worker_calls import WorkerCalls
 from backends.worker.classification import labels_of
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from backends.base import Backend
     from backends.metric_registry import MetricRegistry
     from backends.transport.channel import BlockingChannel
+    from backends.worker.calls.interface import ModelCalls
     from backends.worker.request import WorkerRequest
     from backends.worker.shared.turn import Turn
     from shm.arena import Arena
@@ -85,12 +87,17 @@ class Worker:
         self._inputs = InputReader(self._regions, self._held)
         self._output_arena = ArenaOutputs(self._arena_created)
         self._outputs = OutputWriter(
-            self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send)
+            self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send), self._held
         )
-        self._reader = KernelMessageReader(channel, self._urgent)
+        self._reader = KernelMessageReader(channel, self._urgent, self._held.report_freed)
         self._reporter = MetricReporter(self._send)
         self._reports = ReportCollector(self._send, self.log)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader, self._reports)
+        self._calls = WorkerCalls(
+            self._send, lambda: self._reader, self._responder, self._outputs, self._regions, self._held
+        )
+        if turn is not None:
+            self._calls.turn = (turn, self)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
         # Only models change their inputs: helpers have none.
         memory = RegionMessages(channel, self._regions, self._output_arena, private_writes=not task_module)
@@ -104,7 +111,6 @@ class Worker:
             wire.Complete: self._complete,
             wire.Load: self._load,
             wire.Joined: self._joined,
-            **memory.handlers,
             wire.ReadSpan: self._region_io.read,
             wire.WriteSpan: self._region_io.write,
             wire.RunTask: tasks.run,
@@ -112,6 +118,19 @@ class Worker:
             wire.AddMember: lambda message: self._members.add(message, channel.take_fd()),
             wire.Execute: self._execute,
             wire.CheckHealth: self._check_health,
+        }
+        self._urgent_handlers = self._handled_at_once(memory)
+
+    def _handled_at_once(self, memory: RegionMessages) -> dict[type, Callable[..., None]]:
+        """Return the handlers of messages that any thread may read."""
+        return {
+            wire.Cancel: lambda message: self._responder.cancel(message.requests),
+            wire.Credit: lambda message: self._responder.grant(message.request, message.count),
+            wire.FreeBlocks: lambda message: self._outputs.memory.free(message.offsets),
+            wire.Recall: lambda _: self._send(wire.Recalled(self._reader.take_batches())),
+            wire.CallResponded: self._calls.responded,
+            wire.ModelControlled: self._calls.controlled,
+            **memory.handlers,
         }
 
     def run(self) -> None:
@@ -202,6 +221,11 @@ class Worker:
         """See `backends.base.Host`."""
         self._reports.memory(uses)
 
+    @property
+    def calls(self) -> ModelCalls:
+        """See `backends.base.Host`."""
+        return self._calls
+
     # ---- messages ----------------------------------------------------------------------------
 
     def _send(self, message: wire.ToKernel) -> None:
@@ -222,12 +246,7 @@ class Worker:
             os.close(fd)
 
     def _urgent(self, message: wire.ToWorker) -> None:
-        if isinstance(message, wire.Cancel):  # no `match`: workers may run on Python 3.9
-            self._responder.cancel(message.requests)
-        elif isinstance(message, wire.Credit):
-            self._responder.grant(message.request, message.count)
-        elif isinstance(message, wire.FreeBlocks):
-            self._outputs.memory.free(message.offsets)
+        self._urgent_handlers[type(message)](message)
 
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:
@@ -260,7 +279,7 @@ class Worker:
             if message.cpus:
                 run_on(message.cpus)
             self._verbose = message.verbose
-            self._inputs.model_name = arguments.model_name
+            self._inputs.model_name = self._calls.model_name = arguments.model_name
             self._outputs.memory.byte_size = message.arena_byte_size
             self._outputs.batched = arguments.max_batch_size > 0
             self._outputs.labels = labels_of(arguments)

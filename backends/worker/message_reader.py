@@ -6,6 +6,7 @@ all. So a worker with one thread never switches threads.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -19,8 +20,24 @@ if TYPE_CHECKING:
 
     from backends.transport.channel import BlockingChannel
 
-#: Handled at once, by the thread that reads them. All other messages are for the main thread, in order.
-_URGENT = frozenset({wire.Cancel, wire.Credit, wire.FreeBlocks})
+#: Handled at once, by the thread that reads them. All other messages are for the main thread, in order. Messages about
+#: regions are among the first: a response to a call may name a region while the main thread waits for it.
+_URGENT = frozenset(
+    {
+        wire.Cancel,
+        wire.Credit,
+        wire.FreeBlocks,
+        wire.Recall,
+        wire.CallResponded,
+        wire.ModelControlled,
+        wire.Attach,
+        wire.AttachDevice,
+        wire.OwnArena,
+        wire.Transfer,
+        wire.Chunk,
+        wire.Detach,
+    }
+)
 
 
 class KernelGone(Exception):
@@ -30,9 +47,16 @@ class KernelGone(Exception):
 class KernelMessageReader:
     """Reads messages. Calls `urgent` with those that are handled at once, from any thread."""
 
-    def __init__(self, channel: BlockingChannel, urgent: Callable[[wire.ToWorker], None]) -> None:
+    def __init__(
+        self,
+        channel: BlockingChannel,
+        urgent: Callable[[wire.ToWorker], None],
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The main thread calls `between` when it goes on waiting after messages that were not for it."""
         self._channel = channel
         self._urgent = urgent
+        self._between = between
         #: Received messages for the main thread, which takes them from here, or by `next`.
         self.waiting: deque[wire.ToWorker] = deque()
         self._gone = False
@@ -56,9 +80,25 @@ class KernelMessageReader:
                 self._reading = self._reading or reads
             if reads:
                 self._read(wait=True)
+                if not waiting:
+                    self._between()
             else:
                 self.wait_until(lambda: bool(waiting))
         return waiting.popleft()
+
+    def take_batches(self) -> list[int]:
+        """Remove the batches that wait for the main thread, and return their numbers. From any thread."""
+        waiting, others = self.waiting, list[wire.ToWorker]()
+        taken: list[int] = []
+        with contextlib.suppress(IndexError):  # the main thread may take messages too
+            while True:
+                message = waiting.popleft()
+                if isinstance(message, wire.Execute):
+                    taken.append(message.batch)
+                else:
+                    others.append(message)
+        waiting.extend(others)
+        return taken
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Read until `done()` is true. Only a message can make it true. Raises `KernelGone`."""

@@ -58,6 +58,7 @@ class BatchResponder:
         self._credit: dict[int, int] = {}
         #: What is called when a request has credit again, or its client has gone.
         self._credit_waiters: dict[int, Callable[[], object]] = {}
+        self._main_thread = threading.get_ident()
         #: Final responses of the current batch, by request number, in the order of the batch.
         self._batch: dict[int, wire.ResponseMessage | None] = {}
 
@@ -174,6 +175,17 @@ class BatchResponder:
 
     def _has_credit(self, number: int) -> bool:
         return self._credit.get(number, 1) > 0 or number in self._cancelled or number not in self.live
+
+    # ---- for calls of other models -----------------------------------------------------------
+
+    @property
+    def executed_by_this_thread(self) -> bool:
+        """Whether this thread executes a batch."""
+        return bool(self._batch) and threading.get_ident() == self._main_thread
+
+    def possible_parents(self) -> list[int]:
+        """Return the numbers of the requests for which the model may be calling another model."""
+        return list(self._batch) or list(self.live)
 
     # ---- the Responder protocol --------------------------------------------------------------
 

@@ -94,6 +94,8 @@ class Request(msgspec.Struct, eq=False):
     parent: Request | None = None
     #: The trace of this request; None if it is not traced.
     trace: ActivityTrace | None = None
+    #: The request whose trace a model has passed on with this call (`InferenceRequest(trace=...)`).
+    trace_parent: Request | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
 

@@ -15,6 +15,7 @@ from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
+from tests.backends.recorded_calls import RecordedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ class Lab:
         #: What the backend has reported.
         self.reported: list[wire.ToKernel] = []
         self.collector = ReportCollector(self.reported.append, self.log)
+        self.recorded_calls = RecordedCalls()
         self._numbers = itertools.count()
         self._outputs: dict[int, dict[str, Array]] = {}
         self._datatypes: dict[int, dict[str, str]] = {}
@@ -140,6 +142,10 @@ class Lab:
 
     def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
         self.collector.memory(uses)
+
+    @property
+    def calls(self) -> RecordedCalls:
+        return self.recorded_calls
 
 
 @pytest.fixture

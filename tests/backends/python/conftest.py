@@ -20,6 +20,7 @@ from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
+from tests.backends.recorded_calls import RecordedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +77,7 @@ class Lab:
         #: What the backend has reported.
         self.reported: list[wire.ToKernel] = []
         self.collector = ReportCollector(self.reported.append, self.log)
+        self.recorded_calls = RecordedCalls()
         self._numbers = itertools.count()
         self._responses: dict[int, queue.SimpleQueue[RecordedResponse]] = {}
 
@@ -203,6 +205,10 @@ class Lab:
     @property
     def metrics(self) -> MetricRegistry:
         return self.registry
+
+    @property
+    def calls(self) -> RecordedCalls:
+        return self.recorded_calls
 
     def _add(self, request: WorkerRequest, response: RecordedResponse) -> None:
         assert not request.finished, "a response after the final one"

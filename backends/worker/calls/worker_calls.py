@@ -1,0 +1,285 @@
+"""Calls of other models, from any thread of this worker's model.
+
+A call is sent by the thread that makes it. Its responses are taken by the thread that reads the connection: the one
+that waits for the response, or the main thread, or, for calls that an event loop awaits, a thread that only reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from backends.transport import wire
+from backends.transport.framing import FrameTooLarge
+from backends.worker.calls.interface import CallResponse, ModelCall, Result
+from backends.worker.calls.pump import CallPump
+from backends.worker.inputs import is_aligned
+from backends.worker.strings_check import check_strings
+from kernel.errors import ErrorCode, InternalError, ServingError, worker_error
+from shm.tensor import RequestedOutput, Span, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+
+    from backends.worker.calls.interface import CallRequest
+    from backends.worker.held_inputs import HeldInputs
+    from backends.worker.memory import AttachedRegions
+    from backends.worker.message_reader import KernelMessageReader
+    from backends.worker.outputs import OutputWriter
+    from backends.worker.responder import BatchResponder
+    from backends.worker.shared.turn import TakesTurns, Turn
+
+#: The model says that it took responses in portions, so that a stream does not need a message for each.
+_CREDIT_PORTION = wire.CREDIT_WINDOW // 4
+
+#: The bytes of one `ModelFile`.
+_FILE_PART = 1 << 20
+
+
+class WorkerCalls:
+    """The calls of one worker. See `ModelCalls`."""
+
+    def __init__(
+        self,
+        send: Callable[[wire.ToKernel], None],
+        reader: Callable[[], KernelMessageReader],
+        responder: BatchResponder,
+        outputs: OutputWriter,
+        regions: AttachedRegions,
+        held: HeldInputs,
+    ) -> None:
+        self._send = send
+        self._reader = reader
+        self._responder = responder
+        self._outputs = outputs
+        self._regions = regions
+        self._held = held
+        #: Calls that have no final response yet, and actions with models that have no result.
+        self._open: dict[int, ModelCall] = {}
+        self._controls: dict[int, wire.ModelControlled | None] = {}
+        self._last_number = 0
+        #: Numbers must be sent in order.
+        self._lock = threading.Lock()
+        self._pump = CallPump(reader, self._lost)
+        self._main_thread = threading.get_ident()
+        #: Set when a call begins or ends; only in a process of several models.
+        self._wake = threading.Event()
+        #: In a process of several models: whose turn it is, and the model of this worker.
+        self.turn: tuple[Turn, TakesTurns] | None = None
+        #: The name of this worker's model, set when it is loaded.
+        self.model_name = ""
+
+    # ---- for models --------------------------------------------------------------------------
+
+    def start(self, request: CallRequest) -> ModelCall:
+        """See `ModelCalls`."""
+        self._held.report_freed()
+        in_execute = self._responder.executed_by_this_thread
+        parents, blocking = request.parents, request.blocking
+        if parents is None:
+            parents = self._responder.possible_parents()
+        if blocking is None:
+            blocking = in_execute
+        # Instances of one model share the memory of their inputs: one may change what another one reads.
+        shares = request.model_name == self.model_name
+        inputs = self._outputs.write_inputs(request.inputs, in_place=not shares, executing=in_execute)
+        ref = wire.RequestMessage(
+            0,
+            inputs,
+            [RequestedOutput(name) for name in request.outputs],
+            request.id,
+            request.flags,
+            request.correlation_id,
+            request.priority,
+            request.timeout_us,
+            dict(request.parameters),
+        )
+        with self._lock:
+            number = self._last_number = self._last_number + 1
+            call = self._open[number] = ModelCall(number, streaming=request.streaming)
+            try:
+                self._send(
+                    wire.Submit(
+                        number,
+                        request.model_name,
+                        request.model_version,
+                        ref,
+                        list(parents),
+                        blocking,
+                        request.streaming,
+                        request.trace_parent,
+                    )
+                )
+            except FrameTooLarge as error:
+                del self._open[number]
+                self._outputs.free(inputs)
+                raise InternalError(f"the request is too long for the server: {error}") from error
+        if self.turn is not None:
+            self._wake.set()
+        return call
+
+    def wait(self, call: ModelCall) -> CallResponse:
+        """See `ModelCalls`."""
+        responses = call.responses
+        if not responses:
+            self._wait_until(lambda: bool(responses))
+        response = self.take(call)
+        assert response is not None
+        return response
+
+    def take(self, call: ModelCall) -> CallResponse | None:
+        """See `ModelCalls`."""
+        if not call.responses:
+            return None
+        response = call.responses.popleft()
+        if call.streaming and not call.ended:
+            with self._lock:
+                call.consumed += 1
+                if call.consumed >= _CREDIT_PORTION:
+                    count, call.consumed = call.consumed, 0
+                    self._send(wire.CallConsumed(call.number, count))
+        return response
+
+    def notify(self, call: ModelCall, on_response: Callable[[], None]) -> None:
+        """See `ModelCalls`."""
+        call.on_response = on_response
+        if not call.ended:
+            self._pump.read_for(call)
+        on_response()  # what has come before
+
+    def cancel(self, call: ModelCall) -> None:
+        """See `ModelCalls`."""
+        if not call.ended:
+            self._send(wire.CancelCall(call.number))
+
+    def discard(self, call: ModelCall) -> None:
+        """See `ModelCalls`."""
+        call.discarded = True
+        while self.take(call) is not None:
+            pass
+
+    def wait_for(self, future: Future[Result]) -> Result:
+        """See `ModelCalls`."""
+        if self.turn is None:
+            return future.result()
+        future.add_done_callback(lambda _: self._wake.set())
+        while not future.done():
+            self._await_wake()
+            if self._open and not future.done():
+                turn, model = self.turn
+                with turn.given_on(model):
+                    while self._open and not future.done():
+                        self._await_wake()
+        return future.result()
+
+    def _await_wake(self) -> None:
+        self._wake.wait()
+        self._wake.clear()
+
+    def control(
+        self,
+        action: str,
+        model_name: str,
+        *,
+        version: str = "",
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        unload_dependents: bool = False,
+    ) -> bool:
+        """See `ModelCalls`."""
+        with self._lock:
+            number = self._last_number = self._last_number + 1
+        self._controls[number] = None
+        for path, data in (files or {}).items():
+            view = memoryview(data)
+            for start in range(0, max(1, len(view)), _FILE_PART):
+                self._send(wire.ModelFile(number, path, bytes(view[start : start + _FILE_PART])))
+        self._send(wire.ControlModel(number, action, model_name, version, config, unload_dependents))
+        self._wait_until(lambda: self._controls[number] is not None)
+        result = self._controls.pop(number)
+        assert result is not None
+        if result.error_code:
+            raise worker_error(ErrorCode(result.error_code), result.error_text)
+        return result.ready
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        turn = self.turn
+        if turn is None or threading.get_ident() != self._main_thread:
+            self._reader().wait_until(done)
+        else:  # the model that is called may be one of this process
+            with turn[0].given_on(turn[1]):
+                self._reader().wait_until(done)
+
+    # ---- messages, from the thread that reads ------------------------------------------------
+
+    def responded(self, message: wire.CallResponded) -> None:
+        """Take a response of a call."""
+        self._held.report_freed()
+        call = self._open[message.call]
+        response = self._response(message)
+        # In this order: who sees that the call has ended finds the last response, and `read_for` sees the end.
+        call.responses.append(response)
+        call.ended = message.final
+        if message.final:
+            del self._open[message.call]
+            self._pump.ended(call)
+        if call.discarded:
+            self.take(call)
+        if call.on_response is not None:
+            call.on_response()
+        if self.turn is not None:
+            self._wake.set()
+
+    def controlled(self, message: wire.ModelControlled) -> None:
+        """Take the result of an action with a model."""
+        self._controls[message.call] = message
+
+    def _response(self, message: wire.CallResponded) -> CallResponse:
+        response = message.response
+        if response is None:
+            return CallResponse(final=message.final, empty=True)
+        if response.error_code:
+            error = worker_error(ErrorCode(response.error_code), response.error_text)
+            return CallResponse(error=error, final=message.final)
+        outputs: list[Tensor] = []
+        lease = message.lease
+        failure: ServingError | None = None
+        for tensor in response.outputs:
+            try:
+                outputs.append(self._resolved(tensor, lease))
+            except ServingError as error:  # its bytes were copied, or are dropped with the view of them
+                failure = error
+            lease += tensor.span is not None and lease > 0
+        if failure is not None:
+            return CallResponse(error=failure, final=message.final)
+        return CallResponse(outputs, response.parameters, final=message.final)
+
+    def _resolved(self, tensor: Tensor, lease: int) -> Tensor:
+        """Return a tensor of a response with its bytes in `data`. Raises `ServingError`."""
+        data = tensor.data
+        if tensor.span is not None:
+            data = self._view(tensor, tensor.span, lease)
+        resolved = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+        if tensor.datatype == "BYTES":
+            check_strings(resolved, "", self.model_name)
+        return resolved
+
+    def _view(self, tensor: Tensor, span: Span, lease: int) -> memoryview:
+        region = self._regions.get(span.lease.region_number)
+        if not lease:  # the bytes were sent
+            return region.input_view(span.offset, span.byte_size)
+        # As of inputs: see `InputReader`.
+        if (tensor.datatype == "BYTES" and not region.steady) or not is_aligned(tensor, span):
+            copy = memoryview(bytearray(region.view(span.offset, span.byte_size)))
+            self._held.drop_result(lease)
+            return copy
+        return self._held.hold_result(lease, region, span.offset, span.byte_size)
+
+    def _lost(self) -> None:
+        """The kernel is gone: let everything that waits without reading notice it."""
+        for call in list(self._open.values()):
+            call.responses.append(CallResponse(error=InternalError("the server has ended"), final=True))
+            call.ended = True
+            if call.on_response is not None:
+                call.on_response()
