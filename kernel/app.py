@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from kernel.cache.caching import ResponseCaching
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
-    from kernel.operator import ServerOperator
+    from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ServerOptions
     from protocols.frontend import FrontDoor
 
@@ -72,12 +72,18 @@ class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
 
-def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygote | None = None) -> int:
+def serve(
+    options: ServerOptions,
+    notes: Sequence[str] = (),
+    zygote: StartedZygote | None = None,
+    operator: ProcessOperator | None = None,
+) -> int:
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
 
-    The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken.
+    The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken. `operator` is
+    that of another command than `run`.
     """
-    terminal = Terminal(options, notes, known_backends)
+    terminal = operator or Terminal(options, notes, known_backends)
     try:
         return anyio.run(
             Server(options, terminal, zygote).run,
@@ -287,9 +293,10 @@ class Server:
             async def make_doors() -> None:
                 nonlocal failure
                 try:
-                    await asyncio.to_thread(_import_front_doors)
+                    if sockets:
+                        await asyncio.to_thread(_import_front_doors)
+                        doors.extend(self._make_doors(sockets))
                     self._owner.imported()
-                    doors.extend(self._make_doors(sockets))
                 except BadOption as error:  # nobody need wait for the models
                     failure = error
                     tasks.cancel_scope.cancel()

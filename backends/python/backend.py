@@ -73,6 +73,12 @@ class PythonBackend(Backend):
             )
         return completed.as_dict()
 
+    def verify(self, arguments: ModelArguments) -> None:
+        """See `Backend.verify`. Imports the model's file; a server would find out with the first request."""
+        if not callable(getattr(self._import_model_class(arguments), "execute", None)):
+            path = arguments.model_file(DEFAULT_NAME)
+            raise InternalError(f"Python model {path} does not implement `execute` method.")
+
     def load(self, arguments: ModelArguments) -> None:
         """Import the model's file, create the model object and call its `initialize`."""
         model_class = self._import_model_class(arguments)

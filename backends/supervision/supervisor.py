@@ -109,10 +109,15 @@ class InstanceSupervisor:
         self._watchdog.add(self)
         await self._session.start(self._launcher, needs=needs)
 
-    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
-        """Return the configuration completed from the model file, in JSON. Raises `ServingError`."""
+    async def complete(
+        self, config: str, model_dir: str, version: int, backend_config: dict[str, str], *, verify: bool = False
+    ) -> str:
+        """Return the configuration completed from the model file, in JSON. Raises `ServingError`.
+
+        With `verify` the files are checked against the configuration, which is complete.
+        """
         assert self._session is not None
-        message = wire.Complete(config, model_dir, version, backend_config)
+        message = wire.Complete(config, model_dir, version, backend_config, verify)
         return await self._in_time(self._session, self._session.complete(message), "completing its configuration")
 
     async def load(self, plan: InstancePlan, config: str) -> int:

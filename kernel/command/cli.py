@@ -34,13 +34,26 @@ def run(context: typer.Context) -> None:
 def models(
     model_repository: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of models; the demo models if there is none.", show_default=False),
+        typer.Argument(
+            help="Folders of models, or the folder of one model; default: the demo models.", show_default=False
+        ),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only read the configurations; do not open the models' files.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the completed configurations.")] = False,
+    show: Annotated[
+        str, typer.Option("--show", metavar="NAME", help="Print the completed config.pbtxt of one model.")
+    ] = "",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
+    ] = False,
 ) -> None:
-    """List the models of a repository, and whether their configurations are valid."""
+    """List the models of a repository, and check whether a server could load each of them. It loads none."""
     from kernel.command.models import print_models
 
-    raise typer.Exit(print_models(tuple(model_repository or (DEMO_REPOSITORY,))))
+    paths = tuple(model_repository or (DEMO_REPOSITORY,))
+    raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
 
 
 @cli.command()

@@ -82,9 +82,22 @@ ROOMS = {
         "kernel/serving",
         "kernel/testing",
     },
+    "kernel/authoring": _KERNEL_BASE
+    | {
+        "kernel/config",
+        "kernel/embedding",
+        "kernel/machine",
+        "kernel/options",
+        "kernel/repository",
+        "kernel/serving",
+        "kernel/settings",
+        "kernel/start",
+    },
     "kernel/command": _KERNEL_BASE
     | {
         "kernel/app",
+        "kernel/authoring",
+        "kernel/config",
         "kernel/machine",
         "kernel/observe",
         "kernel/options",
@@ -95,7 +108,8 @@ ROOMS = {
     },
     "backends/transport": {"kernel/errors", "kernel/loop"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/python": _FOR_WORKERS | _WORKER_SIDE,
+    # The harness is only for `backends.python.testing`, which no worker imports.
+    "backends/python": _FOR_WORKERS | _WORKER_SIDE | {"backends/harness"},
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
     "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
     "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
