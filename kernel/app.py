@@ -235,8 +235,9 @@ class Server:
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(
-            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
-        )
+            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout",
+            changeable=not options.debugging,
+        )  # fmt: skip
         return lambda: InstanceSupervisor(
             processes.launcher,
             poller,

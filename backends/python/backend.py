@@ -147,6 +147,10 @@ class PythonBackend(Backend):
         """Return the model's class. The file is imported only once for `complete` and `load`."""
         if self._model_class is None:
             triton_python_backend_utils.install()
+            if "terminal" in arguments.backend_config:
+                from backends.python.author_terminal import use_terminal  # for `python -m kernel dev` alone
+
+                use_terminal(arguments.backend_config["terminal"], arguments.model_dir)
             sys.argv = [""]  # as in Triton: a model that parses arguments, as `unittest.main` does, finds none
             self._modules = ModelModules(arguments.model_dir)
             self._current = PythonInstance(arguments, self.host)

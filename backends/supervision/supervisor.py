@@ -159,7 +159,7 @@ class InstanceSupervisor:
         """Add the instance to `model`, set apart, and restart its worker from now on if it is lost."""
         self._model = model
         timeout_ns = model.spec.execution_timeout_ns
-        if timeout_ns is not None:
+        if timeout_ns is not None and self._limits.changeable:
             setting = "parameter naiad.execution_timeout of the model"
             self._limits = ExecutionLimits(self._limits.report_ns, timeout_ns, setting)
         return self._make_handle()

@@ -56,6 +56,21 @@ def models(
     raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
 
 
+# As `run`: the flags are those of a server.
+@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def dev(
+    context: typer.Context,
+    model_dir: Annotated[Path, typer.Argument(help="The model's folder: it has config.pbtxt or versions.")],
+) -> None:
+    """Serve one model while you write it: saved files are loaded at once, breakpoint() stops in this terminal.
+
+    [dim]Further flags are those of run.[/dim]
+    """
+    from kernel.command.dev import serve_for_author
+
+    raise typer.Exit(serve_for_author(model_dir, context.args))
+
+
 @cli.command()
 def infer(
     model: Annotated[str, typer.Argument(help="Name of the model, or NAME:VERSION.")],
