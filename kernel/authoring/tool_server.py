@@ -71,6 +71,7 @@ def _options(repositories: Sequence[Path]) -> ServerOptions:
         grpc_listener=_CLOSED,
         metrics_listener=_CLOSED,
         busy_poll_us=0,
+        exit_timeout_s=1,
     )
 
 

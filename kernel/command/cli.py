@@ -56,6 +56,29 @@ def models(
     raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
 
 
+@cli.command()
+def check(
+    model_dir: Annotated[Path, typer.Argument(help="A folder of models, or the folder of one model.")],
+    requests: Annotated[int, typer.Option("--requests", min=1, max=1000, help="Number of different requests.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs and orders.")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds that a request may take; 0: any.")] = 60,
+    slow: Annotated[float, typer.Option("--slow", min=0, help="Loads that take more seconds are reported.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
+    ] = False,
+) -> None:
+    """Load models and try them: requests alone, batched and shuffled must have the same outputs.
+
+    The inputs are those of the model's warm-up, else random.
+    """
+    from kernel.authoring.trial.trial import TrialSettings
+    from kernel.command.check import check_models
+
+    settings = TrialSettings(requests, seed, timeout)
+    raise typer.Exit(check_models(model_dir, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
+
+
 # As `run`: the flags are those of a server.
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def dev(

@@ -30,7 +30,7 @@ from kernel.start import start
 from kernel.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kernel.authoring.changes import Files
     from kernel.authoring.target import Target
@@ -80,7 +80,7 @@ def terminal_device() -> str:
 
 
 @contextlib.contextmanager
-def _restored_terminal() -> contextlib.Generator[None]:
+def _restored_terminal() -> Iterator[None]:
     """Restore the terminal's settings after the block: a debugger that is killed leaves it without echo."""
     try:
         before = termios.tcgetattr(0)

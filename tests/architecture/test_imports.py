@@ -122,8 +122,15 @@ ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)
 
 #: Packages that the kernel process must not load, and where each may be imported.
 FOREIGN = {
-    # kernel/embedding/arrays.py is for programs that embed the server: the command line's never imports it.
-    "numpy": ("backends", "shm/arrays.py", "kernel/command/infer.py", "kernel/embedding/arrays.py"),
+    # kernel/embedding/arrays.py is for programs that embed the server, kernel/authoring/trial for `check`: the server
+    # of the command line never imports them.
+    "numpy": (
+        "backends",
+        "shm/arrays.py",
+        "kernel/authoring/trial",
+        "kernel/command/infer.py",
+        "kernel/embedding/arrays.py",
+    ),
     "onnxruntime": ("backends/onnxruntime",),
     "aiohttp": ("protocols/http",),
     "grpclib": ("protocols",),

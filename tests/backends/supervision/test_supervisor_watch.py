@@ -84,7 +84,7 @@ class Lab:
             arena_byte_size=1 << 20,
             verbose=0,
             watchdog=Watchdog(),
-            limits=ExecutionLimits(**limits, setting="--execution-timeout"),
+            limits=ExecutionLimits(limits.get("report_ns", 0), limits.get("timeout_ns", 0), "--execution-timeout"),
         )
         timeout_ns = None if own_timeout_s is None else int(own_timeout_s * S)
         spec = msgspec.structs.replace(model_spec("m"), execution_timeout_ns=timeout_ns)
