@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 
 from kernel import __version__
 from kernel.command.run import run_server
-from kernel.options import DEMO_REPOSITORY
+from kernel.options import DEMO_REPOSITORY, BadOption
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -54,6 +54,27 @@ def models(
 
     paths = tuple(model_repository or (DEMO_REPOSITORY,))
     raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
+
+
+@cli.command()
+def init(
+    path: Annotated[Path, typer.Argument(metavar="NAME", help="The new model's folder, such as models/double.")],
+    python: Annotated[bool, typer.Option("--python", help="A Python model; this is the default.")] = False,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", metavar="FILE", help="A model with a copy of this file.")
+    ] = None,
+    ensemble: Annotated[
+        str,
+        typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
+    ] = "",
+) -> None:
+    """Write the folder of a new model: a configuration, code or a file, a test, and comments that teach."""
+    from kernel.command.init import init_model
+
+    if sum((python, onnx is not None, bool(ensemble))) > 1:
+        raise BadOption("give one of --python, --onnx and --ensemble")
+    names = [name.strip() for name in ensemble.split(",")] if ensemble else []
+    raise typer.Exit(init_model(path, onnx=onnx, ensemble=names))
 
 
 @cli.command()
