@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.metric_registry import MetricRegistry
+    from backends.worker.calls import ModelCalls
     from backends.worker.request import WorkerRequest
 
 Config = dict[str, Any]
@@ -77,6 +78,10 @@ class Host(Protocol):
     @property
     def metrics(self) -> MetricRegistry:
         """The metrics that the model defines."""
+
+    @property
+    def calls(self) -> ModelCalls:
+        """Calls of other models, and control of models."""
 
 
 class Timings(msgspec.Struct):

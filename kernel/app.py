@@ -234,10 +234,8 @@ class Server:
         self._kernel.helpers = helpers
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
-        limits = ExecutionLimits(
-            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout",
-            changeable=not options.debugging,
-        )  # fmt: skip
+        report_ns, timeout_ns = round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9)
+        limits = ExecutionLimits(report_ns, timeout_ns, "--execution-timeout", changeable=not options.debugging)
         return lambda: InstanceSupervisor(
             processes.launcher,
             poller,
@@ -249,6 +247,7 @@ class Server:
             load_timeout_s=options.repository.load_timeout_s,
             budget=budget,
             shared=shared,
+            kernel=self._kernel,
         )
 
     async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:

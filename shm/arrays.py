@@ -70,3 +70,9 @@ def to_bytes(array: Array) -> bytes | memoryview:
 def _as_strings(array: Array) -> list[bytes | str]:
     """Return the elements in row-major order; `str` of those that are neither bytes nor str."""
     return [e if isinstance(e, (bytes, str)) else str(e) for e in array.reshape(-1).tolist()]
+
+
+def address_of(array: Array) -> int:
+    """Return the address of the first byte of `array`."""
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from backends.harness.calls import ModelFunction
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.source import PreparedConfig
 
@@ -80,6 +81,11 @@ class ModelInProcess:
     def logged(self) -> list[tuple[str, str]]:
         """The lines that the model has logged with `pb_utils.Logger`, and those of the backend: (level, text)."""
         return self._host.logged
+
+    @property
+    def controlled(self) -> list[tuple[str, str]]:
+        """What the model did with other models: (action, name), where the action is load, unload or ready."""
+        return self._host.calls.controlled
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -285,6 +291,7 @@ def load_model(
     version: int | None = None,
     config: Mapping[str, Any] | None = None,
     parameters: Mapping[str, str] | None = None,
+    calls: Mapping[str, ModelFunction] | None = None,
 ) -> ModelInProcess:
     """Load the Python model in the folder `path`, which has config.pbtxt and the folders of the versions.
 
@@ -292,6 +299,9 @@ def load_model(
         version: the version to load; by default the newest that the version policy selects.
         config: fields that replace those of config.pbtxt, in the form of `/config`: `{"max_batch_size": 8}`.
         parameters: the model's parameters that are added to those of config.pbtxt or replace them: name → value.
+        calls: what answers the model's calls of other models: name of a model → a function that gets a `ModelCall`
+            (input name → array) and returns output name → array; a generator of such for a decoupled model. It may
+            raise a `ServingError`, and it may use another loaded model.
 
     Returns the loaded model: use it in a `with` block, or close it. Raises `ServingError` with the text that a server
     would log if it could not load the model.
@@ -305,7 +315,7 @@ def load_model(
     override = None
     if config or parameters:
         override = _override(source, config or {}, parameters or {})
-    return ModelInProcess(source, RecordingHost(), override, version)
+    return ModelInProcess(source, RecordingHost(calls or {}), override, version)
 
 
 def _override(source: ModelSource, config: Mapping[str, Any], parameters: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.harness.calls import FunctionCalls
 from backends.metric_registry import MetricRegistry
 from kernel.embedding.arrays import output_array
 from kernel.errors import InternalError, ServingError
@@ -17,6 +18,7 @@ from shm.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from backends.harness.calls import ModelFunction
     from backends.worker.request import OutputValue, WorkerRequest
     from kernel.config.spec import ModelSpec
     from shm.arrays import Array
@@ -42,8 +44,10 @@ class RecordedResponse(msgspec.Struct, frozen=True):
 class RecordingHost:
     """Takes the responses of all requests of one model, from any thread. Implements `Responder` and `Host`."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Mapping[str, ModelFunction]) -> None:
+        """`functions` answer the calls of the model, see `FunctionCalls`."""
         self.logged: list[tuple[str, str]] = []
+        self.calls = FunctionCalls(functions)
         self._spec: ModelSpec | None = None
         self._registry = MetricRegistry(lambda: None, lambda: None)
         #: Request number → what has come for it.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import Backend
 from backends.python import triton_python_backend_utils
+from backends.python.calls import Executed, executed
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
 from backends.python.failures import model_code
@@ -95,8 +96,10 @@ class PythonBackend(Backend):
             self._model = model_class()
             if hasattr(self._model, "initialize"):
                 self._model.initialize(_initialize_arguments(arguments))
-        self._dropped = DroppedRequests(self._instance.name)
+        self._dropped = DroppedRequests(self._instance.name, self.host.calls)
         self._dropped.start()
+        self._instance.discard_call = self._dropped.add_call
+        self._instance.may_call = True
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Call the model's `execute` with the requests, and send the responses that it returns."""
@@ -132,6 +135,8 @@ class PythonBackend(Backend):
 
     def finalize(self) -> None:
         """Call the model's `finalize`, and end the event loop. Errors are only logged."""
+        if self._dropped is not None:
+            self._instance.may_call = False
         if hasattr(self._model, "finalize"):
             try:
                 with model_code(f"finalize of model '{self._instance.name}' failed: "):
@@ -187,18 +192,20 @@ class PythonBackend(Backend):
             self._loop = EventLoop()
             self._loop.start()
         if not self._instance.decoupled:
-            return self._loop.submit(self._await(returned)).result()
+            return self.host.calls.wait_for(self._loop.submit(self._await(returned, batch)))
         self._loop.submit(self._await_decoupled(returned, batch))
         return None
 
-    async def _await(self, coroutine: Coroutine[Any, Any, object]) -> object:
+    async def _await(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> object:
+        # Each of these coroutines is a task of its own, with a context of its own.
+        executed.set(Executed([request.worker_request for request in batch], blocking=not self._instance.decoupled))
         with model_code(self._instance.failure_prefix):
             return await coroutine
 
     async def _await_decoupled(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> None:
         """Wait for the `execute` of a decoupled model. An error ends the requests that are still open."""
         try:
-            self._check_decoupled(await self._await(coroutine))
+            self._check_decoupled(await self._await(coroutine, batch))
         except ServingError as error:
             self.host.log("ERROR", error.message)
             for request in batch:

@@ -1,7 +1,7 @@
 """Ends the requests that a model dropped without a final response, so that no client waits forever.
 
 The garbage collector finds them, and may do so inside any other code; so a separate thread ends them. Triton does not
-end such requests.
+end such requests. The same thread takes the responses of calls whose iterators were dropped.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
+    from backends.worker.calls import Call, ModelCalls
     from backends.worker.request import WorkerRequest
 
 
 class DroppedRequests:
     """Ends dropped requests in a thread. Runs while a model is loaded, from `start` to `stop`."""
 
-    def __init__(self, instance_name: str) -> None:
+    def __init__(self, instance_name: str, calls: ModelCalls) -> None:
+        self._calls = calls
         self._error = InternalError(
             f"Python model '{instance_name}' dropped the request without sending a final response"
         )
         # SimpleQueue.put may be called by a finalizer that interrupts another put.
-        self._queue: queue.SimpleQueue[tuple[WorkerRequest, bool] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[WorkerRequest, bool] | Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._end_all, name="dropped requests", daemon=True)
 
     def start(self) -> None:
@@ -40,12 +42,19 @@ class DroppedRequests:
         """Let the thread end `request`. `complete`: only the final flag is missing. Uses no lock."""
         self._queue.put((request, complete))
 
+    def add_call(self, call: Call) -> None:
+        """Let the thread take the responses of a call, which nobody takes any more. Uses no lock."""
+        self._queue.put(call)
+
     def _end_all(self) -> None:
         while (entry := self._queue.get()) is not None:
-            request, complete = entry
             # The worker may have ended the request meanwhile, or lost its connection to the kernel.
             with contextlib.suppress(ServingError, OSError):
-                self._end(request, complete=complete)
+                if isinstance(entry, tuple):
+                    request, complete = entry
+                    self._end(request, complete=complete)
+                else:
+                    self._calls.discard(entry)
 
     def _end(self, request: WorkerRequest, *, complete: bool) -> None:
         if request.finished:

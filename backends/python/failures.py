@@ -71,6 +71,11 @@ def incompatible_arguments(call: str, signature: str, *arguments: object) -> Typ
     )
 
 
+def is_truth(value: object) -> bool:
+    """Whether Triton's binding takes `value` for an argument that is True or False."""
+    return value is not None and hasattr(type(value), "__bool__")
+
+
 def check_parameters(parameters: object) -> dict[str, str | int | bool]:
     """Return a copy of a model's `parameters`. Raises `TritonModelException` for types that Triton refuses."""
     if parameters is None:

@@ -13,8 +13,11 @@ from backends.worker.sequences.sequence_config import sequence_batching_of, stat
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.base import Host, ModelArguments
     from backends.reshape import TensorShapes
+    from backends.worker.calls import Call
     from backends.worker.request import OutputValue, WorkerRequest
 
 
@@ -23,9 +26,11 @@ class PythonInstance:
 
     __slots__ = (
         "decoupled",
+        "discard_call",
         "host",
         "iterative",
         "max_batch_size",
+        "may_call",
         "model_name",
         "model_version",
         "name",
@@ -39,6 +44,10 @@ class PythonInstance:
     def __init__(self, arguments: ModelArguments, host: Host) -> None:
         """Raises `Unsupported` if a yes/no parameter of the configuration has another value."""
         self.host = host
+        #: Whether the model may call other models: after `initialize` and before `finalize` (Triton).
+        self.may_call = False
+        #: Lets a call go on of which the model has dropped the responses. Callable by the garbage collector.
+        self.discard_call: Callable[[Call], None] = lambda call: None
         self.name = arguments.instance_name
         self.model_name = arguments.model_name
         self.model_version = arguments.version

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
 import threading
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
-from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments
+from backends.python.calls import execute, execute_async
+from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments, is_truth
 from backends.python.responses import ResponseSender
-from backends.python.server_calls import not_supported
 from backends.python.tensors import Tensor
+from backends.worker.calls import CallRequest
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Set
+    from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 
+    from backends.python.calls import ResponseIterator
     from backends.python.instance import PythonInstance
     from backends.python.responses import InferenceResponse
     from backends.worker.request import WorkerRequest
@@ -75,10 +78,12 @@ class PreferredMemory:
 class InferenceTrace:
     """The trace of a request."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "request_number")
 
     def __init__(self, context: str | None = None) -> None:
         self._context = context
+        #: The number of the request that has the trace; 0 for a trace that the model has made.
+        self.request_number = 0
 
     def get_context(self) -> str | None:
         """Return the OpenTelemetry context as JSON, or None if the request has none."""
@@ -93,6 +98,8 @@ class InferenceRequest:
         "_flags",
         "_inputs",
         "_instance",
+        "_model_name",
+        "_model_version",
         "_on_dropped",
         "_parameters",
         "_parameters_json",
@@ -114,6 +121,9 @@ class InferenceRequest:
     _inputs: list[Tensor]
     #: None before the first `requested_output_names()`.
     _requested_output_names: Set[str] | None
+    #: Only of a request that the model created. The version is -1 for the newest one that serves.
+    _model_name: str
+    _model_version: int
     _trace: InferenceTrace | None
     _preferred_memory: PreferredMemory | None
     #: None for a request that the model created.
@@ -167,6 +177,8 @@ class InferenceRequest:
             raise TritonModelException(
                 f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
             )
+        self._model_name = model_name
+        self._model_version = model_version
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
@@ -249,7 +261,15 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         if self._trace is None:
             self._trace = InferenceTrace()
+            if self._request is not None:
+                self._trace.request_number = self._request.ref.number
         return self._trace
+
+    @property
+    def worker_request(self) -> WorkerRequest:
+        """The request that the worker received. Not of a request that the model created."""
+        assert self._request is not None
+        return self._request
 
     def get_response_sender(self) -> ResponseSender | None:
         """Return the request's sender, the same object each time; None for a request that the model created."""
@@ -324,11 +344,55 @@ class InferenceRequest:
         assert self._request is not None
         self._get_sender(self._request)
 
-    def exec(self, decoupled: bool = False) -> NoReturn:
-        raise not_supported("a request to another model (InferenceRequest.exec)")
+    @overload
+    def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
+    @overload
+    def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
+    @overload
+    def exec(self, decoupled: bool) -> InferenceResponse | ResponseIterator: ...
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Send the request to its model, and wait for the response.
 
-    def async_exec(self, decoupled: bool = False) -> NoReturn:
-        raise not_supported("a request to another model (InferenceRequest.async_exec)")
+        With `decoupled` return an iterator of the responses; a decoupled model needs it. Errors are in the response.
+        Raises `TritonModelException` before the model's `initialize` has returned, and from its `finalize` on.
+        """
+        return execute(self._call_request(decoupled, "exec"))
+
+    @overload
+    def async_exec(self, decoupled: Literal[False] = False) -> Awaitable[InferenceResponse]: ...
+    @overload
+    def async_exec(self, decoupled: Literal[True]) -> Awaitable[ResponseIterator]: ...
+    @overload
+    def async_exec(self, decoupled: bool) -> Awaitable[InferenceResponse | ResponseIterator]: ...
+    def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
+        """As `exec`, for `await` in a coroutine. The request is sent also if nobody awaits it."""
+        return asyncio.get_running_loop().create_task(execute_async(self._call_request(decoupled, "async_exec")))
+
+    def _call_request(self, decoupled: bool, call: str) -> CallRequest:
+        if not isinstance(decoupled, bool):
+            raise incompatible_arguments(
+                call, f"{call}(self: InferenceRequest, decoupled: bool = False)", self, decoupled
+            )
+        trace, received = self._trace, self._request
+        # A request that the model has received goes to the model itself, as in Triton.
+        if received is None:
+            name, version = self._model_name, self._model_version
+        else:
+            name, version = self._instance.model_name, self._instance.model_version
+        return CallRequest(
+            name,
+            [tensor.output() for tensor in self._inputs],
+            "" if version == -1 else str(version),
+            tuple(self._requested_output_names or (() if received is None else self.requested_output_names())),
+            self._request_id,
+            self._correlation_id,
+            self._flags,
+            0,
+            self._timeout_us,
+            self._parameters,
+            bool(decoupled),
+            trace_parent=0 if trace is None else trace.request_number,
+        )
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -73,6 +73,8 @@ class InferenceResponse:
 
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
+    _parameters: Mapping[str, str | int | bool | float]
+
     def __init__(
         self,
         output_tensors: list[Tensor] | tuple[Tensor, ...] = (),
@@ -99,6 +101,15 @@ class InferenceResponse:
         self._output_tensors = list(output_tensors)
         self._error = error
         self._parameters = {} if parameters is None else check_parameters(parameters)
+
+    @staticmethod
+    def received(tensors: list[Tensor], parameters: Mapping[str, str | int | bool | float]) -> InferenceResponse:
+        """Return a response of another model."""
+        response = InferenceResponse.__new__(InferenceResponse)
+        response._output_tensors = tensors
+        response._error = None
+        response._parameters = parameters
+        return response
 
     def output_tensors(self) -> list[Tensor]:
         return list(self._output_tensors)

@@ -1,31 +1,80 @@
-"""Functions of `pb_utils` that call the server: model control, and calls of other models.
+"""Functions of `pb_utils` with which a model loads and unloads models, and asks whether a model is ready.
 
-This version of the server does not support them. The functions exist so that models can import them; a call raises
-`TritonModelException`.
+A model may call them in `initialize` and later, from any thread.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from backends.python.failures import TritonModelException
+from backends.python.failures import TritonModelException, incompatible_arguments, is_truth
+from backends.python.instance import current_instance
+from kernel.errors import ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_LOAD = "load_model(model_name: str, config: str = '', files: object = None) -> None"
+_UNLOAD = "unload_model(model_name: str, unload_dependents: bool = False) -> None"
+#: Triton's words.
+_FAILURES = {
+    "load": "Failed to load model",
+    "unload": "Failed to unload model",
+    "ready": "Failed to check model readiness",
+}
 
-def not_supported(what: str) -> TritonModelException:
-    """Return the exception for a feature that the server does not have; `what` names the feature."""
-    return TritonModelException(f"{what} is not supported by this version of the server yet")
-
-
-def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> NoReturn:
-    raise not_supported(f"loading model '{model_name}' from a model (load_model)")
-
-
-def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
-    raise not_supported(f"unloading model '{model_name}' from a model (unload_model)")
+_READY = "is_model_ready(model_name: str, model_version: str = '') -> bool"
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> NoReturn:
-    raise not_supported(f"asking from a model whether model '{model_name}' is ready (is_model_ready)")
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load or reload a model, and return when it is ready.
+
+    `config` is a configuration in JSON that replaces the one in the repository. `files` (`file:<path>` → bytes) replace
+    the model's folder. The server must have explicit model control. Raises `TritonModelException` if the load fails.
+    """
+    if not isinstance(model_name, str) or not isinstance(config, str):
+        raise incompatible_arguments("load_model", _LOAD, model_name, config, files)
+    if files is not None:
+        if not isinstance(files, dict):
+            raise TritonModelException("failed to parse `files` when loading model: not a dictionary")
+        for path, data in files.items():
+            if not isinstance(path, str) or not isinstance(data, bytes):
+                raise incompatible_arguments("load_model", _LOAD, model_name, config, files)
+    _control("load", model_name, config=config or None, files=files)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model; its requests in flight finish. With `unload_dependents` also the models that an ensemble loaded.
+
+    Raises `TritonModelException` if the server does not allow it.
+    """
+    if not isinstance(model_name, str) or not is_truth(unload_dependents):
+        raise incompatible_arguments("unload_model", _UNLOAD, model_name, unload_dependents)
+    _control("unload", model_name, unload_dependents=bool(unload_dependents))
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Return whether a model can execute requests; without a version, whether any version can."""
+    if not isinstance(model_name, str) or not isinstance(model_version, str):
+        raise incompatible_arguments("is_model_ready", _READY, model_name, model_version)
+    return _control("ready", model_name, version=model_version)
+
+
+def _control(
+    action: str,
+    model_name: str,
+    *,
+    version: str = "",
+    config: str | None = None,
+    files: Mapping[str, bytes] | None = None,
+    unload_dependents: bool = False,
+) -> bool:
+    instance = current_instance()
+    try:
+        return instance.host.calls.control(
+            action, model_name, version=version, config=config, files=files, unload_dependents=unload_dependents
+        )
+    except ServingError as error:
+        raise TritonModelException(
+            f"{_FAILURES[action]}: Failed to process the request for model '{instance.name}', message: {error.message}"
+        ) from None

@@ -14,6 +14,7 @@ from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
+from backends.supervision.worker_calls import WorkerCalls
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
 from backends.transport.texts import MAX_TEXT_BYTES
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
     from kernel.serving.batch import Batch
+    from kernel.serving.calls import Calls
     from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.model import Model
     from kernel.serving.request import Request
@@ -55,8 +57,12 @@ class WorkerHandle:
         poller: LoopPoller,
         helper: RegionAccess,
         budget: ByteBudget | None = None,
+        calls: Calls | None = None,
     ) -> None:
-        """`helper` is used only if the worker shares no memory with the kernel, `budget` only if it does."""
+        """`helper` is used only if the worker shares no memory with the kernel, `budget` only if it does.
+
+        `calls` executes the calls of the model; without it the model may make none.
+        """
         self.name = name
         self.record = BatchRecord(session.concurrency)
         self._poller = poller
@@ -86,6 +92,9 @@ class WorkerHandle:
         #: Whether the worker has executed a batch.
         self.has_executed = False
         self._metrics = ReportedMetrics(name, model.statistics.custom)
+        self._calls = calls
+        #: None before the model's first call of another model.
+        self._worker_calls: WorkerCalls | None = None
         session.on_message = self._on_message
 
     # ---- kernel.serving.instances.Instance ---------------------------------------------------
@@ -173,6 +182,8 @@ class WorkerHandle:
         number = self._number_of(request)
         if number is not None and not self._lost:
             self._send(wire.Cancel([number]))
+            if self._worker_calls is not None:
+                self._worker_calls.parent_cancelled()
 
     def consumed(self, request: Request, count: int) -> None:
         number = self._number_of(request)
@@ -224,6 +235,10 @@ class WorkerHandle:
                 self._memory.free_held(numbers)
             case wire.MetricsChanged():
                 self._metrics.take(message, time.monotonic_ns())
+            case wire.Submit() | wire.CancelCall() | wire.CallConsumed() | wire.Released():
+                self._take_call(message)
+            case wire.Recalled(batches=batches):
+                self._recalled(batches)
             case _:
                 raise ValueError(f"unexpected message {type(message).__name__}")
 
@@ -348,6 +363,55 @@ class WorkerHandle:
                 raise ValueError(f"held inputs of request {number}, which is not being executed")
             self._memory.hold(number, request)
 
+    # ---- calls of other models ---------------------------------------------------------------
+
+    def _take_call(self, message: wire.Submit | wire.CancelCall | wire.CallConsumed | wire.Released) -> None:
+        calls = self._worker_calls
+        if calls is None:
+            if self._calls is None:
+                raise ValueError(f"unexpected message {type(message).__name__}")
+            # The model calls others: it gets no more batches ahead of time, and those that it has come back.
+            self._model.instances.dispatch_nothing_ahead()
+            if self.record.concurrency == 1 and self.record.unstarted():
+                self._send(wire.Recall())
+            calls = self._worker_calls = WorkerCalls(
+                self, self._calls, self._memory, self._send, lambda: self._requests, self._session.arena_byte_size
+            )
+        match message:
+            case wire.Submit():
+                calls.submit(message)
+            case wire.CancelCall(call=number):
+                calls.cancel(number)
+            case wire.CallConsumed(call=number, count=count):
+                calls.consumed(number, count)
+            case wire.Released(leases=leases):
+                calls.released(leases)
+
+    def _recalled(self, numbers: list[int]) -> None:
+        """The worker returns batches that it has not begun. Raises ValueError for others."""
+        returned: list[Request] = []
+        was_busy = bool(self._requests)
+        unstarted = {batch.number for batch in self.record.unstarted()}
+        for number in numbers:
+            if number not in unstarted or self.record.concurrency > 1:
+                raise ValueError(f"batch {number} was returned, which was not dispatched ahead of time")
+            batch = self.record.batches.pop(number)
+            for request_number in batch.request_numbers():
+                request = self._requests.pop(request_number, None)
+                if request is None:
+                    continue
+                self._poller.moved(-1)
+                request.in_use = False
+                if request.finished:  # the server abandoned it at its exit
+                    request.release_leases()
+                else:
+                    returned.append(request)
+        self._poller.polling.busy_workers -= was_busy and not self._requests
+        self._model.instances.recalled(self, returned)
+        for request in returned:
+            if self._worker_calls is not None:
+                self._worker_calls.requeued(request)
+
     # ---- the end -----------------------------------------------------------------------------
 
     async def drain(self) -> None:
@@ -373,6 +437,8 @@ class WorkerHandle:
         self._end()
         # Before any request fails: its sink may submit another one, which must not come here.
         self._model.instances.forget(self)
+        if self._worker_calls is not None:
+            self._worker_calls.close()
         if ended_by_bus_error(cause):
             self._memory.report_fault(self._requests.values())
         returned: list[Request] = []
@@ -417,6 +483,8 @@ class WorkerHandle:
             request.in_use = False
             request.release_leases()
         self._model.instances.forget(self)
+        if self._worker_calls is not None:
+            self._worker_calls.close()
 
     def _end(self) -> None:
         """The worker is gone: release its memory and metrics."""

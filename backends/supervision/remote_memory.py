@@ -15,12 +15,13 @@ import msgspec
 
 from backends.transport import wire
 from kernel.errors import InternalError, ServingError
+from shm.arena import INLINE_LIMIT
 from shm.lease import RegionNumber
 from shm.region import new_region_number
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from backends.supervision.session import WorkerSession
     from kernel.serving.helper_tasks import RegionAccess
@@ -33,6 +34,19 @@ logger = logging.getLogger(__name__)
 
 #: While the connection has more unsent bytes than this, no more chunks are sent.
 MAX_UNSENT_BYTE_SIZE = 1 << 20
+
+
+class _Result(msgspec.Struct):
+    """A response to a call of another model that waits to be sent."""
+
+    call: int
+    response: Response
+    deliver: Callable[[int, Response], None]
+
+
+def _is_large(tensor: Tensor) -> bool:
+    """Whether a tensor is sent in chunks, before the message that names it."""
+    return tensor.byte_size > INLINE_LIMIT or tensor.data is None
 
 
 class RemoteMemory:
@@ -51,8 +65,8 @@ class RemoteMemory:
         self._helper = helper
         self._byte_size_limit = byte_size_limit
         self._not_sent = not_sent
-        #: Batches that wait to be sent, oldest first, and the task that sends them.
-        self._batches: deque[wire.Execute] = deque()
+        #: Batches and results of calls that wait to be sent, oldest first, and the task that sends them.
+        self._batches: deque[wire.Execute | _Result] = deque()
         self._sending: asyncio.Task[None] | None = None
         #: Numbers of the regions that were sent for a request, by request number.
         self._sent: dict[int, list[int]] = {}
@@ -75,6 +89,9 @@ class RemoteMemory:
     def send_execute(self, message: wire.Execute) -> None:
         """Send a batch after earlier ones. Its tensors are sent before it."""
         self._batches.append(message)
+        self._send_soon()
+
+    def _send_soon(self) -> None:
         if self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send_batches())
 
@@ -82,6 +99,9 @@ class RemoteMemory:
         try:
             while self._batches and not self._closed:
                 message = self._batches.popleft()
+                if isinstance(message, _Result):
+                    await self._send_result(message)
+                    continue
                 requests: list[wire.RequestMessage] = []
                 for request in message.requests:
                     try:
@@ -126,6 +146,45 @@ class RemoteMemory:
             self._session.send(wire.Chunk(number, start, data[start : start + wire.CHUNK_BYTE_SIZE]))
             await self._session.written(MAX_UNSENT_BYTE_SIZE)
 
+    # ---- calls of other models ---------------------------------------------------------------
+
+    def deliver_result(self, call: int, response: Response, deliver: Callable[[int, Response], None]) -> None:
+        """Send the outputs of a response to a call, after what is being sent, and then `deliver` it."""
+        if self._closed:
+            response.release()
+        elif self._sending is None and not any(_is_large(tensor) for tensor in response.outputs or ()):
+            deliver(call, response)
+        else:
+            self._batches.append(_Result(call, response, deliver))
+            self._send_soon()
+
+    async def _send_result(self, result: _Result) -> None:
+        response, numbers = result.response, list[int]()
+        outputs: list[Tensor] = []
+        try:
+            for tensor in response.outputs or ():
+                if not _is_large(tensor):
+                    outputs.append(tensor)
+                    continue
+                number = new_region_number()
+                numbers.append(number)
+                await self._send_bytes(number, tensor.raw())
+                span = Span(RegionNumber(number), 0, tensor.byte_size)
+                outputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, span))
+        finally:
+            response.release()
+        if response.outputs is not None:
+            response.outputs = outputs
+        result.deliver(result.call, response)
+        for number in numbers:
+            self._session.send(wire.Detach(number))
+
+    def take_call_input(
+        self, tensor: Tensor, span: Span, requests: Mapping[int, Request], results: Mapping[int, Tensor]
+    ) -> None:
+        """Put the bytes of an input of a call, which the worker sent as `span`, into the tensor. Raises ValueError."""
+        self._take_sent(tensor, span)
+
     def finished(self, request: int) -> None:
         """The worker has finished a request: free its copies of the inputs."""
         for number in self._sent.pop(request, ()):
@@ -149,9 +208,12 @@ class RemoteMemory:
 
     def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
         """Put the bytes of an output, which the worker sent as `span`, into the tensor. Raises ValueError."""
+        self._take_sent(tensor, span)
+
+    def _take_sent(self, tensor: Tensor, span: Span) -> None:
         memory = self._outputs.pop(span.lease.region_number, None)
         if memory is None or span.offset or span.byte_size != len(memory):
-            raise ValueError(f"output '{tensor.name}' in region {span.lease.region_number}, which was not sent")
+            raise ValueError(f"tensor '{tensor.name}' in region {span.lease.region_number}, which was not sent")
         tensor.data, tensor.span = memoryview(memory), None
 
     def deliver(self, request: Request, response: Response) -> None:
@@ -213,6 +275,9 @@ class RemoteMemory:
     def close(self) -> None:
         """The worker is gone. Responses that it has sent are still delivered."""
         self._closed = True
+        for message in self._batches:
+            if isinstance(message, _Result):
+                message.response.release()
         self._batches.clear()
         self._outputs.clear()
         if self._sending is not None:

@@ -59,6 +59,8 @@ class WorkerSession:
         self.send: Callable[[wire.ToWorker], None] = self._not_started
         self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
         self.on_lost: Callable[[str], None] | None = None
+        #: Takes the requests of the model to load and unload models, also while it is loaded itself.
+        self.control: Callable[[wire.ControlModel | wire.ModelFile], None] | None = None
 
     async def start(self, launcher: Launcher, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> None:
         """Start the worker, or a helper, and wait for its `Hello`. Raises `ServingError`."""
@@ -215,8 +217,18 @@ class WorkerSession:
                     | wire.TaskDone()
                     | wire.TaskFailed()
                     | wire.MemberEnded()
+                    | wire.Submit()
+                    | wire.CancelCall()
+                    | wire.CallConsumed()
+                    | wire.Released()
+                    | wire.Recalled()
                 ):
                     self.on_message(message)
+                case wire.ControlModel() | wire.ModelFile():
+                    if self.control is None:
+                        self._unexpected(message)
+                    else:
+                        self.control(message)
                 case wire.OutboxCreated():
                     self._attach_outbox()
                 case wire.Log(level=level, text=text):

@@ -7,13 +7,15 @@ then loads the model in the same process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from backends.supervision.backoff import Backoff
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.model_control import ModelControl
 from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import WorkerSession
 from backends.supervision.watch.instance_watch import (
@@ -29,7 +31,7 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.instances import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.shared.workers import SharedWorkers
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.placement import InstancePlan
     from kernel.serving.helper_tasks import RegionAccess
+    from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
     from shm.budget import ByteBudget
 
@@ -65,11 +68,13 @@ class InstanceSupervisor:
         load_timeout_s: float = 0,
         budget: ByteBudget | None = None,
         shared: SharedWorkers | None = None,
+        kernel: Kernel | None = None,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit.
 
         `arena_byte_size` is the limit of the worker's outputs. They count in `budget`, the server's, if it has one.
         `limits` are those of models that have none of their own. `shared` starts workers of models that share one.
+        `kernel` executes what models ask of the server; without it they may ask nothing.
         """
         self._watchdog = watchdog
         self._limits = limits
@@ -79,6 +84,8 @@ class InstanceSupervisor:
         self._poller = poller
         self._helper = helper
         self._budget = budget
+        self._kernel = kernel
+        self._control: ModelControl | None = None
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
@@ -105,9 +112,15 @@ class InstanceSupervisor:
         if needs.worker:
             assert self._shared is not None, "no process can be shared"
             self._launcher = self._shared.launcher(needs.worker)
-        self._session = WorkerSession(title)
+        self._session = self._new_session(title)
         self._watchdog.add(self)
         await self._session.start(self._launcher, needs=needs)
+
+    def _new_session(self, title: str) -> WorkerSession:
+        session = WorkerSession(title)
+        if self._kernel is not None:
+            self._control = ModelControl(session, self._kernel)
+        return session
 
     async def complete(
         self, config: str, model_dir: str, version: int, backend_config: dict[str, str], *, verify: bool = False
@@ -118,7 +131,20 @@ class InstanceSupervisor:
         """
         assert self._session is not None
         message = wire.Complete(config, model_dir, version, backend_config, verify)
-        return await self._in_time(self._session, self._session.complete(message), "completing its configuration")
+        with self._while_loading(config):
+            return await self._in_time(self._session, self._session.complete(message), "completing its configuration")
+
+    @contextlib.contextmanager
+    def _while_loading(self, config: str) -> Iterator[None]:
+        """Let the server know what waits for the model, which may load other models in this block."""
+        control = self._control
+        if control is not None:
+            control.loading = str(msgspec.json.decode(config, type=dict[str, Any]).get("name", ""))
+        try:
+            yield
+        finally:
+            if control is not None:
+                control.loading = ""
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""
@@ -133,7 +159,8 @@ class InstanceSupervisor:
         if self._session is None:
             await self.start(plan.name, plan.needs)
         assert self._session is not None
-        load_ns = await self._load_into(self._session, self._load)
+        with self._while_loading(config):
+            load_ns = await self._load_into(self._session, self._load)
         self._loaded = True
         return load_ns
 
@@ -291,8 +318,9 @@ class InstanceSupervisor:
         assert self._model is not None
         assert self._plan is not None
         handle = self._handle = WorkerHandle(
-            self._plan.name, self._session, self._model, self._poller, self._helper, self._budget
-        )
+            self._plan.name, self._session, self._model, self._poller, self._helper, self._budget,
+            None if self._kernel is None else self._kernel.calls,
+        )  # fmt: skip
         handle.record.device_id = self._plan.device_id
         self._session.on_lost = self._lost
         self._forget_loss()
@@ -338,7 +366,7 @@ class InstanceSupervisor:
             if delay:
                 logger.warning("model instance '%s' is restarted in %.0f s", name, delay)
                 await asyncio.sleep(delay)
-            session = WorkerSession(name)
+            session = self._new_session(name)
             try:
                 self._session, self._watch = session, InstanceWatch(ExecutionLimits())
                 await session.start(self._launcher, needs=self._plan.needs)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
+from kernel.errors import file_error
 from kernel.loop.iteration_end import IterationEnd
 from shm.lease import LeasedBlock
 from shm.memfd import check_sealed, read_only_fd
@@ -17,7 +19,7 @@ from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
@@ -103,8 +105,8 @@ class WorkerMemory:
         self.output_arena: OutputArena | None = None
         #: Its blocks that were freed in this event-loop iteration, by offset.
         self._freed: list[int] = []
-        #: Leases of held inputs, by request number.
-        self._held: dict[int, list[Lease]] = {}
+        #: Held inputs, by request number.
+        self._held: dict[int, list[Span]] = {}
         self._closed = False
 
     # ---- tensors of requests -----------------------------------------------------------------
@@ -167,7 +169,7 @@ class WorkerMemory:
         if number in self._held:
             raise ValueError(f"held inputs of request {number}, which are held already")
         self._held[number] = [
-            tensor.span.lease.share()
+            tensor.span.shared()
             for tensor in request.inputs
             if tensor.span is not None and not tensor.span.lease.region.of_client
         ]
@@ -178,8 +180,8 @@ class WorkerMemory:
             held = self._held.pop(number, None)
             if held is None:
                 raise ValueError(f"freed inputs of request {number}, which were not held")
-            for lease in held:
-                lease.release()
+            for span in held:
+                span.lease.release()
 
     # ---- tensors of responses ----------------------------------------------------------------
 
@@ -220,6 +222,43 @@ class WorkerMemory:
             if place.holds(span.offset, span.byte_size):
                 return Span(place.lease.share(), span.offset, span.byte_size)
         raise ValueError(f"an output at {span.offset} of region {number}, outside of the request's inputs and outputs")
+
+    # ---- calls of other models ---------------------------------------------------------------
+
+    def take_call_input(
+        self, tensor: Tensor, span: Span, requests: Mapping[int, Request], results: Mapping[int, Tensor]
+    ) -> None:
+        """Give an input of a call, which the worker named by `span`, its place with a lease.
+
+        It lies in the worker's arena, in an input of one of its `requests`, in a held input, or in one of its
+        `results`. Raises ValueError for any other place.
+        """
+        number = span.lease.region_number
+        if number == wire.OUTPUT_ARENA:
+            tensor.span = self.own_span(span)
+            return
+        inputs = (each.span for request in requests.values() for each in request.inputs)
+        held = (each for spans in self._held.values() for each in spans)
+        kept = (each.span for each in results.values())
+        for place in chain(inputs, kept, held):
+            if place is not None and place.lease.region_number == number and place.holds(span.offset, span.byte_size):
+                tensor.span = Span(place.lease.share(), span.offset, span.byte_size)
+                return
+        raise ValueError(f"an input of a call at {span.offset} of region {number}, which the worker does not use")
+
+    def deliver_result(self, call: int, response: Response, deliver: Callable[[int, Response], None]) -> None:
+        """Make the outputs of a response to a call known to the worker, then `deliver` it."""
+        try:
+            for tensor in response.outputs or () if response.leased else ():
+                if tensor.span is not None and tensor.span.lease.region.number not in self.attached:
+                    self.attach(tensor.span.lease.region, writable=False)
+        except OSError as error:
+            response.release()
+            response.outputs = None
+            response.error = file_error(f"a result could not be given to the worker of '{self._title}': {error}", error)
+        deliver(call, response)
+
+    # ---- responses ---------------------------------------------------------------------------
 
     def deliver(self, request: Request, response: Response) -> None:
         """Send `response`: its outputs are in their places."""

@@ -7,13 +7,13 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
                       Attach*, OwnArena*, Detach, Transfer, Chunk
                       ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
                       AddMember*                                                   (processes of several models)
-                      Recall, CallResponded, ModelControlled                       (see "What comes next")
+                      CallResponded, ModelControlled, Recall                       (calls)
     worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
                       MemberEnded                                                  (processes of several models)
-                      Started, Recalled, Rescheduled, MemoryUsed
-                      Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
+                      Started, Rescheduled, MemoryUsed
+                      Submit, CancelCall, CallConsumed, Released, ModelFile, ControlModel, Recalled  (calls)
 
 Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
 a file descriptor. `Hello.local` says whether a session has them. A session without them copies: `Transfer` announces a
@@ -32,9 +32,11 @@ and `Executed` may come in any order. A decoupled model may respond after `Execu
 Times are monotonic nanoseconds of the worker's clock. On one machine that is the kernel's clock; otherwise the session
 adds the difference that it computes from `Hello.now_ns`.
 
-What comes next. Some messages are defined for features that are not built yet: several batches at a time (`Started`,
-`Recall`), calls of other models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage.
-A peer that gets one of them unexpectedly ends the session.
+Calls of other models. A worker sends `Submit` at any time after `Loaded`, from any of its threads; `CallResponded`
+brings the responses of the call in order, with at most one that is final. `ControlModel` may come before `Loaded` too.
+
+What comes next. Some messages are defined for features that are not built yet: several batches at a time (`Started`),
+traces (`RequestMessage.trace`), memory usage. A peer that gets one of them unexpectedly ends the session.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ import msgspec
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 7
+PROTOCOL = 8
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -280,7 +282,8 @@ class Credit(Message):
 
 
 class Recall(Message):
-    """Return the batches that are not started: the instance waits for another model. The response is `Recalled`."""
+    """Return the batches that are not started: the model waits for another model. The response is `Recalled`. Only with
+    a concurrency of 1."""
 
 
 class EndSequence(Message):
@@ -290,8 +293,12 @@ class EndSequence(Message):
 
 
 class CallResponded(Message):
-    """A response of a call of another model; see `Submit`. Its spans are leased until the worker names `lease` in
-    `Released`, 0 where the response has no spans."""
+    """A response of a call of another model; see `Submit`. None with `final` only marks the end of the responses.
+
+    Each span of its outputs is leased until the worker names the lease in `Released`. The first span has the lease
+    `lease`, the others have the next numbers. Without a lease (0) a span is in a region that was transferred for this
+    message and is detached after it.
+    """
 
     call: int
     final: bool
@@ -492,25 +499,39 @@ class Rescheduled(Message):
 
 
 class Submit(Message):
-    """Send a request to another model. `call` is unique for the worker's lifetime; `CallResponded` names it.
+    """Send a request to another model. `call` is larger than in all earlier ones; `CallResponded` names it.
 
-    Inputs may be inline, in the caller's inputs, in results that it leases, or in its own arena.
+    Inputs may be inline, in the caller's inputs, in results that it leases, or in its own arena. Outputs have no place.
     """
 
     call: int
     model_name: str
+    #: Empty for the newest version that serves.
     model_version: str
+    #: Its `number` has no meaning.
     request: RequestMessage
-    #: The number of the worker's request that the model executes when it calls.
-    parent: int
+    #: The numbers of the worker's requests for which the model may call; empty if it executes none.
+    parents: list[int] = []
+    #: Whether the execution of the parents cannot go on before the call has responded. It may not either if this is
+    #: false: a thread of the model calls.
+    blocking: bool = False
     #: Whether several responses are accepted.
     streaming: bool = False
+    #: The number of the worker's request whose trace the model passes on; 0 for none.
+    trace_parent: int = 0
 
 
 class CancelCall(Message):
-    """The model no longer waits for the responses of this call."""
+    """The model no longer waits for the responses of this call, which still gets its final one."""
 
     call: int
+
+
+class CallConsumed(Message):
+    """The model took `count` more responses of a call (credit)."""
+
+    call: int
+    count: int
 
 
 class Released(Message):
@@ -519,23 +540,27 @@ class Released(Message):
     leases: list[int]
 
 
-class Blocked(Message):
-    """The instance waits for a call (`waiting`), or continues."""
-
-    call: int
-    waiting: bool
-
-
 class ControlModel(Message):
-    """Load or unload a model, or ask whether it is ready; `action` is `load`, `unload` or `ready`."""
+    """Load or unload a model, or ask whether it is ready; `action` is `load`, `unload` or `ready`.
+
+    The response is `ModelControlled`. `files` are transferred before, in parts: `ModelFile`.
+    """
 
     call: int
     action: str
     model_name: str
     model_version: str = ""
-    config: str = ""
-    files: dict[str, bytes] = {}
+    #: None for the configuration in the repository.
+    config: str | None = None
     unload_dependents: bool = False
+
+
+class ModelFile(Message):
+    """A part of a file for the `ControlModel` with the same `call`, which follows. Parts of a file come in order."""
+
+    call: int
+    path: str
+    data: bytes
 
 
 # ---- helper to kernel -----------------------------------------------------------------------
@@ -628,9 +653,10 @@ ToKernel = (
     | Rescheduled
     | Submit
     | CancelCall
+    | CallConsumed
     | Released
-    | Blocked
     | ControlModel
+    | ModelFile
     | SpanRead
     | SpanWritten
     | TaskNeedsMemory

@@ -4,6 +4,9 @@ The array of a large input is a view of memory that another process writes to af
 arena, another worker in its outputs, a client in its region. So the worker reports held inputs to the kernel, which
 leaves their blocks unchanged, and later reports that they are free. A client gets no such report: after a model has
 held an input in a client's region, such inputs are copied.
+
+Results of calls of other models are held as well, from the start: the kernel leases them until the worker reports that
+the model has dropped them.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.transport import wire
+from shm.arrays import address_of
+from shm.lease import RegionNumber
+from shm.tensor import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,8 +60,13 @@ class HeldInputs:
         #: Inputs of requests without a final response, by request number. Read-only for other objects.
         self.watched: dict[int, list[_Watched]] = {}
         #: Held inputs that were reported to the kernel, and numbers of requests of which an input may be free now.
+        #: Results of calls have the numbers of their leases below 0.
         self._held: dict[int, list[_Watched]] = {}
         self._maybe_free: deque[int] = deque()
+        #: Results of calls by the identity of the array over their memory, to find those that are given to a call; and
+        #: that identity by the number of the lease.
+        self._results: dict[int, _Watched] = {}
+        self._identities: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def watch(self, number: int, region: WorkerRegion, offset: int, byte_size: int) -> memoryview:
@@ -113,17 +124,76 @@ class HeldInputs:
             else:
                 each.array = weakref.ref(array, on_array_freed)
 
+    def hold_result(self, lease: int, region: WorkerRegion, offset: int, byte_size: int) -> memoryview:
+        """Return the bytes of a result of a call, which has `lease`. It is reported when the model has dropped it.
+
+        A view of a bytearray is a copy: nobody needs the lease any more, and this is reported soon.
+        """
+        view = region.input_view(offset, byte_size)
+        if type(view.obj) is bytearray:
+            self.drop_result(lease)
+            return view
+        exporter = np.asarray(view)
+        watched = _Watched(region, offset, byte_size, exporter)
+        with self._lock:
+            self._identities[lease] = id(exporter)
+            self._results[id(exporter)] = watched
+            self._hold(-lease, [watched])
+        return exporter.data
+
+    def drop_result(self, lease: int) -> None:
+        """Report soon that nobody needs a result of a call."""
+        self._held[-lease] = []
+        self._maybe_free.append(-lease)
+
+    def place_of(self, array: Array, *, executing: bool) -> Span | None:
+        """Return where the kernel finds the bytes of `array`: in an input or a result of a call that the model uses.
+
+        None for an array that is elsewhere, or that the kernel may see otherwise than the model. An input in a client's
+        region counts only if its request is `executing` for certain: nobody holds it longer.
+        """
+        base: object = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        exporter = base.obj if isinstance(base, memoryview) else None
+        if exporter is None:
+            return None
+        watched = self._results.get(id(exporter))
+        if watched is None or watched.array() is not exporter:
+            inputs = [*self.watched.values(), *self._held.values()]
+            watched = next((each for some in inputs for each in some if each.array() is exporter), None)
+        if watched is None:
+            return None
+        start = address_of(array)
+        skip = start - address_of(np.asarray(exporter))
+        region = watched.region
+        if not 0 <= skip <= watched.byte_size - array.nbytes:
+            return None
+        if not (executing and region.in_place if region.volatile else region.seen_by_all(start, array.nbytes)):
+            return None
+        return Span(RegionNumber(region.number), watched.offset + skip, array.nbytes)
+
     def report_freed(self) -> None:
-        """Report to the kernel which inputs are no longer held."""
+        """Report to the kernel which inputs and results are no longer held."""
         if not self._maybe_free:
             return
         with self._lock:
             freed: list[int] = []
+            released: list[int] = []
             while self._maybe_free:
                 number = self._maybe_free.popleft()
                 if number in self._held and not any(each.alive for each in self._held[number]):
                     for each in self._held.pop(number):
                         each.end()
-                    freed.append(number)
+                        if number < 0:
+                            self._forget_result(-number, each)
+                    (freed if number > 0 else released).append(abs(number))
+            if released:
+                self._send(wire.Released(released))
             if freed:
                 self._send(wire.InputsFreed(freed))
+
+    def _forget_result(self, lease: int, watched: _Watched) -> None:
+        identity = self._identities.pop(lease)
+        if self._results.get(identity) is watched:  # else a newer result has an array at the same address
+            del self._results[identity]

@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.worker.strings_check import check_strings
 from kernel.errors import ServingError
-from shm.arrays import RAW_TYPES
+from shm.arrays import RAW_TYPES, address_of
 from shm.datatypes import DATATYPES
 from shm.tensor import Span, Tensor
 
@@ -66,7 +66,7 @@ class InputReader:
         if (
             (tensor.datatype == "BYTES" and not region.steady)
             or (region.volatile and self.copies_volatile)
-            or not _is_aligned(tensor, span)
+            or not is_aligned(tensor, span)
         ):
             self._count(span)
             return memoryview(bytearray(region.view(span.offset, span.byte_size)))
@@ -93,7 +93,7 @@ class InputReader:
         start = address_of(array)
         for ref, tensor in zip(request.ref.inputs, request.inputs, strict=False):  # controls and states follow
             span = ref.span
-            if span is not None and _is_aligned(ref, span):
+            if span is not None and is_aligned(ref, span):
                 skip = start - address_of(np.asarray(tensor.data))
                 fits = 0 <= skip <= span.byte_size - array.nbytes
                 if fits and self._regions.get(span.lease.region_number).seen_by_all(start, array.nbytes):
@@ -101,11 +101,6 @@ class InputReader:
         return None
 
 
-def _is_aligned(tensor: Tensor, span: Span) -> bool:
+def is_aligned(tensor: Tensor, span: Span) -> bool:
     """Whether the elements of `tensor` begin at multiples of their size. If not, the worker uses a copy."""
     return span.offset % (DATATYPES[tensor.datatype].byte_size or 1) == 0
-
-
-def address_of(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -22,6 +22,7 @@ from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
 from backends.transport.texts import shortened
+from backends.worker.calls import WorkerCalls
 from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from backends.base import Backend
     from backends.metric_registry import MetricRegistry
     from backends.transport.channel import BlockingChannel
+    from backends.worker.calls import ModelCalls
     from backends.worker.request import WorkerRequest
     from backends.worker.shared.turn import Turn
     from shm.arena import Arena
@@ -83,11 +85,16 @@ class Worker:
         self._inputs = InputReader(self._regions, self._held)
         self._output_arena = ArenaOutputs(self._arena_created)
         self._outputs = OutputWriter(
-            self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send)
+            self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send), self._held
         )
         self._reader = KernelMessageReader(channel, self._urgent)
         self._reporter = MetricReporter(self._send)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader)
+        self._calls = WorkerCalls(
+            self._send, lambda: self._reader, self._responder, self._outputs, self._regions, self._held
+        )
+        if turn is not None:
+            self._calls.turn = (turn, self)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
         # Only models change their inputs: helpers have none.
         memory = RegionMessages(channel, self._regions, self._output_arena, private_writes=not task_module)
@@ -101,13 +108,21 @@ class Worker:
             wire.Complete: self._complete,
             wire.Load: self._load,
             wire.Joined: lambda _: self._reporter.start(),
-            **memory.handlers,
             wire.ReadSpan: self._region_io.read,
             wire.WriteSpan: self._region_io.write,
             wire.RunTask: tasks.run,
             wire.TaskMemory: tasks.memory,
             wire.AddMember: lambda message: self._members.add(message, channel.take_fd()),
             wire.Execute: self._execute,
+        }
+        self._urgent_handlers: dict[type, Callable[..., None]] = {
+            wire.Cancel: lambda message: self._responder.cancel(message.requests),
+            wire.Credit: lambda message: self._responder.grant(message.request, message.count),
+            wire.FreeBlocks: lambda message: self._outputs.memory.free(message.offsets),
+            wire.Recall: self._recall,
+            wire.CallResponded: self._calls.responded,
+            wire.ModelControlled: self._calls.controlled,
+            **memory.handlers,
         }
 
     def run(self) -> None:
@@ -194,6 +209,11 @@ class Worker:
         """See `backends.base.Host`."""
         return self._reporter.registry
 
+    @property
+    def calls(self) -> ModelCalls:
+        """See `backends.base.Host`."""
+        return self._calls
+
     # ---- messages ----------------------------------------------------------------------------
 
     def _send(self, message: wire.ToKernel) -> None:
@@ -214,13 +234,21 @@ class Worker:
             os.close(fd)
 
     def _urgent(self, message: wire.ToWorker) -> None:
-        match message:
-            case wire.Cancel(requests=requests):
-                self._responder.cancel(requests)
-            case wire.Credit(request=number, count=count):
-                self._responder.grant(number, count)
-            case wire.FreeBlocks(offsets=offsets):
-                self._outputs.memory.free(offsets)
+        self._urgent_handlers[type(message)](message)
+
+    def _recall(self, _: wire.Recall) -> None:
+        """Return the batches that wait for the main thread, which waits for a call."""
+        waiting, kept = self._reader.waiting, list[wire.ToWorker]()
+        returned: list[int] = []
+        with contextlib.suppress(IndexError):  # the main thread may take messages too
+            while True:
+                message = waiting.popleft()
+                if isinstance(message, wire.Execute):
+                    returned.append(message.batch)
+                else:
+                    kept.append(message)
+        waiting.extend(kept)
+        self._send(wire.Recalled(returned))
 
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:
@@ -257,7 +285,7 @@ class Worker:
             if message.cpus:
                 run_on(message.cpus)
             self._verbose = message.verbose
-            self._inputs.model_name = arguments.model_name
+            self._inputs.model_name = self._calls.model_name = arguments.model_name
             self._outputs.memory.byte_size = message.arena_byte_size
             self._outputs.batched = arguments.max_batch_size > 0
             self._outputs.labels = _labels(arguments)

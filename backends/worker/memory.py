@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,6 +37,8 @@ MAX_KEPT_BYTE_SIZE = 128 << 20
 class WorkerRegion(Protocol):
     """A region as the worker uses it, by offsets from its start."""
 
+    #: The kernel's number. Set by `AttachedRegions.attach`.
+    number: int
     #: Whether another process may change the bytes at any time: a client's region.
     volatile: bool
     #: Whether no other process changes the bytes of an input while its request is executed.
@@ -79,6 +82,7 @@ class AttachedRegion:
         self, fd: int, byte_size: int, offset: int, *, writable: bool, volatile: bool, private_writes: bool = True
     ) -> None:
         """Without `private_writes` nothing writes to a region that is not writable: its views are read-only."""
+        self.number = 0
         self.volatile = volatile
         self.private = False
         self.steady = self.shared = writable and not volatile
@@ -93,6 +97,8 @@ class AttachedRegion:
         self._address = 0
         #: Pages, as (start, end), of inputs in use; only in a region that is mapped privately.
         self._pages_in_use: list[tuple[int, int]] = []
+        #: Guards it: inputs are read by the main thread, results of calls by any.
+        self._pages_lock = threading.Lock()
 
     def view(self, offset: int, byte_size: int) -> memoryview:
         """See `WorkerRegion`."""
@@ -121,11 +127,12 @@ class AttachedRegion:
         if self._writable:
             return self.view(offset, byte_size)
         start, end = self._pages(offset, byte_size)
-        if any(start < other_end and other_start < end for other_start, other_end in self._pages_in_use):
-            # Another request uses these pages and may have changed the private copy: read the file.
-            return memoryview(bytearray(os.pread(self._fd, byte_size, self._offset + offset)))
-        self._pages_in_use.append((start, end))
-        return self.view(offset, byte_size)
+        with self._pages_lock:
+            if not any(start < other_end and other_start < end for other_start, other_end in self._pages_in_use):
+                self._pages_in_use.append((start, end))
+                return self.view(offset, byte_size)
+        # Another request uses these pages and may have changed the private copy: read the file.
+        return memoryview(bytearray(os.pread(self._fd, byte_size, self._offset + offset)))
 
     def write(self, offset: int, data: Buffer) -> None:
         """See `WorkerRegion`."""
@@ -168,11 +175,12 @@ class AttachedRegion:
         if self._writable:
             return
         start, end = self._pages(offset, byte_size)
-        self._pages_in_use.remove((start, end))
-        if self._mapping is None:
-            return
-        if byte_size < _LOOKED_AT_BYTE_SIZE or not unwritten(self._address + start, end - start):
-            self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+        with self._pages_lock:
+            self._pages_in_use.remove((start, end))
+            if self._mapping is None:
+                return
+            if byte_size < _LOOKED_AT_BYTE_SIZE or not unwritten(self._address + start, end - start):
+                self._mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def _pages(self, offset: int, byte_size: int) -> tuple[int, int]:
         """Return the start and the end of a span's pages in the mapping."""
@@ -265,6 +273,7 @@ class CopiedRegion:
     in_place = True
 
     def __init__(self, byte_size: int) -> None:
+        self.number = 0
         self._memory = bytearray(byte_size)
 
     def write(self, offset: int, data: Buffer) -> None:
@@ -300,6 +309,7 @@ class AttachedRegions:
 
     def attach(self, number: int, region: WorkerRegion) -> None:
         """Add `region` as `number`, and own it from now on. It may replace another one, once."""
+        region.number = number
         if number in self._regions:
             self._replaced[number] = self._regions[number]
         self._regions[number] = region

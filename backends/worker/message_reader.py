@@ -19,8 +19,23 @@ if TYPE_CHECKING:
 
     from backends.transport.channel import BlockingChannel
 
-#: Handled at once, by the thread that reads them. All other messages are for the main thread, in order.
-_URGENT = frozenset({wire.Cancel, wire.Credit, wire.FreeBlocks})
+#: Handled at once, by the thread that reads them. All other messages are for the main thread, in order. Messages about
+#: regions are among the first: a response to a call may name a region while the main thread waits for it.
+_URGENT = frozenset(
+    {
+        wire.Cancel,
+        wire.Credit,
+        wire.FreeBlocks,
+        wire.Recall,
+        wire.CallResponded,
+        wire.ModelControlled,
+        wire.Attach,
+        wire.OwnArena,
+        wire.Transfer,
+        wire.Chunk,
+        wire.Detach,
+    }
+)
 
 
 class KernelGone(Exception):

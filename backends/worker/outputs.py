@@ -17,6 +17,7 @@ from shm.tensor import RequestedOutput, Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from backends.worker.held_inputs import HeldInputs
     from backends.worker.inputs import InputReader
     from backends.worker.memory import AttachedRegions
     from backends.worker.output_memory import OutputMemory
@@ -29,8 +30,9 @@ _ANY_OUTPUT = RequestedOutput("")
 class OutputWriter:
     """Makes tensors from output arrays. Callable from any thread."""
 
-    def __init__(self, regions: AttachedRegions, inputs: InputReader, memory: OutputMemory) -> None:
+    def __init__(self, regions: AttachedRegions, inputs: InputReader, memory: OutputMemory, held: HeldInputs) -> None:
         self.memory = memory
+        self._held = held
         self._regions = regions
         self._inputs = inputs
         self._main_thread = threading.get_ident()
@@ -90,6 +92,29 @@ class OutputWriter:
                     tensors.append(self._write_requested(request, output, requested, pass_on))
                     if len(wanted) > 1:
                         tensors += self._write_again(request, output, requested)
+        except ServingError:
+            self.free(tensors)
+            raise
+        self.memory.publish(tensors)
+        return tensors
+
+    def write_inputs(self, values: Sequence[OutputValue], *, in_place: bool, executing: bool) -> list[Tensor]:
+        """Write the inputs of a call of another model, and return their tensors.
+
+        With `in_place` what is in an input or a result already stays there; `executing`: see `HeldInputs.place_of`.
+        Raises `ServingError`; then all blocks are freed.
+        """
+        tensors: list[Tensor] = []
+        try:
+            for value in values:
+                array = value.array
+                span = None
+                if in_place and array.nbytes > INLINE_LIMIT and array.dtype in RAW_TYPES:
+                    span = self._held.place_of(array, executing=executing)
+                if span is not None:
+                    tensors.append(Tensor(value.name, value.datatype, list(array.shape), None, span))
+                else:
+                    tensors.append(self._write_new(value.name, value.datatype, array, _ANY_OUTPUT))
         except ServingError:
             self.free(tensors)
             raise

@@ -46,6 +46,7 @@ class BatchResponder:
         self._cancelled: set[int] = set()
         #: How many more responses may be sent now, by request number; only for requests with several responses.
         self._credit: dict[int, int] = {}
+        self._main_thread = threading.get_ident()
         #: Final responses of the current batch, by request number, in the order of the batch.
         self._batch: dict[int, wire.ResponseMessage | None] = {}
 
@@ -119,6 +120,17 @@ class BatchResponder:
     def grant(self, number: int, count: int) -> None:
         if number in self.live:
             self._credit[number] = self._credit.get(number, wire.CREDIT_WINDOW) + count
+
+    # ---- for calls of other models -----------------------------------------------------------
+
+    @property
+    def executed_by_this_thread(self) -> bool:
+        """Whether this thread executes a batch."""
+        return bool(self._batch) and threading.get_ident() == self._main_thread
+
+    def possible_parents(self) -> list[int]:
+        """Return the numbers of the requests for which the model may be calling another model."""
+        return list(self._batch) or list(self.live)
 
     # ---- the Responder protocol --------------------------------------------------------------
 

@@ -61,6 +61,13 @@ class InstanceLost(msgspec.Struct, frozen=True):
     returned: list[Request]
 
 
+class BatchesRecalled(InstanceLost, frozen=True):
+    """`instance` gives back what it had not started: its model waits for another model. The instance is not gone.
+
+    Schedulers do the same as for a lost instance: `returned` comes before all other requests.
+    """
+
+
 class DeadlineReached(msgspec.Struct, frozen=True):
     """The scheduler's deadline (`Inbox.next(until_ns)`) has passed."""
 
@@ -79,6 +86,7 @@ Event = (
     | ChildResponded
     | InstanceIdle
     | InstanceLost
+    | BatchesRecalled
     | DeadlineReached
     | NoInstanceLeft
 )

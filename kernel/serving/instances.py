@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.errors import Unavailable
-from kernel.serving.events import InstanceIdle, InstanceLost
+from kernel.serving.events import BatchesRecalled, InstanceIdle, InstanceLost
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -137,6 +137,7 @@ class InstanceSet:
         self._only: Instance | None = None
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
+        self._max_depth = MAX_DEPTH
 
     # ---- for schedulers ----------------------------------------------------------------------
 
@@ -289,9 +290,22 @@ class InstanceSet:
             self._depth = 1
         else:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)
-            self._depth = depth if depth < MAX_DEPTH else MAX_DEPTH  # a call of min costs more
+            self._depth = depth if depth < self._max_depth else self._max_depth  # a call of min costs more
         if self._live.queued and instance in self._serving:
             self._inbox.post(InstanceIdle(instance))
+
+    def dispatch_nothing_ahead(self) -> None:
+        """The model calls other models: what waits behind a call could wait for itself, so nothing does from now on."""
+        self._depth = self._max_depth = 1
+
+    def recalled(self, instance: Instance, returned: list[Request]) -> None:
+        """`instance` gives these requests back, which it had not started."""
+        self._live.returned(returned)
+        self._inbox.post(BatchesRecalled(instance, returned))
+        for request in returned:
+            # It was cancelled, and only the instance knew that.
+            if request.cancelled and not request.finished and request.owner is not None:
+                request.owner.cancelled(request)
 
     def lost(self, instance: Instance, returned: list[Request]) -> None:
         """Remove a lost instance. It has failed its started requests; `returned` are those that it had not started."""

@@ -21,8 +21,10 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
+from kernel.serving.calls import Calls
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
+from kernel.serving.nested_loads import NestedLoads
 from kernel.serving.validation import validate
 
 if TYPE_CHECKING:
@@ -113,6 +115,9 @@ class Kernel:
         self.lost_log_lines: Callable[[], int] = int
         #: What the response cache has done; None without one.
         self.cache_figures: CacheFigures | None = None
+        #: The requests that models send to other models.
+        self.calls = Calls(self, catalog, clock)
+        self.nested_loads = NestedLoads()
         self._inputs = inputs
         self._budget = inputs.budget
         self._clock = clock
@@ -307,6 +312,7 @@ class Kernel:
         """Recompute the invariants of every model's requests and batches; for tests."""
         for model in self.catalog.ready_models():
             model.check()
+        self.calls.check()
 
     # ---- stopping ----------------------------------------------------------------------------
 

@@ -84,6 +84,8 @@ class Request(msgspec.Struct, eq=False):
     #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
     #: parent lives, also while the server drains, and its tensors were paid for by the parent.
     parent: Request | None = None
+    #: The request whose trace a model has passed on with this call (`InferenceRequest(trace=...)`).
+    trace_parent: Request | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
 

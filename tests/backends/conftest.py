@@ -14,6 +14,7 @@ from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
+from tests.backends.recorded_calls import RecordedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ class Lab:
         self.rescheduled: list[WorkerRequest] = []
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.registry = MetricRegistry(lambda: None, lambda: None)
+        self.recorded_calls = RecordedCalls()
         self._numbers = itertools.count()
         self._outputs: dict[int, dict[str, Array]] = {}
         self._datatypes: dict[int, dict[str, str]] = {}
@@ -121,6 +123,10 @@ class Lab:
     @property
     def metrics(self) -> MetricRegistry:
         return self.registry
+
+    @property
+    def calls(self) -> RecordedCalls:
+        return self.recorded_calls
 
 
 @pytest.fixture

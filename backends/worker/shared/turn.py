@@ -44,6 +44,16 @@ class Turn:
         finally:
             self._give_on()
 
+    @contextlib.contextmanager
+    def given_on(self, model: TakesTurns) -> Iterator[None]:
+        """Within a turn of `model`: let others have theirs in the `with` block, and wait for the turn after it."""
+        self._give_on()
+        try:
+            yield
+        finally:
+            self._take()
+            self._enter(model)
+
     def forget(self, model: TakesTurns) -> None:
         """The model has ended."""
         self._take()

@@ -19,6 +19,7 @@ from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
+from tests.backends.recorded_calls import RecordedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +71,7 @@ class Lab:
         self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.backend = PythonBackend(self)
         self.registry = MetricRegistry(lambda: None, lambda: None)
+        self.recorded_calls = RecordedCalls()
         self._numbers = itertools.count()
         self._responses: dict[int, queue.SimpleQueue[RecordedResponse]] = {}
 
@@ -184,6 +186,10 @@ class Lab:
     @property
     def metrics(self) -> MetricRegistry:
         return self.registry
+
+    @property
+    def calls(self) -> RecordedCalls:
+        return self.recorded_calls
 
     def _add(self, request: WorkerRequest, response: RecordedResponse) -> None:
         assert not request.finished, "a response after the final one"

@@ -214,14 +214,6 @@ def test_none_among_the_inputs_has_the_error_of_triton() -> None:
         InferenceRequest("7", 0, [None], [], "m")  # type: ignore[list-item]
 
 
-def test_calls_of_other_models_are_refused() -> None:
-    request = InferenceRequest(model_name="m", inputs=[], requested_output_names=["A"])
-    with pytest.raises(TritonModelException, match=r"InferenceRequest\.exec\) is not supported by this version"):
-        request.exec(decoupled=True)
-    with pytest.raises(TritonModelException, match=r"InferenceRequest\.async_exec\) is not supported"):
-        request.async_exec()
-
-
 def test_preferred_memory_must_be_one_of_the_constants() -> None:
     PreferredMemory(TRITONSERVER_MEMORY_GPU, 1)
     assert (int(TRITONSERVER_MEMORY_GPU), int(TRITONSERVER_MEMORY_CPU)) == (0, 1)

@@ -42,7 +42,7 @@ class Bench:
         self.regions = AttachedRegions()
         self.held = HeldInputs(self.sent.append, lambda: None)
         self.inputs = InputReader(self.regions, self.held)
-        self.outputs = OutputWriter(self.regions, self.inputs, ArenaOutputs(self.arenas.append))
+        self.outputs = OutputWriter(self.regions, self.inputs, ArenaOutputs(self.arenas.append), self.held)
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: None)  # type: ignore[arg-type, return-value]
         data = bytes(OFFSET) + INPUT.tobytes()
         self.regions.attach(KERNELS_ARENA, attached_region(data))

@@ -48,7 +48,9 @@ class Bench:
         self.mail = NoMail()
         self.held = HeldInputs(self.sent.append, lambda: None)
         regions = AttachedRegions()
-        self.outputs = OutputWriter(regions, InputReader(regions, self.held), ArenaOutputs(self.arenas.append))
+        self.outputs = OutputWriter(
+            regions, InputReader(regions, self.held), ArenaOutputs(self.arenas.append), self.held
+        )
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
     def batch(self, *refs: wire.RequestMessage) -> list[WorkerRequest]:

@@ -1,0 +1,216 @@
+"""Calls of other models from a Python model: `InferenceRequest.exec` and `async_exec`. Texts and rules are Triton's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import TYPE_CHECKING
+
+from backends.python.failures import TritonModelException
+from backends.python.instance import current_instance
+from backends.python.responses import InferenceResponse, TritonError, TritonErrorCode
+from backends.python.tensors import Tensor
+from kernel.errors import InternalError, ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from backends.python.instance import PythonInstance
+    from backends.worker.calls import Call, CallRequest, CallResponse
+    from backends.worker.request import WorkerRequest
+
+#: The most bytes of responses that an iterator keeps to repeat them.
+MAX_KEPT_BYTE_SIZE = 64 << 20
+
+
+class Executed:
+    """The requests that a coroutine of the model executes."""
+
+    __slots__ = ("blocking", "numbers")
+
+    def __init__(self, requests: Sequence[WorkerRequest], *, blocking: bool) -> None:
+        """`blocking`: the requests have no response before the coroutine ends."""
+        self.numbers = [request.ref.number for request in requests]
+        self.blocking = blocking
+
+
+#: Set in the coroutines of an `async def execute`.
+executed: contextvars.ContextVar[Executed | None] = contextvars.ContextVar("executed", default=None)
+
+
+def calling_instance() -> PythonInstance:
+    """Return the instance of this process. Raises `TritonModelException` before and after the time in which models may
+    call others."""
+    instance = current_instance()
+    if not instance.may_call:
+        raise TritonModelException("BLS is only supported during the 'execute' function.")
+    return instance
+
+
+def execute(request: CallRequest) -> InferenceResponse | ResponseIterator:
+    """Send `request` and wait for its response, or for the first one if it is streaming."""
+    instance = calling_instance()
+    _add_context(request)
+    calls = instance.host.calls
+    try:
+        call = calls.start(request)
+    except ServingError as error:
+        return _failed(error, request)
+    if request.streaming:
+        return ResponseIterator(instance, call, None)
+    response = calls.wait(call)
+    while not call.ended or call.responses:  # the end of the responses comes alone
+        calls.wait(call)
+    return _response(response, instance)
+
+
+async def execute_async(request: CallRequest) -> InferenceResponse | ResponseIterator:
+    """As `execute`, while other tasks of the event loop run. A cancelled task cancels the call."""
+    instance = calling_instance()
+    _add_context(request)
+    calls = instance.host.calls
+    try:
+        call = calls.start(request)
+    except ServingError as error:
+        return _failed(error, request)
+    if request.streaming:
+        return ResponseIterator(instance, call, None)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_response() -> None:
+        if call.ended:
+            _wake(loop, ended)
+
+    calls.notify(call, on_response)
+    try:
+        await ended.wait()
+    except asyncio.CancelledError:
+        calls.cancel(call)
+        calls.discard(call)
+        raise
+    response = calls.take(call)
+    assert response is not None
+    return _response(response, instance)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:  # the loop has ended: nobody waits
+        return
+
+
+def _add_context(request: CallRequest) -> None:
+    context = executed.get()
+    if context is not None and request.parents is None:
+        request.parents = context.numbers
+        request.blocking = context.blocking
+
+
+def _failed(error: ServingError, request: CallRequest) -> InferenceResponse | ResponseIterator:
+    failed = InferenceResponse(error=_triton_error(error))
+    return ResponseIterator(None, None, failed) if request.streaming else failed
+
+
+def _triton_error(error: ServingError) -> TritonError:
+    return TritonError(error.message, TritonErrorCode[error.code.name])
+
+
+def _response(response: CallResponse, instance: PythonInstance) -> InferenceResponse:
+    """Return the response for the model. Its tensors use the memory of the other model's outputs."""
+    if response.error is not None:
+        return InferenceResponse(error=_triton_error(response.error))
+    if response.empty and not response.final:
+        return InferenceResponse(error=_triton_error(InternalError("Unexpected empty response.")))
+    return InferenceResponse.received(Tensor.received(response.outputs, instance.writable_inputs), response.parameters)
+
+
+class ResponseIterator:
+    """The responses of a call with `decoupled=True`, for `for` and `async for`.
+
+    The last item may be a response without tensors. A second iteration repeats the responses, as in Triton, unless they
+    have more than 64 MiB together. If the iterator is dropped, the call goes on and its responses are dropped.
+    """
+
+    def __init__(self, instance: PythonInstance | None, call: Call | None, failed: InferenceResponse | None) -> None:
+        """With `failed` that is the only response."""
+        self._instance = instance
+        self._call = call
+        self._finished = call is None
+        self._kept: list[InferenceResponse] = [] if failed is None else [failed]
+        self._kept_byte_size = 0
+        #: Whether all responses are kept.
+        self._complete = True
+        self._position = 0
+        #: One thread waits for a response at a time.
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        if not self._finished and self._instance is not None and self._call is not None:
+            # Not here: the garbage collector can call this at any point, also while a lock is held.
+            self._instance.discard_call(self._call)
+
+    def __iter__(self) -> ResponseIterator:
+        if self._finished and self._position >= len(self._kept):
+            self._restart()
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        with self._lock:
+            if self._finished:
+                return self._repeated()
+            assert self._instance is not None
+            assert self._call is not None
+            return self._received(self._instance.host.calls.wait(self._call))
+
+    def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[InferenceResponse]:
+        call, instance = self._call, self._instance
+        if call is not None and instance is not None and not self._finished:
+            loop, come = asyncio.get_running_loop(), asyncio.Event()
+            instance.host.calls.notify(call, lambda: _wake(loop, come))
+            while not self._finished:
+                response = instance.host.calls.take(call)
+                if response is not None:
+                    yield self._received(response)
+                else:
+                    await come.wait()
+                    come.clear()
+            return
+        iter(self)
+        for response in self:
+            yield response
+
+    def cancel(self) -> None:
+        """Cancel the call. Its last response, with the code CANCELLED, comes soon."""
+        if not self._finished and self._instance is not None and self._call is not None:
+            self._instance.host.calls.cancel(self._call)
+
+    def _received(self, received: CallResponse) -> InferenceResponse:
+        assert self._instance is not None
+        response = InferenceResponse([]) if received.empty else _response(received, self._instance)
+        self._finished = received.final
+        self._kept_byte_size += sum(tensor.byte_size for tensor in received.outputs)
+        if self._complete and self._kept_byte_size <= MAX_KEPT_BYTE_SIZE:
+            self._kept.append(response)
+        else:
+            self._complete = False
+            self._kept.clear()
+        self._position = len(self._kept)
+        return response
+
+    def _repeated(self) -> InferenceResponse:
+        if self._position < len(self._kept):
+            self._position += 1
+            return self._kept[self._position - 1]
+        raise StopIteration("Iteration is done for the responses.")
+
+    def _restart(self) -> None:
+        if not self._complete:
+            raise TritonModelException(
+                f"the responses have more than {MAX_KEPT_BYTE_SIZE} bytes together, and can be iterated only once"
+            )
+        self._position = 0

@@ -1,0 +1,426 @@
+"""Calls of other models, from any thread of this worker's model.
+
+A call is sent by the thread that makes it. Its responses are taken by the thread that reads the connection: the one
+that waits for the response, or the main thread, or, for calls that an event loop awaits, a thread that only reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from backends.transport import wire
+from backends.transport.framing import FrameTooLarge
+from backends.worker.inputs import is_aligned
+from backends.worker.message_reader import KernelGone
+from backends.worker.strings_check import check_strings
+from kernel.errors import ErrorCode, InternalError, ServingError, worker_error
+from shm.tensor import RequestedOutput, Span, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from backends.worker.held_inputs import HeldInputs
+    from backends.worker.memory import AttachedRegions
+    from backends.worker.message_reader import KernelMessageReader
+    from backends.worker.outputs import OutputWriter
+    from backends.worker.request import OutputValue
+    from backends.worker.responder import BatchResponder
+    from backends.worker.shared.turn import TakesTurns, Turn
+
+Result = TypeVar("Result")
+
+#: The model says that it took responses in portions, so that a stream does not need a message for each.
+_CREDIT_PORTION = wire.CREDIT_WINDOW // 4
+
+#: The bytes of one `ModelFile`.
+_FILE_PART = 1 << 20
+
+
+class CallRequest(msgspec.Struct):
+    """A request to another model."""
+
+    model_name: str
+    inputs: Sequence[OutputValue]
+    #: Empty for the newest version that serves.
+    model_version: str = ""
+    #: The requested outputs; empty for all.
+    outputs: Sequence[str] = ()
+    id: str = ""
+    correlation_id: int | str = 0
+    flags: int = 0
+    priority: int = 0
+    timeout_us: int = 0
+    parameters: Mapping[str, str | int | bool | float] = {}
+    #: Whether several responses are accepted, of a decoupled model.
+    streaming: bool = False
+    #: The numbers of the requests for which the model calls; None if that is not known.
+    parents: Sequence[int] | None = None
+    #: Whether the execution of these requests cannot end without the response; None if that is not known.
+    blocking: bool | None = None
+    #: The number of the request whose trace the call belongs to; 0 for none.
+    trace_parent: int = 0
+
+
+class CallResponse(msgspec.Struct):
+    """A response to a call. With an error there are no outputs; without both it only marks the end."""
+
+    #: Each with its bytes in `data`: those of a message, or a view of shared memory that the model may change.
+    outputs: list[Tensor] = []
+    parameters: dict[str, wire.ParameterValue] = {}
+    error: ServingError | None = None
+    final: bool = False
+    #: Whether it only marks the end of the responses.
+    empty: bool = False
+
+
+class Call:
+    """A call that was sent. `responses` are those that nobody has taken yet."""
+
+    __slots__ = ("consumed", "discarded", "ended", "number", "on_response", "responses", "streaming")
+
+    def __init__(self, number: int, *, streaming: bool) -> None:
+        self.number = number
+        self.streaming = streaming
+        self.responses: deque[CallResponse] = deque()
+        #: Whether the final response has come.
+        self.ended = False
+        #: Called by the reading thread for each response, and when the kernel is gone; it must not block.
+        self.on_response: Callable[[], None] | None = None
+        #: Responses that were taken and not reported yet.
+        self.consumed = 0
+        #: Whether nobody wants the responses any more.
+        self.discarded = False
+
+
+class ModelCalls(Protocol):
+    """What a backend can ask of other models and of the server. Any thread may use it. Implemented by `WorkerCalls`."""
+
+    def start(self, request: CallRequest) -> Call:
+        """Send a request to another model. Raises `ServingError` if it cannot be sent; other errors are responses."""
+
+    def wait(self, call: Call) -> CallResponse:
+        """Wait for the next response of `call` and return it. Not after the final one."""
+
+    def take(self, call: Call) -> CallResponse | None:
+        """Return the next response of `call` if it has come, else None."""
+
+    def notify(self, call: Call, on_response: Callable[[], None]) -> None:
+        """Call `on_response` whenever a response of `call` has come, from another thread, until it has ended."""
+
+    def cancel(self, call: Call) -> None:
+        """Cancel `call`, unless it has ended. It still gets its final response."""
+
+    def discard(self, call: Call) -> None:
+        """Let `call` go on without anybody taking its responses."""
+
+    def wait_for(self, future: Future[Result]) -> Result:
+        """Wait for the result of another thread of the model, from the thread that executes. Raises as the future.
+
+        In a process of several models, others have their turn while the model waits for calls.
+        """
+
+    def control(
+        self,
+        action: str,
+        model_name: str,
+        *,
+        version: str = "",
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        unload_dependents: bool = False,
+    ) -> bool:
+        """Load or unload a model, or return whether it is ready. Raises `ServingError`."""
+
+
+class WorkerCalls:
+    """The calls of one worker. See `ModelCalls`."""
+
+    def __init__(
+        self,
+        send: Callable[[wire.ToKernel], None],
+        reader: Callable[[], KernelMessageReader],
+        responder: BatchResponder,
+        outputs: OutputWriter,
+        regions: AttachedRegions,
+        held: HeldInputs,
+    ) -> None:
+        self._send = send
+        self._reader = reader
+        self._responder = responder
+        self._outputs = outputs
+        self._regions = regions
+        self._held = held
+        #: Calls that have no final response yet, and actions with models that have no result.
+        self._open: dict[int, Call] = {}
+        self._controls: dict[int, wire.ModelControlled | None] = {}
+        self._last_number = 0
+        #: Numbers must be sent in order.
+        self._lock = threading.Lock()
+        self._pump = _Pump(reader, self._lost)
+        self._main_thread = threading.get_ident()
+        #: Set when a call begins or ends; only in a process of several models.
+        self._wake = threading.Event()
+        #: In a process of several models: whose turn it is, and the model of this worker.
+        self.turn: tuple[Turn, TakesTurns] | None = None
+        #: The name of this worker's model, set when it is loaded.
+        self.model_name = ""
+
+    # ---- for models --------------------------------------------------------------------------
+
+    def start(self, request: CallRequest) -> Call:
+        """See `ModelCalls`."""
+        self._held.report_freed()
+        in_execute = self._responder.executed_by_this_thread
+        parents, blocking = request.parents, request.blocking
+        if parents is None:
+            parents = self._responder.possible_parents()
+        if blocking is None:
+            blocking = in_execute
+        # Instances of one model share the memory of their inputs: one may change what another one reads.
+        shares = request.model_name == self.model_name
+        inputs = self._outputs.write_inputs(request.inputs, in_place=not shares, executing=in_execute)
+        ref = wire.RequestMessage(
+            0,
+            inputs,
+            [RequestedOutput(name) for name in request.outputs],
+            request.id,
+            request.flags,
+            request.correlation_id,
+            request.priority,
+            request.timeout_us,
+            dict(request.parameters),
+        )
+        with self._lock:
+            number = self._last_number = self._last_number + 1
+            call = self._open[number] = Call(number, streaming=request.streaming)
+            try:
+                self._send(
+                    wire.Submit(
+                        number,
+                        request.model_name,
+                        request.model_version,
+                        ref,
+                        list(parents),
+                        blocking,
+                        request.streaming,
+                        request.trace_parent,
+                    )
+                )
+            except FrameTooLarge as error:
+                del self._open[number]
+                self._outputs.free(inputs)
+                raise InternalError(f"the request is too long for the server: {error}") from error
+        if self.turn is not None:
+            self._wake.set()
+        return call
+
+    def wait(self, call: Call) -> CallResponse:
+        """See `ModelCalls`."""
+        responses = call.responses
+        if not responses:
+            self._wait_until(lambda: bool(responses))
+        response = self.take(call)
+        assert response is not None
+        return response
+
+    def take(self, call: Call) -> CallResponse | None:
+        """See `ModelCalls`."""
+        if not call.responses:
+            return None
+        response = call.responses.popleft()
+        if call.streaming and not call.ended:
+            with self._lock:
+                call.consumed += 1
+                if call.consumed >= _CREDIT_PORTION:
+                    count, call.consumed = call.consumed, 0
+                    self._send(wire.CallConsumed(call.number, count))
+        return response
+
+    def notify(self, call: Call, on_response: Callable[[], None]) -> None:
+        """See `ModelCalls`."""
+        call.on_response = on_response
+        if not call.ended:
+            self._pump.read_for(call)
+        on_response()  # what has come before
+
+    def cancel(self, call: Call) -> None:
+        """See `ModelCalls`."""
+        if not call.ended:
+            self._send(wire.CancelCall(call.number))
+
+    def discard(self, call: Call) -> None:
+        """See `ModelCalls`."""
+        call.discarded = True
+        while self.take(call) is not None:
+            pass
+
+    def wait_for(self, future: Future[Result]) -> Result:
+        """See `ModelCalls`."""
+        if self.turn is None:
+            return future.result()
+        future.add_done_callback(lambda _: self._wake.set())
+        while not future.done():
+            self._await_wake()
+            if self._open and not future.done():
+                turn, model = self.turn
+                with turn.given_on(model):
+                    while self._open and not future.done():
+                        self._await_wake()
+        return future.result()
+
+    def _await_wake(self) -> None:
+        self._wake.wait()
+        self._wake.clear()
+
+    def control(
+        self,
+        action: str,
+        model_name: str,
+        *,
+        version: str = "",
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        unload_dependents: bool = False,
+    ) -> bool:
+        """See `ModelCalls`."""
+        with self._lock:
+            number = self._last_number = self._last_number + 1
+        self._controls[number] = None
+        for path, data in (files or {}).items():
+            view = memoryview(data)
+            for start in range(0, max(1, len(view)), _FILE_PART):
+                self._send(wire.ModelFile(number, path, bytes(view[start : start + _FILE_PART])))
+        self._send(wire.ControlModel(number, action, model_name, version, config, unload_dependents))
+        self._wait_until(lambda: self._controls[number] is not None)
+        result = self._controls.pop(number)
+        assert result is not None
+        if result.error_code:
+            raise worker_error(ErrorCode(result.error_code), result.error_text)
+        return result.ready
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        turn = self.turn
+        if turn is None or threading.get_ident() != self._main_thread:
+            self._reader().wait_until(done)
+        else:  # the model that is called may be one of this process
+            with turn[0].given_on(turn[1]):
+                self._reader().wait_until(done)
+
+    # ---- messages, from the thread that reads ------------------------------------------------
+
+    def responded(self, message: wire.CallResponded) -> None:
+        """Take a response of a call."""
+        call = self._open[message.call]
+        response = self._response(message)
+        if message.final:
+            del self._open[message.call]
+            self._pump.ended(call)
+        call.ended = message.final  # before the response can be taken: nobody reports what was taken of the last ones
+        call.responses.append(response)
+        if call.discarded:
+            self.take(call)
+        if call.on_response is not None:
+            call.on_response()
+        if self.turn is not None:
+            self._wake.set()
+
+    def controlled(self, message: wire.ModelControlled) -> None:
+        """Take the result of an action with a model."""
+        self._controls[message.call] = message
+
+    def _response(self, message: wire.CallResponded) -> CallResponse:
+        response = message.response
+        if response is None:
+            return CallResponse(final=message.final, empty=True)
+        if response.error_code:
+            error = worker_error(ErrorCode(response.error_code), response.error_text)
+            return CallResponse(error=error, final=message.final)
+        outputs: list[Tensor] = []
+        lease = message.lease
+        failure: ServingError | None = None
+        for tensor in response.outputs:
+            try:
+                outputs.append(self._resolved(tensor, lease))
+            except ServingError as error:
+                failure = error
+                if lease:
+                    self._held.drop_result(lease)
+            lease += tensor.span is not None and lease > 0
+        if failure is not None:
+            return CallResponse(error=failure, final=message.final)
+        return CallResponse(outputs, response.parameters, final=message.final)
+
+    def _resolved(self, tensor: Tensor, lease: int) -> Tensor:
+        """Return a tensor of a response with its bytes in `data`. Raises `ServingError`."""
+        data = tensor.data
+        if tensor.span is not None:
+            data = self._view(tensor, tensor.span, lease)
+        resolved = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+        if tensor.datatype == "BYTES":
+            check_strings(resolved, "", self.model_name)
+        return resolved
+
+    def _view(self, tensor: Tensor, span: Span, lease: int) -> memoryview:
+        region = self._regions.get(span.lease.region_number)
+        if not lease:  # the bytes were sent
+            return region.input_view(span.offset, span.byte_size)
+        # As of inputs: see `InputReader`.
+        if (tensor.datatype == "BYTES" and not region.steady) or not is_aligned(tensor, span):
+            copy = memoryview(bytearray(region.view(span.offset, span.byte_size)))
+            self._held.drop_result(lease)
+            return copy
+        return self._held.hold_result(lease, region, span.offset, span.byte_size)
+
+    def _lost(self) -> None:
+        """The kernel is gone: let everything that waits without reading notice it."""
+        for call in list(self._open.values()):
+            call.responses.append(CallResponse(error=InternalError("the server has ended"), final=True))
+            call.ended = True
+            if call.on_response is not None:
+                call.on_response()
+
+
+class _Pump:
+    """A thread that reads messages while an event loop awaits calls, since the loop cannot wait for the connection."""
+
+    def __init__(self, reader: Callable[[], KernelMessageReader], on_lost: Callable[[], None]) -> None:
+        self._reader = reader
+        self._on_lost = on_lost
+        self._awaited: set[Call] = set()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+
+    def read_for(self, call: Call) -> None:
+        """Read until `call` has ended."""
+        with self._changed:
+            self._awaited.add(call)
+            if call.ended:  # meanwhile
+                self._awaited.discard(call)
+            elif self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="calls", daemon=True)
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def ended(self, call: Call) -> None:
+        """`call` has got its final response."""
+        if self._awaited:
+            with self._lock:
+                self._awaited.discard(call)
+
+    def _run(self) -> None:
+        awaited = self._awaited
+        try:
+            while True:
+                with self._changed:
+                    while not awaited:
+                        self._changed.wait()
+                self._reader().wait_until(lambda: not awaited)
+        except (KernelGone, OSError):
+            self._on_lost()

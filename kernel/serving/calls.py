@@ -1,0 +1,147 @@
+"""Requests that models send to other models.
+
+A call goes through `Kernel.submit` like any other request. It has the caller's request as its parent: it is admitted
+also while the server drains, and is charged to no quota again. Error texts are Triton's (`RequestExecutor::Infer` in
+python_backend's request_executor.cc).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.errors import InternalError, ServingError, Unavailable
+from kernel.serving.call_waits import CallWaits
+
+if TYPE_CHECKING:
+    from kernel.loop.clock import Alarm, Clock
+    from kernel.serving.call_waits import Execution, LiveModels
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+
+logger = logging.getLogger(__name__)
+
+#: How often calls that wait are looked at, in nanoseconds: some may have become stuck after they were made.
+_LOOK_NS = 250_000_000
+
+#: The most calls that are looked at at a time. Each takes some microseconds.
+_MOST_LOOKED_AT = 200
+
+
+class CallTarget(Protocol):
+    """Executes calls. Implemented by `kernel.serving.kernel.Kernel`."""
+
+    def resolve(self, name: str, version: str = "") -> Model:
+        """Return the version for a request. Raises `ServingError`."""
+
+    def submit(self, request: Request, *, pinned: Model | None = None) -> Model:
+        """Check and queue a request. Raises `ServingError`, and then keeps no lease."""
+
+
+class Calls:
+    """The calls of all models. Fails those that can never be executed."""
+
+    def __init__(self, target: CallTarget, models: LiveModels, clock: Clock) -> None:
+        self._target = target
+        self._clock = clock
+        self._waits = CallWaits(models)
+        #: Calls that were cancelled because they are stuck.
+        self._stuck: set[Request] = set()
+        #: Rings while calls wait; made when it is first needed.
+        self._alarm: Alarm | None = None
+        #: The calls that are looked at next.
+        self._to_look_at: deque[Request] = deque()
+
+    def submit(self, call: Request, execution: Execution | None, *, streaming: bool) -> None:
+        """Send `call` to its model. Without `streaming` it can have only one response.
+
+        `execution` is the batch from which it was made, if it was made from one. Raises `ServingError` with the text
+        for the caller; then no lease is kept, and the sink gets no response. Otherwise `ended` follows.
+        """
+        try:
+            model = self._model_of(call, streaming=streaming)
+        except ServingError as error:
+            call.release_leases()
+            raise refused(call, error) from error
+        try:
+            # With a parent the call was admitted, and paid for, with it.
+            self._target.submit(call, pinned=None if call.parent is None else model)
+        except ServingError as error:
+            raise refused(call, error) from error
+        if call.finished or execution is None:
+            return
+        self._waits.add(call, execution, self._clock.now_ns())
+        if model.live.instance_of.get(call) is None and execution.blocking:
+            self._look_at(call)
+        if self._alarm is None:
+            self._alarm = self._clock.alarm(self._look)
+        if len(self._waits) == 1:
+            self._alarm.set(self._clock.now_ns() + _LOOK_NS)
+
+    def _model_of(self, call: Request, *, streaming: bool) -> Model:
+        try:
+            model = self._target.resolve(call.model_name, call.model_version)
+        except ServingError:
+            raise InternalError(
+                f"Failed for execute the inference request. Model '{call.model_name}' is not ready."
+            ) from None
+        if model.spec.decoupled and not streaming:
+            raise InternalError(
+                f"Model {call.model_name} is using the decoupled. The current BLS request call doesn't support models "
+                "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                "'async_exec' calls for decoupled models.'"
+            )
+        return model
+
+    def requeued(self, call: Request) -> None:
+        """`call` was dispatched and is queued again."""
+        self._look_at(call)
+
+    def ended(self, call: Request) -> None:
+        """`call` has its final response, or nobody waits for it any more."""
+        self._waits.remove(call)
+        self._stuck.discard(call)
+
+    def error_of(self, call: Request, error: ServingError) -> ServingError:
+        """Return the error that the caller gets for an error response to `call`."""
+        if call in self._stuck:
+            return refused(
+                call,
+                Unavailable(
+                    "every instance that could execute the request waits, itself or through calls of other models, for "
+                    "this request. A model that is called while it waits for a call needs another instance"
+                ),
+            )
+        return refused(call, error) if error.before_queueing else error
+
+    # ---- calls that can never be executed ----------------------------------------------------
+
+    def _look(self) -> None:
+        if not self._to_look_at:
+            self._to_look_at.extend(self._waits.waiting())
+        for _ in range(min(len(self._to_look_at), _MOST_LOOKED_AT)):
+            call = self._to_look_at.popleft()
+            if not call.finished:
+                self._look_at(call)
+        if len(self._waits) and self._alarm is not None:
+            self._alarm.set(self._clock.now_ns() + _LOOK_NS)
+
+    def _look_at(self, call: Request) -> None:
+        """Fail a call if `call` is stuck: then the others go on."""
+        stuck = self._waits.youngest_stuck(call, self._clock.now_ns())
+        if stuck is not None and stuck not in self._stuck:
+            logger.error(
+                "a call of model '%s' fails: all instances that could execute it wait for this call", stuck.model_name
+            )
+            self._stuck.add(stuck)
+            stuck.cancel()
+
+    def check(self) -> None:
+        """Recompute the invariants; for tests."""
+        self._waits.check()
+
+
+def refused(call: Request, error: ServingError) -> ServingError:
+    """Return the error of a call that its model has not queued. Triton gives all of them the code INTERNAL."""
+    return InternalError(f"Model {call.model_name} - Error when running inference: {error.message}")

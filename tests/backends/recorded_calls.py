@@ -1,0 +1,105 @@
+"""A double of what the worker offers to models that call others: calls are recorded, and the test responds to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from backends.worker.calls import Call, CallRequest, CallResponse
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+
+    from kernel.errors import ServingError
+
+_Result = TypeVar("_Result")
+
+
+class RecordedCalls:
+    """Implements `backends.worker.calls.ModelCalls`. `respond` makes the responses to each call."""
+
+    def __init__(self) -> None:
+        self.started: list[CallRequest] = []
+        self.cancelled: list[int] = []
+        self.discarded: list[int] = []
+        self.controlled: list[dict[str, object]] = []
+        #: Raised by `control`, or by `start`.
+        self.control_error: ServingError | None = None
+        self.start_error: ServingError | None = None
+        self.ready = False
+        #: Returns the responses to a call: by default its inputs, as outputs.
+        self.respond: Callable[[CallRequest], list[CallResponse]] = _inputs_back
+        self.open: list[Call] = []
+
+    def start(self, request: CallRequest) -> Call:
+        if self.start_error is not None:
+            raise self.start_error
+        self.started.append(request)
+        call = Call(len(self.started), streaming=request.streaming)
+        self.open.append(call)
+        for response in self.respond(request):
+            self.deliver(call, response)
+        return call
+
+    def deliver(self, call: Call, response: CallResponse) -> None:
+        """Give `call` another response."""
+        call.ended = response.final
+        call.responses.append(response)
+        if call.on_response is not None:
+            call.on_response()
+
+    def wait(self, call: Call) -> CallResponse:
+        return call.responses.popleft()
+
+    def take(self, call: Call) -> CallResponse | None:
+        return call.responses.popleft() if call.responses else None
+
+    def notify(self, call: Call, on_response: Callable[[], None]) -> None:
+        call.on_response = on_response
+        on_response()
+
+    def cancel(self, call: Call) -> None:
+        self.cancelled.append(call.number)
+
+    def discard(self, call: Call) -> None:
+        self.discarded.append(call.number)
+
+    def wait_for(self, future: Future[_Result]) -> _Result:
+        return future.result()
+
+    def control(
+        self,
+        action: str,
+        model_name: str,
+        *,
+        version: str = "",
+        config: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        unload_dependents: bool = False,
+    ) -> bool:
+        if self.control_error is not None:
+            raise self.control_error
+        self.controlled.append(
+            {
+                "action": action,
+                "model_name": model_name,
+                "version": version,
+                "config": config,
+                "files": files,
+                "unload_dependents": unload_dependents,
+            }
+        )
+        return self.ready
+
+
+def _inputs_back(request: CallRequest) -> list[CallResponse]:
+    outputs = [
+        Tensor(
+            value.name, value.datatype, list(value.array.shape), memoryview(bytearray(np.array(value.array).tobytes()))
+        )
+        for value in request.inputs
+    ]
+    return [CallResponse(outputs, {"answer": 42}, final=True)]
