@@ -1,9 +1,9 @@
-"""Calls of other models, answered by functions of the test. Implements `ModelCalls`."""
+"""Calls of other models, whose responses come from functions of the test. Implements `ModelCalls`."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.worker.calls import Call, CallResponse
@@ -13,7 +13,7 @@ from shm.arrays import to_bytes
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from concurrent.futures import Future
 
     from backends.worker.calls import CallRequest, Result
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ModelCall(dict[str, "Array"]):
-    """A call of the model under test, for the function of the test that answers it: input name → array."""
+    """A call of the model under test, for the function of the test that responds to it: input name → array."""
 
     def __init__(self, request: CallRequest) -> None:
         super().__init__(
@@ -43,8 +43,8 @@ class ModelCall(dict[str, "Array"]):
         self.decoupled = request.streaming
 
 
-#: Answers the calls of one model: returns output name → array or list; or, as a decoupled model, an iterable of those,
-#: such as a generator. A `ServingError` that it raises is the error that the caller gets.
+#: Responds to the calls of one model: returns output name → array or list; or, as a decoupled model, an iterable of
+#: those, such as a generator. A `ServingError` that it raises is the error that the caller gets.
 ModelFunction = Callable[[ModelCall], object]
 
 
@@ -52,7 +52,7 @@ class FunctionCalls:
     """The calls of one model under test. A function runs in the thread of the model that makes the call."""
 
     def __init__(self, functions: Mapping[str, ModelFunction]) -> None:
-        """`functions`: name of a model → what answers its calls."""
+        """`functions`: name of a model → what responds to its calls."""
         self._functions = dict(functions)
         self._numbers = itertools.count(1)
         #: Calls that may have more responses: number → those that the function still makes.
@@ -71,13 +71,13 @@ class FunctionCalls:
             )
         call = Call(next(self._numbers), streaming=request.streaming)
         try:
-            answer = function(ModelCall(request))
-            if isinstance(answer, Mapping):
-                self._end(call, CallResponse(_tensors(answer), final=True))
+            result = function(ModelCall(request))
+            if isinstance(result, Mapping):
+                self._end(call, CallResponse(_tensors(result), final=True))
             elif request.streaming:
-                self._open[call.number] = iter(_responses(answer))
+                self._open[call.number] = iter(_responses(result))
             else:
-                self._end(call, _only(list(_responses(answer)), request.model_name))
+                self._end(call, _only(list(_responses(result)), request.model_name))
         except ServingError as error:
             self._end(call, CallResponse(error=error, final=True))
         return call
@@ -102,8 +102,8 @@ class FunctionCalls:
 
     def _make_next(self, call: Call) -> None:
         try:
-            answer = next(self._open[call.number])
-            call.responses.append(CallResponse(_tensors(answer)))
+            result = next(self._open[call.number])
+            call.responses.append(CallResponse(_tensors(result)))
         except StopIteration:
             self._end(call, CallResponse(final=True, empty=True))
         except ServingError as error:
@@ -142,20 +142,20 @@ class FunctionCalls:
         return model_name in self._functions
 
 
-def _responses(answer: object) -> Iterable[object]:
+def _responses(result: object) -> Iterable[object]:
     """Return the responses of a function that returned no mapping. Raises `TypeError`."""
-    if isinstance(answer, (str, bytes)) or not hasattr(answer, "__iter__"):
+    if isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
         raise TypeError(
             "the function of a called model must return a dict of outputs, or an iterable of such, not "
-            f"{type(answer).__name__}"
+            f"{type(result).__name__}"
         )
-    return answer  # type: ignore[no-any-return]  # it was just checked
+    return result
 
 
-def _only(answers: list[object], model_name: str) -> CallResponse:
-    if len(answers) != 1:
-        raise InternalError(f"model '{model_name}' sent {len(answers)} responses to a call that accepts one")
-    return CallResponse(_tensors(answers[0]), final=True)
+def _only(results: list[object], model_name: str) -> CallResponse:
+    if len(results) != 1:
+        raise InternalError(f"model '{model_name}' sent {len(results)} responses to a call that accepts one")
+    return CallResponse(_tensors(results[0]), final=True)
 
 
 def _tensors(outputs: object) -> list[Tensor]:

@@ -45,7 +45,7 @@ class RecordingHost:
     """Takes the responses of all requests of one model, from any thread. Implements `Responder` and `Host`."""
 
     def __init__(self, functions: Mapping[str, ModelFunction]) -> None:
-        """`functions` answer the calls of the model, see `FunctionCalls`."""
+        """`functions` respond to the calls of the model, see `FunctionCalls`."""
         self.logged: list[tuple[str, str]] = []
         self.calls = FunctionCalls(functions)
         self._spec: ModelSpec | None = None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from kernel.authoring.tool_server import ToolServer
     from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.repository.layout import ModelFolder
 
 #: File → what the list of new files says.
 _ABOUT = {
@@ -105,7 +106,7 @@ def _onnx_files(name: str, onnx: Path, shown: str) -> dict[str, str]:
 
 def _ensemble_files(folder: Path, names: Sequence[str], shown: str) -> dict[str, str]:
     """Return the files of an ensemble of models beside `folder`."""
-    models = {}
+    models: dict[str, ModelFolder] = {}
     for name in dict.fromkeys(names):
         found = scan((folder.parent,), only=name).models if name and folder.parent.is_dir() else {}
         if not found:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PYTHON_EXAMPLES = {
     "README.md": 1,
     "CONTRIBUTING.md": 1,
+    "docs/authoring.md": 2,
     "docs/backends.md": 1,
     "docs/batching.md": 1,
     "docs/caches.md": 1,

@@ -77,6 +77,7 @@ def test_missing_outputs_are_a_difference() -> None:
 
 def test_what_is_no_rounding_counts_more_than_rounding() -> None:
     expected = {"A": np.ones(1, F32), "B": np.ones(1, F32), "C": np.ones(1, F32)}
-    found = difference(expected, {"A": F32([1.000001]), "B": F32([3]), "C": F32([1.000001])})  # type: ignore[dict-item]
+    values = (("A", 1.000001), ("B", 3), ("C", 1.000001))
+    found = difference(expected, {name: np.array([value], F32) for name, value in values})
     assert found is not None
     assert "'B'" in found.text
