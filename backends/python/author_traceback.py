@@ -38,7 +38,7 @@ def describe_for_author(error: BaseException, model_dir: Path) -> str:
 
 def _one(error: BaseException, model_dir: Path) -> str:
     root = f"{model_dir.resolve()}/"
-    lines = ["".join(traceback.format_exception_only(error)).rstrip(), ""]
+    lines = ["".join(traceback.format_exception_only(type(error), error)).rstrip(), ""]
     others: list[str] = []
     own_count = 0
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
