@@ -121,7 +121,7 @@ def _response(response: CallResponse, instance: PythonInstance) -> InferenceResp
     """Return the response for the model. Its tensors use the memory of the other model's outputs."""
     if response.error is not None:
         return InferenceResponse(error=_triton_error(response.error))
-    if response.empty and not response.final:
+    if response.empty:
         return InferenceResponse(error=_triton_error(InternalError("Unexpected empty response.")))
     return InferenceResponse.received(Tensor.received(response.outputs, instance.writable_inputs), response.parameters)
 
@@ -173,9 +173,9 @@ class ResponseIterator:
             loop, come = asyncio.get_running_loop(), asyncio.Event()
             instance.host.calls.notify(call, lambda: _wake(loop, come))
             while not self._finished:
-                response = instance.host.calls.take(call)
-                if response is not None:
-                    yield self._received(response)
+                received = instance.host.calls.take(call)
+                if received is not None:
+                    yield self._received(received)
                 else:
                     await come.wait()
                     come.clear()

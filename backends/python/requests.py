@@ -369,7 +369,7 @@ class InferenceRequest:
         return asyncio.get_running_loop().create_task(execute_async(self._call_request(decoupled, "async_exec")))
 
     def _call_request(self, decoupled: bool, call: str) -> CallRequest:
-        if not isinstance(decoupled, bool):
+        if not is_truth(decoupled):
             raise incompatible_arguments(
                 call, f"{call}(self: InferenceRequest, decoupled: bool = False)", self, decoupled
             )

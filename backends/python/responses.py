@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments
 from backends.python.tensors import Tensor, select_outputs
@@ -73,7 +73,7 @@ class InferenceResponse:
 
     __slots__ = ("_error", "_output_tensors", "_parameters")
 
-    _parameters: Mapping[str, str | int | bool | float]
+    _parameters: Mapping[str, str | int | bool]
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class InferenceResponse:
 
     @staticmethod
     def received(tensors: list[Tensor], parameters: Mapping[str, str | int | bool | float]) -> InferenceResponse:
-        """Return a response of another model."""
+        """Return a response of another model, with the parameters that it has: also float."""
         response = InferenceResponse.__new__(InferenceResponse)
         response._output_tensors = tensors
         response._error = None
-        response._parameters = parameters
+        response._parameters = cast("Mapping[str, str | int | bool]", parameters)
         return response
 
     def output_tensors(self) -> list[Tensor]:

@@ -315,6 +315,7 @@ class WorkerCalls:
 
     def responded(self, message: wire.CallResponded) -> None:
         """Take a response of a call."""
+        self._held.report_freed()
         call = self._open[message.call]
         response = self._response(message)
         if message.final:

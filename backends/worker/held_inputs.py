@@ -155,8 +155,8 @@ class HeldInputs:
         base: object = array
         while isinstance(base, np.ndarray):
             base = base.base
-        exporter = base.obj if isinstance(base, memoryview) else None
-        if exporter is None:
+        exporter: object = base.obj if isinstance(base, memoryview) else None
+        if not isinstance(exporter, np.ndarray):
             return None
         watched = self._results.get(id(exporter))
         if watched is None or watched.array() is not exporter:
@@ -165,7 +165,7 @@ class HeldInputs:
         if watched is None:
             return None
         start = address_of(array)
-        skip = start - address_of(np.asarray(exporter))
+        skip = start - address_of(exporter)
         region = watched.region
         if not 0 <= skip <= watched.byte_size - array.nbytes:
             return None

@@ -87,7 +87,7 @@ class Worker:
         self._outputs = OutputWriter(
             self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send), self._held
         )
-        self._reader = KernelMessageReader(channel, self._urgent)
+        self._reader = KernelMessageReader(channel, self._urgent, self._held.report_freed)
         self._reporter = MetricReporter(self._send)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader)
         self._calls = WorkerCalls(

@@ -45,9 +45,16 @@ class KernelGone(Exception):
 class KernelMessageReader:
     """Reads messages. Calls `urgent` with those that are handled at once, from any thread."""
 
-    def __init__(self, channel: BlockingChannel, urgent: Callable[[wire.ToWorker], None]) -> None:
+    def __init__(
+        self,
+        channel: BlockingChannel,
+        urgent: Callable[[wire.ToWorker], None],
+        between: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The main thread calls `between` when it goes on waiting after messages that were not for it."""
         self._channel = channel
         self._urgent = urgent
+        self._between = between
         #: Received messages for the main thread, which takes them from here, or by `next`.
         self.waiting: deque[wire.ToWorker] = deque()
         self._gone = False
@@ -71,6 +78,8 @@ class KernelMessageReader:
                 self._reading = self._reading or reads
             if reads:
                 self._read(wait=True)
+                if not waiting:
+                    self._between()
             else:
                 self.wait_until(lambda: bool(waiting))
         return waiting.popleft()

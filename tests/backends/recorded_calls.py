@@ -33,6 +33,9 @@ class RecordedCalls:
         #: Returns the responses to a call: by default its inputs, as outputs.
         self.respond: Callable[[CallRequest], list[CallResponse]] = _inputs_back
         self.open: list[Call] = []
+        #: Called when a call was cancelled, or discarded.
+        self.on_cancel: Callable[[], None] = lambda: None
+        self.on_discard: Callable[[], None] = lambda: None
 
     def start(self, request: CallRequest) -> Call:
         if self.start_error is not None:
@@ -63,9 +66,11 @@ class RecordedCalls:
 
     def cancel(self, call: Call) -> None:
         self.cancelled.append(call.number)
+        self.on_cancel()
 
     def discard(self, call: Call) -> None:
         self.discarded.append(call.number)
+        self.on_discard()
 
     def wait_for(self, future: Future[_Result]) -> _Result:
         return future.result()

@@ -35,7 +35,7 @@ PYTHON_EXAMPLES = {
     "docs/caches.md": 1,
     "docs/embedding.md": 1,
     "docs/metrics.md": 1,
-    "docs/python-models.md": 1,
+    "docs/python-models.md": 2,
     "docs/schedulers.md": 2,
 }
 
@@ -115,12 +115,14 @@ def write_model(folder: Path, name: str, config: str, source: str) -> None:
 def test_the_python_model_works_as_shown(folder: Path) -> None:
     text = document("docs/python-models.md")
     config, *parameters = code_blocks(text, "pbtxt")
-    [source] = code_blocks(text, "python")
+    source, calling = code_blocks(text, "python")
     names = [f"double_{number}" for number in range(len(parameters) + 1)]
     for name, parameter in zip(names, ["", *(block.text for block in parameters)], strict=True):
         write_model(folder, name, config.text + parameter, source.text)
+    write_model(folder, "double", config.text, source.text)
+    write_model(folder, "calling", config.text, calling.text)
     with EmbeddedServer(folder) as server:
-        for name in names:
+        for name in [*names, "calling"]:
             outputs = server.infer(name, {"IN": np.array([1, 2, 3], np.float32)})
             assert outputs["OUT"].tolist() == [2, 4, 6], name
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.helper_process import Helper
@@ -29,6 +29,9 @@ from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+
+SomeBench = TypeVar("SomeBench", bound="Bench")
 
 
 class FakeWorker:
@@ -126,8 +129,14 @@ class Bench:
 
 
 def run(scenario: Callable[[Bench], Awaitable[None]], *, concurrency: int = 1, decoupled: bool = False) -> None:
+    """Run a scenario, and check at its end that nothing is left."""
+    run_on(Bench(concurrency=concurrency, decoupled=decoupled), scenario)
+
+
+def run_on(bench: SomeBench, scenario: Callable[[SomeBench], Awaitable[None]]) -> None:
+    """As `run`, with a bench that the test has made."""
+
     async def main() -> None:
-        bench = Bench(concurrency=concurrency, decoupled=decoupled)
         await bench.start()
         await scenario(bench)
         bench.model.check()

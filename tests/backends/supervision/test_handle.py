@@ -215,7 +215,7 @@ def test_the_times_of_a_worker_on_another_machine_become_the_kernels() -> None:
         [wire.Executed(1, [response()]), wire.Responded(1, True, response())],
         [wire.Started(1)],
         [wire.Recalled([1])],
-        [wire.Submit(1, "n", "", wire.RequestMessage(1, []), 1)],
+        [wire.Submit(1, "n", "", wire.RequestMessage(1, []), [1])],
         [wire.Responded(1, True, wire.ResponseMessage([Tensor("OUT", "UINT8", [1])]))],
         [wire.Responded(1, True, wire.ResponseMessage([output_block("OUT", 0, 1)]))],
         [wire.ArenaCreated(1 << 16)],
@@ -224,7 +224,7 @@ def test_the_times_of_a_worker_on_another_machine_become_the_kernels() -> None:
         "unknown batch", "number 0", "too many responses",
         "input stage that ends early", "output stage that ends early", "batch ended twice", "unknown request",
         "two final responses", "final response after the batch", "started without concurrency", "recalled unasked",
-        "call without parent", "output without bytes", "output without arena", "arena without descriptor",
+        "call without a kernel", "output without bytes", "output without arena", "arena without descriptor",
     ],
 )  # fmt: skip
 def test_what_no_worker_of_ours_sends_ends_the_worker(messages: list[wire.ToKernel]) -> None:

@@ -22,6 +22,7 @@ class RecordingRegion:
     steady = shared = in_place = True
 
     def __init__(self, *, volatile: bool = False) -> None:
+        self.number = 7
         self.volatile = volatile
         self.private = False
         self.steady = self.shared = not volatile

@@ -9,10 +9,10 @@ from typing import Any
 from bench.oracle.steps import Case, Step, get, infer, post, stream, tensor
 
 A, B = [1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]
-PAIR = [["INPUT0", "FP32", [4], A], ["INPUT1", "FP32", [4], B]]
+PAIR: list[Any] = [["INPUT0", "FP32", [4], A], ["INPUT1", "FP32", [4], B]]
 BOTH = ["OUTPUT0", "OUTPUT1"]
 FLAG_START, FLAG_END = 1, 2
-ONE = [["IN", "INT32", [1], [7]]]
+ONE: list[Any] = [["IN", "INT32", [1], [7]]]
 
 Call = dict[str, Any]
 
@@ -77,7 +77,7 @@ def sequence(value: int, flags: int = 0, number: int | str = 5) -> Call:
 
 
 def floats(model: str, **more: Any) -> Step:
-    inputs = [tensor(name, kind, shape, data) for name, kind, shape, data in PAIR]
+    inputs = [tensor(*each) for each in PAIR]
     if "name" in more:
         inputs.append(tensor("MODEL_NAME", "BYTES", [1], [more["name"]]))
     return infer(model, {"inputs": inputs})
@@ -105,6 +105,20 @@ TYPES: dict[str, list[Any]] = {
 }  # fmt: skip
 
 CASES = [
+    Case(
+        "models that are ready",
+        asked(
+            "caller",
+            "sync",
+            controlled("ready", "add_sub"),
+            controlled("ready", "add_sub", "1"),
+            controlled("ready", "add_sub", "2"),
+            controlled("ready", "nothing"),
+            controlled("ready", "late_pair"),
+            controlled("ready", "versions", "x"),
+            controlled("ready", "twice"),
+        ),
+    ),
     Case(
         "the examples of the documentation",
         floats("bls_sync", name="add_sub"),
@@ -194,7 +208,6 @@ CASES = [
         ),
     ),
     each_way("a wrong request to an ensemble", call("twice", [["A", "FP32", [3], A[:3]]])),
-    Case("a response from the sender", asked("caller", "sync", call("noted", ONE, ["OUT"]))),
     each_way("calls within calls", *(call(f"chain_{depth}", ONE, ["OUT"]) for depth in range(4))),
     Case(
         "sequences",
@@ -204,7 +217,8 @@ CASES = [
         asked("caller", "sync", sequence(5, FLAG_END, 9), sequence(9, 0, 99), sequence(1, 0, 0)),
         asked("caller", "sync", sequence(1, FLAG_START | FLAG_END, 10)),
     ),
-    *(each_way(f"a decoupled model, {n}", count(n, decoupled=True)) for n in (0, 1, 3, 100, -1, -3)),
+    *(each_way(f"a decoupled model, {n}", count(n, decoupled=True)) for n in (0, 1, 3, -1, -3)),
+    Case("a long stream", asked("caller", "sync", count(300, decoupled=True))),
     Case(
         "an error within a stream",
         asked("caller", "sync", count(1003, decoupled=True)).differs(
@@ -219,23 +233,12 @@ CASES = [
     each_way(
         "a model that is not decoupled with decoupled", add(decoupled=True), failing("NOT_FOUND") | {"decoupled": True}
     ),
-    each_way("refused with decoupled", call("nothing", ONE, decoupled=True), call("add_sub", [], BOTH, decoupled=True)),
+    Case(
+        "refused with decoupled",
+        asked("caller", "sync", call("nothing", ONE, decoupled=True), call("add_sub", [], BOTH, decoupled=True)),
+    ),
     each_way("several streams", *(count(n, decoupled=True) for n in (3, 5, 0, -2))),
     each_way("wide", *(add() for _ in range(20))),
-    Case(
-        "models that are ready",
-        asked(
-            "caller",
-            "sync",
-            controlled("ready", "add_sub"),
-            controlled("ready", "add_sub", "1"),
-            controlled("ready", "add_sub", "2"),
-            controlled("ready", "nothing"),
-            controlled("ready", "late_pair"),
-            controlled("ready", "versions", "x"),
-            controlled("ready", "twice"),
-        ),
-    ),
     Case(
         "models that are loaded and unloaded",
         asked(
