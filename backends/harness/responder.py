@@ -16,7 +16,7 @@ from shm.arrays import to_bytes
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from backends.harness.calls import ModelFunction
     from backends.worker.request import OutputValue, WorkerRequest
@@ -113,6 +113,14 @@ class RecordingHost:
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return request.ref.number in self._cancelled
 
+    def is_ahead(self, request: WorkerRequest) -> bool:
+        """Return False: responses are recorded, so that no model has to wait for its client."""
+        return False
+
+    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
+        """Call `callback` at once, as above."""
+        callback()
+
     def _record(self, request: WorkerRequest, recorded: RecordedResponse) -> None:
         if request.finished:
             raise InternalError("a response was sent after the final one")
@@ -144,6 +152,9 @@ class RecordingHost:
 
     def log(self, level: str, text: str) -> None:
         self.logged.append((level, text))
+
+    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
+        """Do nothing: there are no statistics."""
 
     @property
     def metrics(self) -> MetricRegistry:
