@@ -24,8 +24,6 @@ from kernel.command.flags.read import read_flags, split_words
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.options import BadOption, check_options
-from kernel.repository.ensembles import parts_of
-from kernel.repository.local import list_repository
 from kernel.start import start
 from kernel.texts import printable
 
@@ -184,15 +182,10 @@ class AuthorTerminal(Terminal):
 
     def _files(self) -> Files:
         """List the model's files, and those of the models of an ensemble's steps. Blocks."""
-        names = [self._target.name]
-        if self._kernel is not None:
-            with contextlib.suppress(ServingError):
-                names += parts_of(self._kernel.catalog.resolve(self._target.name).config)
         try:
-            found = [list_repository(str(self._target.repository), only=name) for name in names]
+            return files_of(folder.entry for folder in self._target.scan().models.values())
         except ServingError:  # a folder that is being replaced
             return {}
-        return files_of(entry for entries in found for entry in entries)
 
     async def _reload(self, changed: Sequence[str]) -> None:
         assert self._kernel is not None, "a reload before the start"

@@ -77,10 +77,10 @@ class DevSession:
     def write(self, line: str) -> None:
         os.write(self._master, f"{line}\n".encode())
 
-    def infer(self, port: str, *values: float) -> Any:
+    def infer(self, port: str, *values: float, name: str = "double") -> Any:
         """Return the output of a request, or the text of its error."""
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": values}]}
-        url = f"http://localhost:{port}/v2/models/double/infer"
+        url = f"http://localhost:{port}/v2/models/{name}/infer"
         try:
             with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=50) as response:
                 return json.load(response)["outputs"][0]["data"]
@@ -155,6 +155,27 @@ def test_an_author_saves_fixes_and_debugs_a_model_at_one_terminal(session: DevSe
 
     session.process.send_signal(signal.SIGINT)
     assert session.process.wait(20) == 0
+
+
+def test_an_ensemble_is_loaded_again_when_a_model_of_its_steps_is_saved(model: Path) -> None:
+    (model / "config.pbtxt").write_text(CONFIG)
+    ensemble = model.parent / "steps"
+    (ensemble / "1").mkdir(parents=True)
+    tensors = CONFIG.replace('backend: "python"', "").partition("parameters")[0]
+    step = 'step [ { model_name: "double" model_version: -1 input_map { key: "IN" value: "IN" }'
+    step += ' output_map { key: "OUT" value: "OUT" } } ]'
+    (ensemble / "config.pbtxt").write_text(f'platform: "ensemble"\n{tensors}ensemble_scheduling {{ {step} }}\n')
+    session = DevSession(ensemble)
+    try:
+        match = re.search(r"http localhost:(\d+)", session.read("Ctrl-C ends."))
+        assert match is not None
+        assert session.infer(match[1], 1, name="steps") == [2]
+        (model / "1" / "model.py").write_text(SOURCE.replace("* 2", "* 3"))
+        text = session.read("loaded in")
+        assert "saved double/1/model.py: loading" in text
+        assert session.infer(match[1], 1, name="steps") == [3]
+    finally:
+        session.close()
 
 
 def test_a_model_that_does_not_load_at_first_loads_when_it_is_saved(model: Path) -> None:
