@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.metric_registry import MetricRegistry
-    from backends.worker.calls import ModelCalls
+    from backends.worker.calls.interface import ModelCalls
     from backends.worker.request import WorkerRequest
 
 Config = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import Backend
 from backends.python import triton_python_backend_utils
-from backends.python.calls import Executed, executed
+from backends.python.calls import ExecutedRequests, executed
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
 from backends.python.failures import model_code
@@ -198,7 +198,9 @@ class PythonBackend(Backend):
 
     async def _await(self, coroutine: Coroutine[Any, Any, object], batch: list[InferenceRequest]) -> object:
         # Each of these coroutines is a task of its own, with a context of its own.
-        executed.set(Executed([request.worker_request for request in batch], blocking=not self._instance.decoupled))
+        executed.set(
+            ExecutedRequests([request.worker_request for request in batch], blocking=not self._instance.decoupled)
+        )
         with model_code(self._instance.failure_prefix):
             return await coroutine
 

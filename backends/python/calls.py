@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from backends.python.instance import PythonInstance
-    from backends.worker.calls import Call, CallRequest, CallResponse
+    from backends.worker.calls.interface import CallRequest, CallResponse, ModelCall
     from backends.worker.request import WorkerRequest
 
 #: The most bytes of responses that an iterator keeps to repeat them.
 MAX_KEPT_BYTE_SIZE = 64 << 20
 
 
-class Executed:
+class ExecutedRequests:
     """The requests that a coroutine of the model executes."""
 
     __slots__ = ("blocking", "numbers")
@@ -36,7 +36,7 @@ class Executed:
 
 
 #: Set in the coroutines of an `async def execute`.
-executed: contextvars.ContextVar[Executed | None] = contextvars.ContextVar("executed", default=None)
+executed: contextvars.ContextVar[ExecutedRequests | None] = contextvars.ContextVar("executed", default=None)
 
 
 def calling_instance() -> PythonInstance:
@@ -59,9 +59,9 @@ def execute(request: CallRequest) -> InferenceResponse | ResponseIterator:
         return _failed(error, request)
     if request.streaming:
         return ResponseIterator(instance, call, None)
-    response = calls.wait(call)
-    while not call.ended or call.responses:  # the end of the responses comes alone
-        calls.wait(call)
+    response = last = calls.wait(call)
+    while not last.final:  # the end of the responses comes alone
+        last = calls.wait(call)
     return _response(response, instance)
 
 
@@ -133,7 +133,9 @@ class ResponseIterator:
     have more than 64 MiB together. If the iterator is dropped, the call goes on and its responses are dropped.
     """
 
-    def __init__(self, instance: PythonInstance | None, call: Call | None, failed: InferenceResponse | None) -> None:
+    def __init__(
+        self, instance: PythonInstance | None, call: ModelCall | None, failed: InferenceResponse | None
+    ) -> None:
         """With `failed` that is the only response."""
         self._instance = instance
         self._call = call

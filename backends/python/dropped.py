@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
-    from backends.worker.calls import Call, ModelCalls
+    from backends.worker.calls.interface import ModelCall, ModelCalls
     from backends.worker.request import WorkerRequest
 
 
@@ -27,7 +27,7 @@ class DroppedRequests:
             f"Python model '{instance_name}' dropped the request without sending a final response"
         )
         # SimpleQueue.put may be called by a finalizer that interrupts another put.
-        self._queue: queue.SimpleQueue[tuple[WorkerRequest, bool] | Call | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[WorkerRequest, bool] | ModelCall | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._end_all, name="dropped requests", daemon=True)
 
     def start(self) -> None:
@@ -42,7 +42,7 @@ class DroppedRequests:
         """Let the thread end `request`. `complete`: only the final flag is missing. Uses no lock."""
         self._queue.put((request, complete))
 
-    def add_call(self, call: Call) -> None:
+    def add_call(self, call: ModelCall) -> None:
         """Let the thread take the responses of a call, which nobody takes any more. Uses no lock."""
         self._queue.put(call)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from backends.base import Host, ModelArguments
     from backends.reshape import TensorShapes
-    from backends.worker.calls import Call
+    from backends.worker.calls.interface import ModelCall
     from backends.worker.request import OutputValue, WorkerRequest
 
 
@@ -47,7 +47,7 @@ class PythonInstance:
         #: Whether the model may call other models: after `initialize` and before `finalize` (Triton).
         self.may_call = False
         #: Lets a call go on of which the model has dropped the responses. Callable by the garbage collector.
-        self.discard_call: Callable[[Call], None] = lambda call: None
+        self.discard_call: Callable[[ModelCall], None] = lambda call: None
         self.name = arguments.instance_name
         self.model_name = arguments.model_name
         self.model_version = arguments.version

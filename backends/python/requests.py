@@ -13,7 +13,7 @@ from backends.python.calls import execute, execute_async
 from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments, is_truth
 from backends.python.responses import ResponseSender
 from backends.python.tensors import Tensor
-from backends.worker.calls import CallRequest
+from backends.worker.calls.interface import CallRequest
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -348,8 +348,6 @@ class InferenceRequest:
     def exec(self, decoupled: Literal[False] = False) -> InferenceResponse: ...
     @overload
     def exec(self, decoupled: Literal[True]) -> ResponseIterator: ...
-    @overload
-    def exec(self, decoupled: bool) -> InferenceResponse | ResponseIterator: ...
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Send the request to its model, and wait for the response.
 
@@ -362,8 +360,6 @@ class InferenceRequest:
     def async_exec(self, decoupled: Literal[False] = False) -> Awaitable[InferenceResponse]: ...
     @overload
     def async_exec(self, decoupled: Literal[True]) -> Awaitable[ResponseIterator]: ...
-    @overload
-    def async_exec(self, decoupled: bool) -> Awaitable[InferenceResponse | ResponseIterator]: ...
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
         """As `exec`, for `await` in a coroutine. The request is sent also if nobody awaits it."""
         return asyncio.get_running_loop().create_task(execute_async(self._call_request(decoupled, "async_exec")))
@@ -383,7 +379,7 @@ class InferenceRequest:
             name,
             [tensor.output() for tensor in self._inputs],
             "" if version == -1 else str(version),
-            tuple(self._requested_output_names or (() if received is None else self.requested_output_names())),
+            tuple(sorted(self.requested_output_names())),  # the order decides which one an error names
             self._request_id,
             self._correlation_id,
             self._flags,

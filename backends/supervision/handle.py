@@ -10,11 +10,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from backends.supervision.calls.caller import CallerCalls
 from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
-from backends.supervision.worker_calls import WorkerCalls
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
 from backends.transport.texts import MAX_TEXT_BYTES
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
     from kernel.serving.batch import Batch
-    from kernel.serving.calls import Calls
+    from kernel.serving.calls.calls import Calls
     from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.model import Model
     from kernel.serving.request import Request
@@ -94,7 +94,7 @@ class WorkerHandle:
         self._metrics = ReportedMetrics(name, model.statistics.custom)
         self._calls = calls
         #: None before the model's first call of another model.
-        self._worker_calls: WorkerCalls | None = None
+        self._worker_calls: CallerCalls | None = None
         session.on_message = self._on_message
 
     # ---- kernel.serving.instances.Instance ---------------------------------------------------
@@ -374,7 +374,7 @@ class WorkerHandle:
             self._model.instances.dispatch_nothing_ahead()
             if self.record.concurrency == 1 and self.record.unstarted():
                 self._send(wire.Recall())
-            calls = self._worker_calls = WorkerCalls(
+            calls = self._worker_calls = CallerCalls(
                 self, self._calls, self._memory, self._send, lambda: self._requests, self._session.arena_byte_size
             )
         match message:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from backends.supervision.backoff import Backoff
+from backends.supervision.calls.model_control import ModelControl
 from backends.supervision.handle import WorkerHandle
-from backends.supervision.model_control import ModelControl
 from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import WorkerSession
 from backends.supervision.watch.instance_watch import (

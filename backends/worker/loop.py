@@ -22,7 +22,7 @@ from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
 from backends.transport.texts import shortened
-from backends.worker.calls import WorkerCalls
+from backends.worker.calls.worker_calls import WorkerCalls
 from backends.worker.classification import read_labels
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from backends.base import Backend
     from backends.metric_registry import MetricRegistry
     from backends.transport.channel import BlockingChannel
-    from backends.worker.calls import ModelCalls
+    from backends.worker.calls.interface import ModelCalls
     from backends.worker.request import WorkerRequest
     from backends.worker.shared.turn import Turn
     from shm.arena import Arena
@@ -115,11 +115,15 @@ class Worker:
             wire.AddMember: lambda message: self._members.add(message, channel.take_fd()),
             wire.Execute: self._execute,
         }
-        self._urgent_handlers: dict[type, Callable[..., None]] = {
+        self._urgent_handlers = self._handled_at_once(memory)
+
+    def _handled_at_once(self, memory: RegionMessages) -> dict[type, Callable[..., None]]:
+        """Return the handlers of messages that any thread may read."""
+        return {
             wire.Cancel: lambda message: self._responder.cancel(message.requests),
             wire.Credit: lambda message: self._responder.grant(message.request, message.count),
             wire.FreeBlocks: lambda message: self._outputs.memory.free(message.offsets),
-            wire.Recall: self._recall,
+            wire.Recall: lambda _: self._send(wire.Recalled(self._reader.take_batches())),
             wire.CallResponded: self._calls.responded,
             wire.ModelControlled: self._calls.controlled,
             **memory.handlers,
@@ -235,20 +239,6 @@ class Worker:
 
     def _urgent(self, message: wire.ToWorker) -> None:
         self._urgent_handlers[type(message)](message)
-
-    def _recall(self, _: wire.Recall) -> None:
-        """Return the batches that wait for the main thread, which waits for a call."""
-        waiting, kept = self._reader.waiting, list[wire.ToWorker]()
-        returned: list[int] = []
-        with contextlib.suppress(IndexError):  # the main thread may take messages too
-            while True:
-                message = waiting.popleft()
-                if isinstance(message, wire.Execute):
-                    returned.append(message.batch)
-                else:
-                    kept.append(message)
-        waiting.extend(kept)
-        self._send(wire.Recalled(returned))
 
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:

@@ -6,6 +6,7 @@ all. So a worker with one thread never switches threads.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -83,6 +84,20 @@ class KernelMessageReader:
             else:
                 self.wait_until(lambda: bool(waiting))
         return waiting.popleft()
+
+    def take_batches(self) -> list[int]:
+        """Remove the batches that wait for the main thread, and return their numbers. From any thread."""
+        waiting, others = self.waiting, list[wire.ToWorker]()
+        taken: list[int] = []
+        with contextlib.suppress(IndexError):  # the main thread may take messages too
+            while True:
+                message = waiting.popleft()
+                if isinstance(message, wire.Execute):
+                    taken.append(message.batch)
+                else:
+                    others.append(message)
+        waiting.extend(others)
+        return taken
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Read until `done()` is true. Only a message can make it true. Raises `KernelGone`."""

@@ -50,6 +50,7 @@ class InstanceGate:
         self._former: dict[str, int] = {}
         self._closed = False
         instances = model.instances
+        instances.limited = True
         self._has_room = getattr(instances, "has_room", None)
         self._dispatch, self._executed, self._lost = instances.dispatch, instances.executed, instances.lost
         self._add, self._set_apart, self._forget = instances.add, instances.set_apart, instances.forget

@@ -138,6 +138,8 @@ class InstanceSet:
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
         self._max_depth = MAX_DEPTH
+        #: Whether the rate limiter decides when instances execute.
+        self.limited = False
 
     # ---- for schedulers ----------------------------------------------------------------------
 
@@ -323,6 +325,11 @@ class InstanceSet:
             self._inbox.post(InstanceIdle(instance))
 
     # ---- invariants --------------------------------------------------------------------------
+
+    @property
+    def everywhere(self) -> Iterator[Instance]:
+        """All instances: in service, and set apart."""
+        return chain(self._serving, self._apart)
 
     def _records(self) -> Iterator[tuple[Instance, BatchRecord]]:
         return chain(self._serving.items(), self._apart.items())

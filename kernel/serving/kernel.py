@@ -21,10 +21,10 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
-from kernel.serving.calls import Calls
+from kernel.serving.calls.calls import Calls
+from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
-from kernel.serving.nested_loads import NestedLoads
 from kernel.serving.validation import validate
 
 if TYPE_CHECKING:

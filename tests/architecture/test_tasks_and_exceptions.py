@@ -8,7 +8,8 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 
 #: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
 FREE_TASKS = {
-    "backends/supervision/remote_memory.py RemoteMemory.send_execute": "runs while batches wait; `close` cancels it",
+    "backends/supervision/remote_memory.py RemoteMemory._send_soon": "runs while batches wait; `close` cancels it",
+    "backends/python/requests.py InferenceRequest.async_exec": "the model gets it, to await it or not",
     "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
     "backends/supervision/helper_pool.py HelperPool._run_waiting": "one for each helper that works; `close` awaits it",
     "kernel/cache/caching.py ResponseCaching._start": "runs while a request waits at the cache; `close` cancels it",

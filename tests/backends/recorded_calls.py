@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from backends.worker.calls import Call, CallRequest, CallResponse
+from backends.worker.calls.interface import CallRequest, CallResponse, ModelCall
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class RecordedCalls:
-    """Implements `backends.worker.calls.ModelCalls`. `respond` makes the responses to each call."""
+    """Implements `backends.worker.calls.interface.ModelCalls`. `respond` makes the responses to each call."""
 
     def __init__(self) -> None:
         self.started: list[CallRequest] = []
@@ -32,43 +32,43 @@ class RecordedCalls:
         self.ready = False
         #: Returns the responses to a call: by default its inputs, as outputs.
         self.respond: Callable[[CallRequest], list[CallResponse]] = _inputs_back
-        self.open: list[Call] = []
+        self.open: list[ModelCall] = []
         #: Called when a call was cancelled, or discarded.
         self.on_cancel: Callable[[], None] = lambda: None
         self.on_discard: Callable[[], None] = lambda: None
 
-    def start(self, request: CallRequest) -> Call:
+    def start(self, request: CallRequest) -> ModelCall:
         if self.start_error is not None:
             raise self.start_error
         self.started.append(request)
-        call = Call(len(self.started), streaming=request.streaming)
+        call = ModelCall(len(self.started), streaming=request.streaming)
         self.open.append(call)
         for response in self.respond(request):
             self.deliver(call, response)
         return call
 
-    def deliver(self, call: Call, response: CallResponse) -> None:
+    def deliver(self, call: ModelCall, response: CallResponse) -> None:
         """Give `call` another response."""
         call.ended = response.final
         call.responses.append(response)
         if call.on_response is not None:
             call.on_response()
 
-    def wait(self, call: Call) -> CallResponse:
+    def wait(self, call: ModelCall) -> CallResponse:
         return call.responses.popleft()
 
-    def take(self, call: Call) -> CallResponse | None:
+    def take(self, call: ModelCall) -> CallResponse | None:
         return call.responses.popleft() if call.responses else None
 
-    def notify(self, call: Call, on_response: Callable[[], None]) -> None:
+    def notify(self, call: ModelCall, on_response: Callable[[], None]) -> None:
         call.on_response = on_response
         on_response()
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: ModelCall) -> None:
         self.cancelled.append(call.number)
         self.on_cancel()
 
-    def discard(self, call: Call) -> None:
+    def discard(self, call: ModelCall) -> None:
         self.discarded.append(call.number)
         self.on_discard()
 

@@ -508,3 +508,31 @@ def test_many_calls_in_a_row_leave_nothing(models: Models) -> None:
             assert found[0] < 4, "the worker has grown"
 
         server.run(run)
+
+
+SHARED = 'parameters { key: "naiad.worker" value { string_value: "one" } }\n'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        CALLER,
+        CALLER.replace("def execute", "async def execute")
+        .replace("(call(", "(await call(")
+        .replace(".exec", ".async_exec"),
+    ],
+    ids=["exec", "async_exec"],
+)
+def test_models_of_one_process_call_each_other(tmp_path: Path, source: str) -> None:
+    models = Models(tmp_path)
+    models.add("double", DOUBLE, SHARED)
+    models.add("caller", source, SHARED)
+    with models.served() as server:
+
+        async def run() -> None:
+            for size in (4, 50_000):
+                array = np.arange(size, dtype=np.float32)
+                for _ in range(3):
+                    assert np.array_equal(await server.ask("caller", array), array * 2)
+
+        server.run(run)

@@ -169,3 +169,43 @@ def test_a_server_that_drains_lets_models_call(tmp_path: Path) -> None:
             assert sink.responses[0].error is None
 
         server.run(run)
+
+
+#: Dies after it has taken some responses, from a coroutine or from `execute` itself.
+STREAM_CALLER_DIES = """
+class TritonPythonModel:
+    {kind} execute(self, requests):
+        for request in requests:
+            stream = {wait} call("stream", given(request)).{name}(decoupled=True)
+            for _ in range(int(given(request).as_numpy()[0])):
+                next(stream)
+            os.kill(os.getpid(), 9)
+"""
+
+STREAM = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(300):
+                sender.send(out(np.full(3000, number)))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+"""
+
+
+@pytest.mark.parametrize("taken", [1, 100])
+@pytest.mark.parametrize(("kind", "wait", "name"), [("def", "", "exec"), ("async def", "await", "async_exec")])
+def test_a_caller_that_dies_within_a_stream_leaves_nothing(
+    tmp_path: Path, kind: str, wait: str, name: str, taken: int
+) -> None:
+    models = Models(tmp_path)
+    models.add("stream", STREAM, DECOUPLED)
+    models.add("caller", STREAM_CALLER_DIES.format(kind=kind, wait=wait, name=name))
+    with models.served() as server:
+
+        async def run() -> None:
+            assert "was lost" in str(await server.numbers("caller", taken))
+            await until(lambda: not server.kernel.resolve("stream").in_flight)
+
+        server.run(run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends.worker.calls import CallRequest, CallResponse
+from backends.worker.calls.interface import CallRequest, CallResponse
 from kernel.errors import NotFound, RequestCancelled
 from shm.tensor import Tensor
 

@@ -92,15 +92,6 @@ PARAMS = """
         return responses
 """
 
-BLS = """
-    def execute(self, requests):
-        for request in requests:
-            inner = pb_utils.InferenceRequest(
-                model_name="add_sub", requested_output_names=["OUTPUT0"],
-                inputs=[pb_utils.get_input_tensor_by_name(request, "IN")])
-            inner.exec()
-"""
-
 
 def test_add_sub(lab: Lab) -> None:
     lab.load(ADD_SUB, output=[{"name": "OUTPUT0"}, {"name": "OUTPUT1"}], max_batch_size=8)
@@ -200,17 +191,6 @@ def test_a_model_can_read_all_properties_of_its_request(lab: Lab) -> None:
         "parameters": {"tenant": "blue", "level": 3, "dry": True},
         "timeout": 77,
     }
-
-
-def test_a_model_that_calls_another_model_fails_with_a_clear_error(lab: Lab) -> None:
-    lab.load(BLS)
-    with pytest.raises(InternalError) as caught:
-        lab.execute(lab.request({"IN": np.zeros(1, np.float32)}))
-    assert caught.value.message.startswith(
-        "Failed to process the request(s) for model 'lab_0_0', message: TritonModelException: "
-        "a request to another model (InferenceRequest.exec) is not supported by this version of the server "
-        "yet\n\nAt:\n"
-    )
 
 
 def test_an_async_execute_is_awaited(lab: Lab) -> None:

@@ -39,8 +39,8 @@ def bench() -> Iterator[Bench]:
 
 
 def test_messages_for_the_main_thread_come_in_order(bench: Bench) -> None:
-    bench.send(wire.Detach(1), wire.Execute(2, []), wire.Stop())
-    assert [type(bench.mailbox.next()) for _ in range(3)] == [wire.Detach, wire.Execute, wire.Stop]
+    bench.send(wire.EndSequence(1), wire.Execute(2, []), wire.Stop())
+    assert [type(bench.mailbox.next()) for _ in range(3)] == [wire.EndSequence, wire.Execute, wire.Stop]
 
 
 def test_urgent_messages_are_handled_while_others_wait(bench: Bench) -> None:
@@ -85,9 +85,9 @@ def test_the_main_thread_is_woken_by_what_a_second_thread_reads(bench: Bench) ->
     taken: list[wire.ToWorker] = []
     main = threading.Thread(target=lambda: taken.append(bench.mailbox.next()))
     main.start()
-    bench.send(wire.Detach(1))
+    bench.send(wire.EndSequence(1))
     main.join(10)
-    assert taken == [wire.Detach(1)]
+    assert taken == [wire.EndSequence(1)]
     bench.send(wire.Credit(1, 5))
     # Whichever of the two reads it: the credit is the second thread's.
     bench.mailbox.wait_until(lambda: bool(bench.urgent))
@@ -115,7 +115,7 @@ class ScriptedChannel:
         return self._received.pop(0)
 
 
-_MESSAGE = wire.encoder.encode(wire.Detach(1))
+_MESSAGE = wire.encoder.encode(wire.EndSequence(1))
 _HOUR_NS = 3_600 * 10**9
 
 

@@ -9,12 +9,14 @@ import pytest
 from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ErrorCode, ServingError
-from kernel.serving.call_waits import DOUBT_NS, Execution
+from kernel.limiting.instance_gate import InstanceGate
+from kernel.serving.calls.call_waits import DOUBT_NS, Execution
 from kernel.serving.catalog import ModelState
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import FakeInstance, RecordingSink
+from schedulers.ratelimit import RateLimiter, parse_limits
 from schedulers.registry import choose_scheduler
 from schedulers.testing import KernelLab, spec_of, step
 from shm.tensor import RequestedOutput, Tensor
@@ -281,3 +283,34 @@ def test_a_thousand_calls_that_wait_are_looked_at_in_parts(lab: CallLab) -> None
     back = lab.call(calls[0], "a")
     assert STUCK in error_of(back)
     lab.check()
+
+
+# ---- under the rate limiter ---------------------------------------------------------------------
+
+
+def limited(model: Model, limiter: RateLimiter, count: int) -> None:
+    """Let each instance of `model` need `count` of the resource R."""
+    config = ModelConfig(name=model.name)
+    group = config.instance_group.add(name=model.name, count=1)
+    group.rate_limiter.resources.add(name="R", count=count)
+    InstanceGate(model, limiter).change(config)
+
+
+@pytest.mark.parametrize(("there", "stuck"), [(1, True), (2, False)])
+def test_a_call_that_needs_the_resources_of_its_caller_is_stuck(lab: CallLab, there: int, stuck: bool) -> None:
+    limiter = RateLimiter(parse_limits([f"R:{there}"]))
+    for name in "ab":
+        limited(lab.model(name), limiter, 1)
+    call = lab.call(lab.ask("a"), "b")
+    assert call.finished is stuck
+    assert call.dispatched is not stuck
+
+
+def test_a_call_that_needs_the_resources_of_a_model_that_computes_waits(lab: CallLab) -> None:
+    limiter = RateLimiter(parse_limits(["R:2"]))
+    for name in "abc":
+        limited(lab.model(name), limiter, 1)
+    lab.ask("c")
+    call = lab.call(lab.ask("a"), "b")
+    lab.clock.advance(5_000_000_000)
+    assert not call.finished

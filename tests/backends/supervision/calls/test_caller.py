@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.errors import ServingError
-    from kernel.serving.call_waits import Execution
+    from kernel.serving.calls.call_waits import Execution
     from kernel.serving.request import Request
 
 
 class PlayedCalls:
-    """Takes calls as `kernel.serving.calls.Calls` does; the test responds to them."""
+    """Takes calls as `kernel.serving.calls.calls.Calls` does; the test responds to them."""
 
     def __init__(self) -> None:
         self.calls: list[Request] = []

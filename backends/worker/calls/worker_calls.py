@@ -7,134 +7,34 @@ that waits for the response, or the main thread, or, for calls that an event loo
 from __future__ import annotations
 
 import threading
-from collections import deque
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
+from backends.worker.calls.interface import CallResponse, ModelCall, Result
+from backends.worker.calls.pump import CallPump
 from backends.worker.inputs import is_aligned
-from backends.worker.message_reader import KernelGone
 from backends.worker.strings_check import check_strings
 from kernel.errors import ErrorCode, InternalError, ServingError, worker_error
 from shm.tensor import RequestedOutput, Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
+    from backends.worker.calls.interface import CallRequest
     from backends.worker.held_inputs import HeldInputs
     from backends.worker.memory import AttachedRegions
     from backends.worker.message_reader import KernelMessageReader
     from backends.worker.outputs import OutputWriter
-    from backends.worker.request import OutputValue
     from backends.worker.responder import BatchResponder
     from backends.worker.shared.turn import TakesTurns, Turn
-
-Result = TypeVar("Result")
 
 #: The model says that it took responses in portions, so that a stream does not need a message for each.
 _CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 
 #: The bytes of one `ModelFile`.
 _FILE_PART = 1 << 20
-
-
-class CallRequest(msgspec.Struct):
-    """A request to another model."""
-
-    model_name: str
-    inputs: Sequence[OutputValue]
-    #: Empty for the newest version that serves.
-    model_version: str = ""
-    #: The requested outputs; empty for all.
-    outputs: Sequence[str] = ()
-    id: str = ""
-    correlation_id: int | str = 0
-    flags: int = 0
-    priority: int = 0
-    timeout_us: int = 0
-    parameters: Mapping[str, str | int | bool | float] = {}
-    #: Whether several responses are accepted, of a decoupled model.
-    streaming: bool = False
-    #: The numbers of the requests for which the model calls; None if that is not known.
-    parents: Sequence[int] | None = None
-    #: Whether the execution of these requests cannot end without the response; None if that is not known.
-    blocking: bool | None = None
-    #: The number of the request whose trace the call belongs to; 0 for none.
-    trace_parent: int = 0
-
-
-class CallResponse(msgspec.Struct):
-    """A response to a call. With an error there are no outputs; without both it only marks the end."""
-
-    #: Each with its bytes in `data`: those of a message, or a view of shared memory that the model may change.
-    outputs: list[Tensor] = []
-    parameters: dict[str, wire.ParameterValue] = {}
-    error: ServingError | None = None
-    final: bool = False
-    #: Whether it only marks the end of the responses.
-    empty: bool = False
-
-
-class Call:
-    """A call that was sent. `responses` are those that nobody has taken yet."""
-
-    __slots__ = ("consumed", "discarded", "ended", "number", "on_response", "responses", "streaming")
-
-    def __init__(self, number: int, *, streaming: bool) -> None:
-        self.number = number
-        self.streaming = streaming
-        self.responses: deque[CallResponse] = deque()
-        #: Whether the final response has come.
-        self.ended = False
-        #: Called by the reading thread for each response, and when the kernel is gone; it must not block.
-        self.on_response: Callable[[], None] | None = None
-        #: Responses that were taken and not reported yet.
-        self.consumed = 0
-        #: Whether nobody wants the responses any more.
-        self.discarded = False
-
-
-class ModelCalls(Protocol):
-    """What a backend can ask of other models and of the server. Any thread may use it. Implemented by `WorkerCalls`."""
-
-    def start(self, request: CallRequest) -> Call:
-        """Send a request to another model. Raises `ServingError` if it cannot be sent; other errors are responses."""
-
-    def wait(self, call: Call) -> CallResponse:
-        """Wait for the next response of `call` and return it. Not after the final one."""
-
-    def take(self, call: Call) -> CallResponse | None:
-        """Return the next response of `call` if it has come, else None."""
-
-    def notify(self, call: Call, on_response: Callable[[], None]) -> None:
-        """Call `on_response` whenever a response of `call` has come, from another thread, until it has ended."""
-
-    def cancel(self, call: Call) -> None:
-        """Cancel `call`, unless it has ended. It still gets its final response."""
-
-    def discard(self, call: Call) -> None:
-        """Let `call` go on without anybody taking its responses."""
-
-    def wait_for(self, future: Future[Result]) -> Result:
-        """Wait for the result of another thread of the model, from the thread that executes. Raises as the future.
-
-        In a process of several models, others have their turn while the model waits for calls.
-        """
-
-    def control(
-        self,
-        action: str,
-        model_name: str,
-        *,
-        version: str = "",
-        config: str | None = None,
-        files: Mapping[str, bytes] | None = None,
-        unload_dependents: bool = False,
-    ) -> bool:
-        """Load or unload a model, or return whether it is ready. Raises `ServingError`."""
 
 
 class WorkerCalls:
@@ -156,12 +56,12 @@ class WorkerCalls:
         self._regions = regions
         self._held = held
         #: Calls that have no final response yet, and actions with models that have no result.
-        self._open: dict[int, Call] = {}
+        self._open: dict[int, ModelCall] = {}
         self._controls: dict[int, wire.ModelControlled | None] = {}
         self._last_number = 0
         #: Numbers must be sent in order.
         self._lock = threading.Lock()
-        self._pump = _Pump(reader, self._lost)
+        self._pump = CallPump(reader, self._lost)
         self._main_thread = threading.get_ident()
         #: Set when a call begins or ends; only in a process of several models.
         self._wake = threading.Event()
@@ -172,7 +72,7 @@ class WorkerCalls:
 
     # ---- for models --------------------------------------------------------------------------
 
-    def start(self, request: CallRequest) -> Call:
+    def start(self, request: CallRequest) -> ModelCall:
         """See `ModelCalls`."""
         self._held.report_freed()
         in_execute = self._responder.executed_by_this_thread
@@ -197,7 +97,7 @@ class WorkerCalls:
         )
         with self._lock:
             number = self._last_number = self._last_number + 1
-            call = self._open[number] = Call(number, streaming=request.streaming)
+            call = self._open[number] = ModelCall(number, streaming=request.streaming)
             try:
                 self._send(
                     wire.Submit(
@@ -219,7 +119,7 @@ class WorkerCalls:
             self._wake.set()
         return call
 
-    def wait(self, call: Call) -> CallResponse:
+    def wait(self, call: ModelCall) -> CallResponse:
         """See `ModelCalls`."""
         responses = call.responses
         if not responses:
@@ -228,7 +128,7 @@ class WorkerCalls:
         assert response is not None
         return response
 
-    def take(self, call: Call) -> CallResponse | None:
+    def take(self, call: ModelCall) -> CallResponse | None:
         """See `ModelCalls`."""
         if not call.responses:
             return None
@@ -241,19 +141,19 @@ class WorkerCalls:
                     self._send(wire.CallConsumed(call.number, count))
         return response
 
-    def notify(self, call: Call, on_response: Callable[[], None]) -> None:
+    def notify(self, call: ModelCall, on_response: Callable[[], None]) -> None:
         """See `ModelCalls`."""
         call.on_response = on_response
         if not call.ended:
             self._pump.read_for(call)
         on_response()  # what has come before
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: ModelCall) -> None:
         """See `ModelCalls`."""
         if not call.ended:
             self._send(wire.CancelCall(call.number))
 
-    def discard(self, call: Call) -> None:
+    def discard(self, call: ModelCall) -> None:
         """See `ModelCalls`."""
         call.discarded = True
         while self.take(call) is not None:
@@ -318,11 +218,12 @@ class WorkerCalls:
         self._held.report_freed()
         call = self._open[message.call]
         response = self._response(message)
+        # In this order: who sees that the call has ended finds the last response, and `read_for` sees the end.
+        call.responses.append(response)
+        call.ended = message.final
         if message.final:
             del self._open[message.call]
             self._pump.ended(call)
-        call.ended = message.final  # before the response can be taken: nobody reports what was taken of the last ones
-        call.responses.append(response)
         if call.discarded:
             self.take(call)
         if call.on_response is not None:
@@ -347,10 +248,8 @@ class WorkerCalls:
         for tensor in response.outputs:
             try:
                 outputs.append(self._resolved(tensor, lease))
-            except ServingError as error:
+            except ServingError as error:  # its bytes were copied, or are dropped with the view of them
                 failure = error
-                if lease:
-                    self._held.drop_result(lease)
             lease += tensor.span is not None and lease > 0
         if failure is not None:
             return CallResponse(error=failure, final=message.final)
@@ -384,44 +283,3 @@ class WorkerCalls:
             call.ended = True
             if call.on_response is not None:
                 call.on_response()
-
-
-class _Pump:
-    """A thread that reads messages while an event loop awaits calls, since the loop cannot wait for the connection."""
-
-    def __init__(self, reader: Callable[[], KernelMessageReader], on_lost: Callable[[], None]) -> None:
-        self._reader = reader
-        self._on_lost = on_lost
-        self._awaited: set[Call] = set()
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
-
-    def read_for(self, call: Call) -> None:
-        """Read until `call` has ended."""
-        with self._changed:
-            self._awaited.add(call)
-            if call.ended:  # meanwhile
-                self._awaited.discard(call)
-            elif self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="calls", daemon=True)
-                self._thread.start()
-            else:
-                self._changed.notify()
-
-    def ended(self, call: Call) -> None:
-        """`call` has got its final response."""
-        if self._awaited:
-            with self._lock:
-                self._awaited.discard(call)
-
-    def _run(self) -> None:
-        awaited = self._awaited
-        try:
-            while True:
-                with self._changed:
-                    while not awaited:
-                        self._changed.wait()
-                self._reader().wait_until(lambda: not awaited)
-        except (KernelGone, OSError):
-            self._on_lost()

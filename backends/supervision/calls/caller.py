@@ -1,6 +1,6 @@
 """The calls of other models that one worker makes: takes its messages, and sends it the responses.
 
-`kernel.serving.calls.Calls` executes the calls of all workers.
+`kernel.serving.calls.calls.Calls` executes the calls of all workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from backends.transport import wire
 from backends.transport.texts import shortened
 from kernel.errors import ServingError, Unavailable
-from kernel.serving.call_waits import Execution
+from kernel.serving.calls.call_waits import Execution
 from kernel.serving.request import Request
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from backends.supervision.remote_memory import RemoteMemory
     from backends.supervision.worker_memory import WorkerMemory
-    from kernel.serving.calls import Calls
+    from kernel.serving.calls.calls import Calls
     from kernel.serving.instances import Instance
     from kernel.serving.response import Response
     from shm.tensor import Tensor
@@ -32,7 +32,7 @@ _MOST_NAMES = 1 << 12
 class _CallSink(msgspec.Struct, eq=False):
     """Gives the responses of a call to its caller."""
 
-    calls: WorkerCalls
+    calls: CallerCalls
     number: int
     parent: Request | None
 
@@ -49,13 +49,13 @@ class _CallSink(msgspec.Struct, eq=False):
         self.calls.responded(self.number, response)
 
 
-class _Call(msgspec.Struct, eq=False):
+class _OpenCall(msgspec.Struct, eq=False):
     request: Request
     #: The requests for which the model may have called.
     parents: list[Request]
 
 
-class WorkerCalls:
+class CallerCalls:
     """The calls of one worker that have no final response yet, and the results that it keeps."""
 
     def __init__(
@@ -78,7 +78,7 @@ class WorkerCalls:
         self._requests = requests
         self._kept_limit = kept_limit
         #: By the number in messages.
-        self._open: dict[int, _Call] = {}
+        self._open: dict[int, _OpenCall] = {}
         self._last_call = 0
         #: Outputs that the worker may use, by the numbers of their leases.
         self._results: dict[int, Tensor] = {}
@@ -105,7 +105,7 @@ class WorkerCalls:
         requests = self._requests()
         parents = [requests[number] for number in message.parents if number in requests]
         call = self._request_of(message, parents)
-        self._open[message.call] = _Call(call, parents)
+        self._open[message.call] = _OpenCall(call, parents)
         try:
             self._calls.submit(call, self._execution_of(message), streaming=message.streaming)
         except ServingError as error:

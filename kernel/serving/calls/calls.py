@@ -12,11 +12,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, ServingError, Unavailable
-from kernel.serving.call_waits import CallWaits
+from kernel.serving.calls.call_waits import CallWaits
 
 if TYPE_CHECKING:
     from kernel.loop.clock import Alarm, Clock
-    from kernel.serving.call_waits import Execution, LiveModels
+    from kernel.serving.calls.call_waits import Execution, LiveModels
     from kernel.serving.model import Model
     from kernel.serving.request import Request
 

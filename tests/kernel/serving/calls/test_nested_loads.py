@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.serving.nested_loads import NestedLoads
+from kernel.serving.calls.nested_loads import NestedLoads
 
 
 def test_models_may_load_others_while_they_are_loaded() -> None:

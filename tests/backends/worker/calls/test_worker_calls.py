@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.worker.calls import CallRequest
+from backends.worker.calls.interface import CallRequest
 from backends.worker.request import OutputValue
 from kernel.errors import ErrorCode, InternalError, InvalidArgument, NotFound
 from shm.arena import Arena
@@ -20,7 +20,7 @@ from tests.backends.worker.threaded_worker import LARGE, Bench, RespondingLater,
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backends.worker.calls import ModelCalls
+    from backends.worker.calls.interface import ModelCalls
     from backends.worker.request import WorkerRequest
 
 #: Long enough that a worker looks whether the model has changed it.
@@ -39,6 +39,11 @@ def loaded(bench: Bench, work: Callable[[ModelCalls, Sequence[WorkerRequest]], N
                 each.respond([])
 
     bench.load(execute, **more)
+
+
+def next_two(bench: Bench) -> list[wire.Message]:
+    """Return the worker's next two messages, of any kind."""
+    return [bench.next(wire.Message), bench.next(wire.Message)]
 
 
 def result(value: int, call: int = 1, *, final: bool = True) -> wire.CallResponded:
@@ -101,7 +106,7 @@ def test_an_input_of_the_request_is_named_where_it_lies_and_an_own_array_is_copi
             )
 
         loaded(bench, work)
-        bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)  # type: ignore[arg-type]
+        bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         place = Span(RegionNumber(7), block.offset, LARGE.nbytes)
         bench.send(wire.Execute(1, [request(1, span=place)]))
         bench.next(wire.ArenaCreated)
@@ -124,7 +129,7 @@ def test_an_instance_that_calls_its_own_model_gives_copies(bench: Bench) -> None
             calls.wait(calls.start(CallRequest("m", [OutputValue("IN", "FP32", requests[0].inputs[0].as_numpy())])))
 
         loaded(bench, work)
-        bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)  # type: ignore[arg-type]
+        bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         bench.send(wire.Execute(1, [request(1, span=Span(RegionNumber(7), 0, LARGE.nbytes))]))
         bench.next(wire.ArenaCreated)
         (given,) = bench.next(wire.Submit).request.inputs
@@ -162,16 +167,16 @@ def test_a_result_in_the_memory_of_another_worker_is_released_when_the_model_dro
         bench.send(wire.Execute(1, [request(1)]))
         bench.next(wire.Submit)
         attach = wire.Attach(9, 1 << 20, 0, False, False)
-        bench.channel.send_with_fd(attach, arena.region.fd)  # type: ignore[arg-type]
+        bench.channel.send_with_fd(attach, arena.region.fd)
         bench.send(wire.CallResponded(1, True, wire.ResponseMessage(tensors), 4))
         (given,) = bench.next(wire.Submit).request.inputs
         assert given.span is not None
         assert (given.span.lease.region_number, given.span.offset) == (9, tensors[1].span.offset)  # type: ignore[union-attr]
         bench.send(result(1, 2))
-        messages = [bench.next(wire.Executed | wire.Released) for _ in range(2)]  # type: ignore[type-var,arg-type]
+        messages = next_two(bench)
         assert wire.Released([5]) in messages
         bench.send(wire.Execute(2, [request(2)]))
-        messages = [bench.next(wire.Executed | wire.Released) for _ in range(2)]  # type: ignore[type-var,arg-type]
+        messages = next_two(bench)
         assert wire.Released([4]) in messages
         assert seen == [[1, 2, 3]]
         assert blocks[0] is not None
@@ -190,10 +195,10 @@ def test_strings_of_another_worker_are_checked_in_a_copy(bench: Bench) -> None:
         bench.send(wire.Execute(1, [request(1)]))
         bench.next(wire.Submit)
         attach = wire.Attach(9, 1 << 16, 0, False, False)
-        bench.channel.send_with_fd(attach, arena.region.fd)  # type: ignore[arg-type]
+        bench.channel.send_with_fd(attach, arena.region.fd)
         wrong = Tensor("A", "BYTES", [3], None, Span(RegionNumber(9), 0, 5000))
         bench.send(wire.CallResponded(1, True, wire.ResponseMessage([wrong]), 1))
-        messages = [bench.next(wire.Executed | wire.Released) for _ in range(2)]  # type: ignore[type-var,arg-type]
+        messages = next_two(bench)
         assert wire.Released([1]) in messages
         assert isinstance(found[0], InvalidArgument)
 
@@ -221,7 +226,10 @@ def test_a_stream_gives_credit_in_portions(bench: Bench) -> None:
 
 
 def test_batches_that_wait_behind_a_call_are_given_back(bench: Bench) -> None:
-    loaded(bench, lambda calls, requests: calls.wait(calls.start(CallRequest("other", []))) and None)
+    def work(calls: ModelCalls, requests: Sequence[WorkerRequest]) -> None:
+        calls.wait(calls.start(CallRequest("other", [])))
+
+    loaded(bench, work)
     bench.send(wire.Execute(1, [request(1)]), wire.Execute(2, [request(2)]), wire.Execute(3, [request(3)]))
     bench.next(wire.Submit)
     bench.send(wire.Recall())

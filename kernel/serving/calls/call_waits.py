@@ -4,7 +4,7 @@ A model that calls another model and waits for the response keeps its instance. 
 call waits, directly or through other calls, for this call, then nothing goes on. Such a call is *stuck*; it is found
 here, so that it can be failed. A request goes on
 
-- if it is queued: when an instance of its model is free, or can become free;
+- if it is queued: when an instance of its model is free, or can become free, and the rate limiter lets it start;
 - if an instance executes it: when all calls that its batch waits for go on; a batch that waits for no call does;
 - if it is a request to an ensemble: when all requests of its steps go on.
 
@@ -139,7 +139,18 @@ class CallWaits:
         instances = list(model.instances.serving)
         if not instances or any(condition.lost for condition in model.instances.conditions):
             return _GOES_ON  # one is started again, or all requests fail
-        return self._of_instances(instances, now_ns)
+        alternatives = self._of_instances(instances, now_ns)
+        if [] in alternatives and model.instances.limited and model.instances.idle_instance() is None:
+            return self._of_resources(now_ns)
+        return alternatives
+
+    def _of_resources(self, now_ns: int) -> _Alternatives:
+        """Return what must go on so that the rate limiter lets another batch start: any batch that it has let start."""
+        found: _Alternatives = []
+        for model in self._models.executing_models():
+            for instance in model.instances.everywhere if model.instances.limited else ():
+                found += [self._calls_from(instance, batch, now_ns) for batch in _executing(instance.record)]
+        return found or _GOES_ON
 
     def _of_instances(self, instances: Sequence[Instance], now_ns: int) -> _Alternatives:
         """Return what must go on so that one of the instances is free for another batch."""
