@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from backends.worker.calls import Call, CallResponse
+from backends.worker.calls.interface import CallResponse, ModelCall
 from kernel.embedding.arrays import input_tensor, output_array
 from kernel.errors import InternalError, RequestCancelled, ServingError
 from shm.arrays import to_bytes
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
 
-    from backends.worker.calls import CallRequest, Result
+    from backends.worker.calls.interface import CallRequest, Result
     from shm.arrays import Array
 
 
-class ModelCall(dict[str, "Array"]):
+class CallInputs(dict[str, "Array"]):
     """A call of the model under test, for the function of the test that responds to it: input name → array."""
 
     def __init__(self, request: CallRequest) -> None:
@@ -45,7 +45,7 @@ class ModelCall(dict[str, "Array"]):
 
 #: Responds to the calls of one model: returns output name → array or list; or, as a decoupled model, an iterable of
 #: those, such as a generator. A `ServingError` that it raises is the error that the caller gets.
-ModelFunction = Callable[[ModelCall], object]
+ModelFunction = Callable[[CallInputs], object]
 
 
 class FunctionCalls:
@@ -60,7 +60,7 @@ class FunctionCalls:
         #: What the model did with other models: (action, name), where the action is load, unload or ready.
         self.controlled: list[tuple[str, str]] = []
 
-    def start(self, request: CallRequest) -> Call:
+    def start(self, request: CallRequest) -> ModelCall:
         """See `ModelCalls`. Raises `LookupError` if the test has no function for the model."""
         function = self._functions.get(request.model_name)
         if function is None:
@@ -69,9 +69,9 @@ class FunctionCalls:
                 f"the model calls model '{request.model_name}', for which the test has no function; it has: {known}. "
                 f"Give one: load_model(..., calls={{'{request.model_name}': function}})"
             )
-        call = Call(next(self._numbers), streaming=request.streaming)
+        call = ModelCall(next(self._numbers), streaming=request.streaming)
         try:
-            result = function(ModelCall(request))
+            result = function(CallInputs(request))
             if isinstance(result, Mapping):
                 self._end(call, CallResponse(_tensors(result), final=True))
             elif request.streaming:
@@ -82,25 +82,25 @@ class FunctionCalls:
             self._end(call, CallResponse(error=error, final=True))
         return call
 
-    def _end(self, call: Call, response: CallResponse) -> None:
+    def _end(self, call: ModelCall, response: CallResponse) -> None:
         call.responses.append(response)
         call.ended = True
         self._open.pop(call.number, None)
 
-    def wait(self, call: Call) -> CallResponse:
+    def wait(self, call: ModelCall) -> CallResponse:
         """See `ModelCalls`. The function makes the response now."""
         response = self.take(call)
         if response is None:
             raise InternalError("the call has ended: there is no further response")
         return response
 
-    def take(self, call: Call) -> CallResponse | None:
+    def take(self, call: ModelCall) -> CallResponse | None:
         """See `ModelCalls`."""
         if not call.responses and call.number in self._open:
             self._make_next(call)
         return call.responses.popleft() if call.responses else None
 
-    def _make_next(self, call: Call) -> None:
+    def _make_next(self, call: ModelCall) -> None:
         try:
             result = next(self._open[call.number])
             call.responses.append(CallResponse(_tensors(result)))
@@ -109,16 +109,16 @@ class FunctionCalls:
         except ServingError as error:
             self._end(call, CallResponse(error=error, final=True))
 
-    def notify(self, call: Call, on_response: Callable[[], None]) -> None:
+    def notify(self, call: ModelCall, on_response: Callable[[], None]) -> None:
         """See `ModelCalls`. A response is always there."""
         on_response()
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: ModelCall) -> None:
         """See `ModelCalls`."""
         if not call.ended:
             self._end(call, CallResponse(error=RequestCancelled(), final=True))
 
-    def discard(self, call: Call) -> None:
+    def discard(self, call: ModelCall) -> None:
         """See `ModelCalls`."""
         call.responses.clear()
         self._open.pop(call.number, None)

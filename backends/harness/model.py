@@ -299,7 +299,7 @@ def load_model(
         version: the version to load; by default the newest that the version policy selects.
         config: fields that replace those of config.pbtxt, in the form of `/config`: `{"max_batch_size": 8}`.
         parameters: the model's parameters that are added to those of config.pbtxt or replace them: name → value.
-        calls: what responds to the model's calls of other models: name of a model → a function that gets a `ModelCall`
+        calls: what responds to the model's calls of other models: name of a model → a function that gets a `CallInputs`
             (input name → array) and returns output name → array; a generator of such for a decoupled model. It may
             raise a `ServingError`, and it may use another loaded model.
 

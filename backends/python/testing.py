@@ -9,9 +9,9 @@ def test_it_doubles() -> None:
 
 from __future__ import annotations
 
-from backends.harness.calls import ModelCall
+from backends.harness.calls import CallInputs
 from backends.harness.model import ModelInProcess, ModelStream, load_model
 from backends.harness.responder import ModelResponse
 from kernel.errors import ServingError
 
-__all__ = ["ModelCall", "ModelInProcess", "ModelResponse", "ModelStream", "ServingError", "load_model"]
+__all__ = ["CallInputs", "ModelInProcess", "ModelResponse", "ModelStream", "ServingError", "load_model"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends.python.testing import ModelCall, ServingError, load_model
+from backends.python.testing import CallInputs, ServingError, load_model
 from kernel.errors import NotFound
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ DOUBLE = """
 
 
 def test_a_function_answers_the_calls_of_a_model(write_model: WriteModel) -> None:
-    seen: list[ModelCall] = []
+    seen: list[CallInputs] = []
 
-    def other(call: ModelCall) -> dict[str, object]:
+    def other(call: CallInputs) -> dict[str, object]:
         seen.append(call)
         return {"Y": call["X"] + 1}
 
@@ -91,7 +91,7 @@ def test_a_coroutine_awaits_several_calls(write_model: WriteModel) -> None:
 
 
 def test_an_error_of_the_function_is_the_error_of_the_call(write_model: WriteModel) -> None:
-    def other(call: ModelCall) -> object:
+    def other(call: CallInputs) -> object:
         raise NotFound("no such user")
 
     with load_model(write_model(CALL), calls={"other": other}) as model, pytest.raises(NotFound, match="no such user"):
@@ -99,7 +99,7 @@ def test_an_error_of_the_function_is_the_error_of_the_call(write_model: WriteMod
 
 
 def test_a_generator_answers_as_a_decoupled_model(write_model: WriteModel) -> None:
-    def other(call: ModelCall) -> Iterator[dict[str, object]]:
+    def other(call: CallInputs) -> Iterator[dict[str, object]]:
         assert call.decoupled
         for number in range(4):
             yield {"Y": np.full(1, number, np.float32)}
@@ -109,7 +109,7 @@ def test_a_generator_answers_as_a_decoupled_model(write_model: WriteModel) -> No
 
 
 def test_a_generator_may_fail_on_its_way(write_model: WriteModel) -> None:
-    def other(call: ModelCall) -> Iterator[dict[str, object]]:
+    def other(call: CallInputs) -> Iterator[dict[str, object]]:
         yield {"Y": np.ones(1, np.float32)}
         raise NotFound("no more")
 
