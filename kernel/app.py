@@ -17,6 +17,7 @@ import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.registry import known_backends
+from backends.supervision.devices.device_regions import DeviceRegions, device_regions
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
@@ -72,12 +73,8 @@ class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
 
-def serve(
-    options: ServerOptions,
-    notes: Sequence[str] = (),
-    zygote: StartedZygote | None = None,
-    operator: ProcessOperator | None = None,
-) -> int:
+def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygote | None = None,
+          operator: ProcessOperator | None = None) -> int:  # fmt: skip
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
 
     The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken. `operator` is
@@ -104,6 +101,7 @@ class Server:
         self._options = options
         self._zygote = zygote
         self._owner = owner
+        self._devices: DeviceRegions | None = None
         self._log = LogSettings(
             LogValues(
                 log_file=options.log.file,
@@ -232,6 +230,7 @@ class Server:
             processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
+        self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         report_ns, timeout_ns = round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9)
@@ -268,6 +267,8 @@ class Server:
                     if self._caching is not None:
                         await self._caching.close()
                     await self._helpers.close()
+                    if self._devices is not None:
+                        await self._devices.close()
                     await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
