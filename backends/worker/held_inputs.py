@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.transport import wire
-from shm.arrays import address_of
+from backends.worker.calls.late_release import LateRelease
+from shm.arrays import array_address
 from shm.lease import RegionNumber
 from shm.tensor import Span
 
@@ -56,6 +57,7 @@ class HeldInputs:
     def __init__(self, send: Callable[[wire.ToKernel], None], on_volatile_held: Callable[[], None]) -> None:
         """`on_volatile_held` is called when a model has held an input in a client's region."""
         self._send = send
+        self._late_release = LateRelease(self.report_freed)
         self._on_volatile_held = on_volatile_held
         #: Inputs of requests without a final response, by request number. Read-only for other objects.
         self.watched: dict[int, list[_Watched]] = {}
@@ -114,7 +116,10 @@ class HeldInputs:
         """Notice when the arrays of each of `inputs` are freed."""
 
         def on_array_freed(_: weakref.ref[Array]) -> None:
-            self._maybe_free.append(number)  # only this: the garbage collector can call it at any point
+            # Nothing that locks: the garbage collector can call it at any point.
+            self._maybe_free.append(number)
+            if number < 0:
+                self._late_release.signal()
 
         self._held[number] = inputs
         for each in inputs:
@@ -129,6 +134,7 @@ class HeldInputs:
 
         A view of a bytearray is a copy: nobody needs the lease any more, and this is reported soon.
         """
+        self._late_release.start()
         view = region.input_view(offset, byte_size)
         if type(view.obj) is bytearray:
             self.drop_result(lease)
@@ -145,6 +151,8 @@ class HeldInputs:
         """Report soon that nobody needs a result of a call."""
         self._held[-lease] = []
         self._maybe_free.append(-lease)
+        self._late_release.start()
+        self._late_release.signal()
 
     def place_of(self, array: Array, *, executing: bool) -> Span | None:
         """Return where the kernel finds the bytes of `array`: in an input or a result of a call that the model uses.
@@ -164,8 +172,8 @@ class HeldInputs:
             watched = next((each for some in inputs for each in some if each.array() is exporter), None)
         if watched is None:
             return None
-        start = address_of(array)
-        skip = start - address_of(exporter)
+        start = array_address(array)
+        skip = start - array_address(exporter)
         region = watched.region
         if not 0 <= skip <= watched.byte_size - array.nbytes:
             return None

@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.worker.strings_check import check_strings
 from kernel.errors import ServingError
-from shm.arrays import RAW_TYPES, address_of
+from shm.arrays import RAW_TYPES, array_address
 from shm.datatypes import DATATYPES
 from shm.tensor import Span, Tensor
 
@@ -90,11 +90,11 @@ class InputReader:
         """
         if not array.flags.c_contiguous or array.dtype not in RAW_TYPES:
             return None
-        start = address_of(array)
+        start = array_address(array)
         for ref, tensor in zip(request.ref.inputs, request.inputs, strict=False):  # controls and states follow
             span = ref.span
             if span is not None and is_aligned(ref, span):
-                skip = start - address_of(np.asarray(tensor.data))
+                skip = start - array_address(np.asarray(tensor.data))
                 fits = 0 <= skip <= span.byte_size - array.nbytes
                 if fits and self._regions.get(span.lease.region_number).seen_by_all(start, array.nbytes):
                     return Span(span.lease, span.offset + skip, array.nbytes)

@@ -31,6 +31,7 @@ _URGENT = frozenset(
         wire.CallResponded,
         wire.ModelControlled,
         wire.Attach,
+        wire.AttachDevice,
         wire.OwnArena,
         wire.Transfer,
         wire.Chunk,

@@ -35,6 +35,7 @@ class DeviceRegion:
 
     def __init__(self, handle: bytes, byte_size: int, device_id: int, buffers: CopyBuffers) -> None:
         """Copies are made in `buffers`."""
+        self.number = 0
         self._handle = handle
         self._byte_size = byte_size
         self._device_id = device_id
