@@ -3,7 +3,7 @@
 A backend is one class, `Backend`, or three classes for the seven steps of its life, `CustomBackend`, `CustomModel` and
 `CustomInstance`. A worker has one backend object for its one model instance. It calls the methods of `Backend` from its
 main thread, in this order: `complete` (only in the first worker of a model), `load`, any number of `execute`,
-`finalize`.
+`finalize`. A worker that only examines a model calls `complete` and `verify`.
 """
 
 from __future__ import annotations
@@ -157,6 +157,13 @@ class Backend(abc.ABC):
         other.
         """
         return dict(arguments.config)
+
+    def verify(self, arguments: ModelArguments) -> None:  # noqa: B027 - most backends cannot tell
+        """Check that the model's files fit its complete configuration, without loading the model.
+
+        `python -m kernel models` calls it after `complete`. Raises `ServingError` if the model could not be loaded, or
+        if requests would fail.
+        """
 
     @abc.abstractmethod
     def load(self, arguments: ModelArguments) -> None:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from kernel.cache.caching import ResponseCaching
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
-    from kernel.operator import ServerOperator
+    from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ServerOptions
     from protocols.frontend import FrontDoor
 
@@ -74,12 +74,15 @@ class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
 
-def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygote | None = None) -> int:
+def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygote | None = None,
+          operator: ProcessOperator | None = None) -> int:  # fmt: skip
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
 
-    The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken.
+    The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken. `operator` is
+    that of another command than `run`.
     """
-    terminal = Terminal(options, notes, functools.partial(known_backends, options.repository.backend_directory))
+    backends = functools.partial(known_backends, options.repository.backend_directory)
+    terminal = operator or Terminal(options, notes, backends)
     try:
         return anyio.run(
             Server(options, terminal, zygote).run,
@@ -237,9 +240,8 @@ class Server:
         self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
-        limits = ExecutionLimits(
-            round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9), "--execution-timeout"
-        )
+        report_ns, timeout_ns = round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9)
+        limits = ExecutionLimits(report_ns, timeout_ns, "--execution-timeout", changeable=not options.debugging)
         return lambda: InstanceSupervisor(
             processes.launcher,
             poller,
@@ -299,9 +301,10 @@ class Server:
             async def make_doors() -> None:
                 nonlocal failure
                 try:
-                    await asyncio.to_thread(_import_front_doors)
+                    if sockets:
+                        await asyncio.to_thread(_import_front_doors)
+                        doors.extend(self._make_doors(sockets))
                     self._owner.imported()
-                    doors.extend(self._make_doors(sockets))
                 except BadOption as error:  # nobody need wait for the models
                     failure = error
                     tasks.cancel_scope.cancel()

@@ -1,8 +1,9 @@
 """`ServerOperator`: the interface between a server and the code that started it.
 
-There are two operators: `kernel.command.terminal.Terminal` for the command line, and
-`kernel.embedding.server_thread.ServerThread` for a Python program that embeds the server. Signals, the format of the
-log and the garbage collector belong to the process, so only an operator may change them.
+`kernel.command.terminal.Terminal` is for the command line, `kernel.authoring.tool_server.ToolOperator` for commands
+that need workers but serve nobody, `kernel.embedding.server_thread.ServerThread` for a Python program that embeds the
+server. Signals, the format of the log and the garbage collector belong to the process, so only an operator may change
+them.
 """
 
 from __future__ import annotations
@@ -52,3 +53,13 @@ class ServerOperator(Protocol):
 
     def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
         """Every front door listens. `ports` has the ports of the open ones: `http`, `grpc`, `metrics`."""
+
+
+class ProcessOperator(ServerOperator, Protocol):
+    """An operator whose process is the server's alone."""
+
+    def failed(self, reason: str) -> None:
+        """Say why the server cannot start."""
+
+    def end(self) -> None:
+        """The server has ended, or could not start. Called last, once."""

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.supervision.processes.zygote_start import StartedZygote
+    from kernel.operator import ProcessOperator
     from kernel.options import ServerOptions
 
 
-def start(options: ServerOptions, notes: Sequence[str] = ()) -> int:
+def start(options: ServerOptions, notes: Sequence[str] = (), operator: ProcessOperator | None = None) -> int:
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
 
-    Garbage is not collected until `ServerOperator.imported`.
+    `operator` is that of another command than `run`. Garbage is not collected until `ServerOperator.imported`.
     """
     # Imports make 50,000 objects that stay, and 2,000 that do not. Looking for these takes a sixth of their time.
     gc.disable()
@@ -30,7 +31,7 @@ def start(options: ServerOptions, notes: Sequence[str] = ()) -> int:
     try:
         from kernel.app import serve  # imported late: see above
 
-        return serve(options, notes, zygote)
+        return serve(options, notes, zygote, operator)
     finally:
         gc.enable()
         if zygote is not None:

@@ -70,6 +70,10 @@ class OnnxRuntimeBackend(Backend):
                     f"{entry['data_type']} dims: [ 1 ] reshape: {{ shape: [ ] }} }} ]",
                 )
 
+    def verify(self, arguments: ModelArguments) -> None:
+        """See `Backend.verify`. Opens the model file, as `load` does."""
+        check_agreement(arguments.config, signature_of(open_session(arguments), model_path(arguments)))
+
     def load(self, arguments: ModelArguments) -> None:
         """See `Backend.load`."""
         session = open_session(arguments)

@@ -83,6 +83,12 @@ class PythonBackend(Backend):
             )
         return completed.as_dict()
 
+    def verify(self, arguments: ModelArguments) -> None:
+        """See `Backend.verify`. Imports the model's file; a server would find out with the first request."""
+        if not callable(getattr(self._import_model_class(arguments), "execute", None)):
+            path = arguments.model_file(DEFAULT_NAME)
+            raise InternalError(f"Python model {path} does not implement `execute` method.")
+
     def load(self, arguments: ModelArguments) -> None:
         """Import the model's file, create the model object and call its `initialize`."""
         model_class = self._import_model_class(arguments)
@@ -196,6 +202,10 @@ class PythonBackend(Backend):
         """Return the model's class. The file is imported only once for `complete` and `load`."""
         if self._model_class is None:
             triton_python_backend_utils.install()
+            if "terminal" in arguments.backend_config:
+                from backends.python.author_terminal import use_terminal  # for `python -m kernel dev` alone
+
+                use_terminal(arguments.backend_config["terminal"], arguments.model_dir)
             sys.argv = [""]  # as in Triton: a model that parses arguments, as `unittest.main` does, finds none
             self._modules = ModelModules(arguments.model_dir, arguments.version_dir)
             self._modules.claim_names()

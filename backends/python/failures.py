@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: Stack frames of these files belong to the server, not to the model.
 _OURS = (str(Path(__file__).parent.parent) + "/", "<frozen importlib")
@@ -24,6 +24,15 @@ NO_CAST = (
     "Unable to cast Python instance to C++ type (#define PYBIND11_DETAILED_ERROR_MESSAGES or compile in debug mode for "
     "details)"
 )
+
+#: Shows exceptions of the model's code to its author, where that is on the other side of a terminal.
+_show: Callable[[BaseException], None] | None = None
+
+
+def show_failures(show: Callable[[BaseException], None]) -> None:
+    """Call `show` with each exception of the model's code from now on, before it becomes an error."""
+    global _show
+    _show = show
 
 
 class TritonModelException(Exception):
@@ -53,6 +62,8 @@ def model_code(prefix: str = "") -> Iterator[None]:
     except ServingError:
         raise
     except (Exception, SystemExit) as error:
+        if _show is not None:
+            _show(error)
         raise InternalError(prefix + describe(error)) from error
 
 

@@ -130,10 +130,15 @@ class InstanceSupervisor:
             self._control = ModelControl(session, self._kernel)
         return session
 
-    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
-        """Return the configuration completed from the model file, in JSON. Raises `ServingError`."""
+    async def complete(
+        self, config: str, model_dir: str, version: int, backend_config: dict[str, str], *, verify: bool = False
+    ) -> str:
+        """Return the configuration completed from the model file, in JSON. Raises `ServingError`.
+
+        With `verify` the files are checked against the configuration, which is complete.
+        """
         assert self._session is not None
-        message = wire.Complete(config, model_dir, version, backend_config)
+        message = wire.Complete(config, model_dir, version, backend_config, verify)
         limit_s, doing = self._load_timeout_s, "completing its configuration"
         with self._while_loading(config):
             return await self._in_time(self._session, self._session.complete(message), doing, limit_s)
@@ -189,7 +194,7 @@ class InstanceSupervisor:
         """Add the instance to `model`, set apart, and restart its worker from now on if it is lost."""
         self._model = model
         timeout_ns = model.spec.execution_timeout_ns
-        if timeout_ns is not None:
+        if timeout_ns is not None and self._limits.changeable:
             setting = "parameter naiad.execution_timeout of the model"
             self._limits = ExecutionLimits(self._limits.report_ns, timeout_ns, setting)
         return self._make_handle()

@@ -221,6 +221,8 @@ class Complete(Message):
     version: int
     #: Settings of the backend from the command line.
     backend_config: dict[str, str] = {}
+    #: Complete nothing, but check that the model's files fit `config`, which is complete (`Backend.verify`).
+    verify: bool = False
 
 
 class Load(Message):

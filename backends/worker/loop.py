@@ -256,7 +256,11 @@ class Worker:
                 message.version,
                 backend_config=message.backend_config,
             )
-            completed = self._backend_for(arguments).complete(arguments)
+            backend = self._backend_for(arguments)
+            if message.verify:
+                backend.verify(arguments)
+                return wire.Completed(message.config)
+            completed = backend.complete(arguments)
             return wire.Completed(msgspec.json.encode(completed).decode())
 
         try:

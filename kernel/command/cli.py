@@ -11,7 +11,7 @@ from typer.exceptions import TyperException
 
 from kernel import __version__
 from kernel.command.run import run_server
-from kernel.options import DEMO_REPOSITORY
+from kernel.options import DEMO_REPOSITORY, BadOption
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -34,13 +34,85 @@ def run(context: typer.Context) -> None:
 def models(
     model_repository: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of models; the demo models if there is none.", show_default=False),
+        typer.Argument(
+            help="Folders of models, or the folder of one model; default: the demo models.", show_default=False
+        ),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only read the configurations; do not open the models' files.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the completed configurations.")] = False,
+    show: Annotated[
+        str, typer.Option("--show", metavar="NAME", help="Print the completed config.pbtxt of one model.")
+    ] = "",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
+    ] = False,
 ) -> None:
-    """List the models of a repository, and whether their configurations are valid."""
+    """List the models of a repository, and check whether a server could load each of them. It loads none."""
     from kernel.command.models import print_models
 
-    raise typer.Exit(print_models(tuple(model_repository or (DEMO_REPOSITORY,))))
+    paths = tuple(model_repository or (DEMO_REPOSITORY,))
+    raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
+
+
+@cli.command()
+def init(
+    path: Annotated[Path, typer.Argument(metavar="NAME", help="The new model's folder, such as models/double.")],
+    python: Annotated[bool, typer.Option("--python", help="A Python model; this is the default.")] = False,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", metavar="FILE", help="A model with a copy of this file.")
+    ] = None,
+    ensemble: Annotated[
+        str,
+        typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
+    ] = "",
+) -> None:
+    """Write the folder of a new model: a configuration, code or a file, a test, and comments that teach."""
+    from kernel.command.init import init_model
+
+    if sum((python, onnx is not None, bool(ensemble))) > 1:
+        raise BadOption("give one of --python, --onnx and --ensemble")
+    names = [name.strip() for name in ensemble.split(",")] if ensemble else []
+    raise typer.Exit(init_model(path, onnx=onnx, ensemble=names))
+
+
+@cli.command()
+def check(
+    model_dir: Annotated[Path, typer.Argument(help="A folder of models, or the folder of one model.")],
+    requests: Annotated[int, typer.Option("--requests", min=1, max=1000, help="Number of different requests.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs and orders.")] = 0,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds that a request may take; 0: any.")] = 60,
+    slow: Annotated[float, typer.Option("--slow", min=0, help="Loads that take more seconds are reported.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
+    ] = False,
+) -> None:
+    """Load models and try them: requests alone, batched and shuffled must have the same outputs.
+
+    The inputs are those of the model's warm-up, else random.
+    """
+    from kernel.authoring.trial.trial import TrialSettings
+    from kernel.command.check import check_models
+
+    settings = TrialSettings(requests, seed, timeout)
+    raise typer.Exit(check_models(model_dir, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
+
+
+# As `run`: the flags are those of a server.
+@cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def dev(
+    context: typer.Context,
+    model_dir: Annotated[Path, typer.Argument(help="The model's folder: it has config.pbtxt or versions.")],
+) -> None:
+    """Serve one model while you write it: saved files are loaded at once, breakpoint() stops in this terminal.
+
+    [dim]Further flags are those of run.[/dim]
+    """
+    from kernel.command.dev import serve_for_author
+
+    raise typer.Exit(serve_for_author(model_dir, context.args))
 
 
 @cli.command()

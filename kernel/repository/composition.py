@@ -106,7 +106,7 @@ class Composition:
     ) -> tuple[list[ModelFolder], list[ModelFolder]]:
         """Return the models that are no ensembles, and the ensembles, each after those that are steps of it."""
         given = list(folders)
-        parts = await asyncio.to_thread(_parts_by_name, given, config_name)
+        parts = await asyncio.to_thread(parts_by_name, given, config_name)
         by_name: dict[str, list[ModelFolder]] = {}
         for folder in given:
             if folder.name in parts:
@@ -174,7 +174,7 @@ class Composition:
                     await self.unload_unneeded(part)
 
 
-def _parts_by_name(folders: Iterable[ModelFolder], config_name: str) -> dict[str, tuple[str, ...]]:
+def parts_by_name(folders: Iterable[ModelFolder], config_name: str) -> dict[str, tuple[str, ...]]:
     """Return name → models of the steps, of the ensembles among `folders`. Blocks.
 
     A configuration that cannot be read is none of an ensemble: its load says what is wrong with it.

@@ -55,8 +55,8 @@ class Lifecycle:
         self._catalog = catalog
         self._settings = settings
         self._clock = clock
-        self._loader = VersionLoader(clock, schedule, new_keeper, settings)
-        self._progress = self._loader.progress
+        self.loader = VersionLoader(clock, schedule, new_keeper, settings)
+        self._progress = self.loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         self._listing = RepositoryListing(catalog, settings)
         self._composition = Composition(catalog, self, self._listing)
@@ -81,10 +81,10 @@ class Lifecycle:
         In explicit mode these are `names` (["*"] for all models), else all models. The catalog has the
         reasons of failures.
         """
-        found = await self._listing.scan()
+        wanted = list(names) if self._settings.explicit else ["*"]
+        found = await self._listing.scan(wanted)
         for path in found.misnamed:
             logger.warning("ignore model directory '%s': its name contains control characters", path)
-        wanted = list(names) if self._settings.explicit else ["*"]
         if wanted == ["*"]:
             failed = list(found.duplicates)
             folders = list(found.models.values())
@@ -312,9 +312,9 @@ class Lifecycle:
                 self._catalog.set_state(identifier, version, ModelState.LOADING)
         results = await asyncio.gather(
             *(
-                self._loader.update(staying[version], source, config)
+                self.loader.update(staying[version], source, config)
                 if version in staying
-                else self._loader.load(source, config, version)
+                else self.loader.load(source, config, version)
                 for version in versions
             ),
             return_exceptions=True,
@@ -355,7 +355,7 @@ class Lifecycle:
             serving = ServingVersion(
                 version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
             )
-            self._background.start(Autoscaling(serving, settings, self._loader, self._commit, self._clock).run())
+            self._background.start(Autoscaling(serving, settings, self.loader, self._commit, self._clock).run())
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kernel.repository.layout import known_names
+from kernel.repository.layout import RepositoryContents, known_names
 from kernel.repository.local import list_names
 from kernel.repository.source import scan
 
 if TYPE_CHECKING:
-    from kernel.repository.layout import RepositoryContents
+    from collections.abc import Sequence
+
     from kernel.repository.settings import LifecycleSettings
     from kernel.serving.catalog import Catalog
 
@@ -30,12 +31,22 @@ class RepositoryListing:
 
         self._catalog.set_known(*known_names(await asyncio.to_thread(names), namespacing=self._settings.namespacing))
 
-    async def scan(self) -> RepositoryContents:
-        """List all files, and put the names of the models into the catalog."""
+    async def scan(self, names: Sequence[str] = ("*",)) -> RepositoryContents:
+        """List all files, and put the names of the models into the catalog; with `names` the files of these models.
+
+        Other folders are not looked into then: a repository may have many files that nobody asks for.
+        """
         namespacing = self._settings.namespacing
+        if "*" not in names:
+            await self.update_names()
+            parts = [await self.scan_for(name) for name in names]
+            return RepositoryContents(
+                models={key: folder for part in parts for key, folder in part.models.items()},
+                duplicates={key: paths for part in parts for key, paths in part.duplicates.items()},
+            )
         found = await asyncio.to_thread(scan, self._settings.repositories, namespacing=namespacing)
-        names = {identifier: folder.name for identifier, folder in found.models.items()}
-        self._catalog.set_known(names, found.duplicates)
+        known = {identifier: folder.name for identifier, folder in found.models.items()}
+        self._catalog.set_known(known, found.duplicates)
         return found
 
     async def scan_for(self, name: str) -> RepositoryContents:

@@ -234,6 +234,24 @@ class VersionLoader:
         model.statistics.load_ns = self._clock.now_ns() - started_ns
         logger.info("successfully loaded '%s' version %d", source.name, model.version)
 
+    async def examine(self, source: ModelSource, config: ModelConfig, version: int) -> PreparedConfig:
+        """Complete and check the configuration as `load` does, also against the model's files, without loading it.
+
+        `config` is not that of an ensemble. Raises `ServingError` if `load` would.
+        """
+        refuse_unsupported(config)
+        refuse_batching_library(config, source.folder.batching_library())
+        await import_extensions(config)
+        keeper = self._new_keeper()
+        try:
+            with about_model(source.name, version):
+                prepared = await self._prepare(source, config, version, keeper)
+                settings = backend_config(self._settings.backend_configs, prepared.config.backend)
+                await keeper.complete(prepared.json, str(source.path), version, settings, verify=True)
+        finally:
+            await keeper.stop()
+        return prepared
+
     async def scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
         """Start the instances that `version` needs to have `count`, besides passive ones. As `update`."""
         model = version.model

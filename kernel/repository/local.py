@@ -49,7 +49,8 @@ def list_names(path: str) -> list[str]:
         with os.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and can_be_model(entry.name))
     except OSError as error:
-        raise file_error(f"failed to read model repository '{path}': {error.strerror}", error) from error
+        reason = "no such directory" if error.errno in (*_ABSENT, errno.ENOTDIR) else error.strerror
+        raise file_error(f"failed to read model repository '{path}': {reason}", error) from error
 
 
 def read_file(folder: str, name: str) -> bytes:

@@ -41,8 +41,13 @@ class InstanceKeeper(Protocol):
     async def start(self, title: str, needs: WorkerNeeds) -> None:
         """Start a worker process without a model. Raises `ServingError`."""
 
-    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
-        """Return the configuration as the backend completes it from the model file, in JSON. Raises `ServingError`."""
+    async def complete(
+        self, config: str, model_dir: str, version: int, backend_config: dict[str, str], *, verify: bool = False
+    ) -> str:
+        """Return the configuration as the backend completes it from the model file, in JSON. Raises `ServingError`.
+
+        With `verify` the files are checked against `config`, which is complete, and is returned.
+        """
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model and return the duration in nanoseconds. Raises `ServingError`."""

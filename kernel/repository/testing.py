@@ -85,7 +85,11 @@ class FakeKeeper:
     async def start(self, title: str, needs: WorkerNeeds) -> None:
         self.worker = needs.worker
 
-    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
+    async def complete(
+        self, config: str, model_dir: str, version: int, backend_config: dict[str, str], *, verify: bool = False
+    ) -> str:
+        if verify and (failure := self.failure or _text(Path(model_dir, str(version), "fail"))):
+            raise InternalError(failure)
         return config
 
     async def load(self, plan: InstancePlan, config: str) -> int:

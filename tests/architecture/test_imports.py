@@ -86,9 +86,22 @@ ROOMS = {
         "kernel/serving",
         "kernel/testing",
     },
+    "kernel/authoring": _KERNEL_BASE
+    | {
+        "kernel/config",
+        "kernel/embedding",
+        "kernel/machine",
+        "kernel/options",
+        "kernel/repository",
+        "kernel/serving",
+        "kernel/settings",
+        "kernel/start",
+    },
     "kernel/command": _KERNEL_BASE
     | {
         "kernel/app",
+        "kernel/authoring",
+        "kernel/config",
         "kernel/machine",
         "kernel/observe",
         "kernel/options",
@@ -99,7 +112,8 @@ ROOMS = {
     },
     "backends/transport": {"kernel/errors", "kernel/loop"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/python": _FOR_WORKERS | _WORKER_SIDE,
+    # The harness is only for `backends.python.testing`, which no worker imports.
+    "backends/python": _FOR_WORKERS | _WORKER_SIDE | {"backends/harness"},
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
     "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
     "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
@@ -114,8 +128,15 @@ ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)
 
 #: Packages that the kernel process must not load, and where each may be imported.
 FOREIGN = {
-    # kernel/embedding/arrays.py is for programs that embed the server: the command line's never imports it.
-    "numpy": ("backends", "shm/arrays.py", "kernel/command/infer.py", "kernel/embedding/arrays.py"),
+    # kernel/embedding/arrays.py is for programs that embed the server, kernel/authoring/trial for `check`: the server
+    # of the command line never imports them.
+    "numpy": (
+        "backends",
+        "shm/arrays.py",
+        "kernel/authoring/trial",
+        "kernel/command/infer.py",
+        "kernel/embedding/arrays.py",
+    ),
     "onnxruntime": ("backends/onnxruntime",),
     "aiohttp": ("protocols/http",),
     "grpclib": ("protocols",),

@@ -30,6 +30,7 @@ PYTHON_EXAMPLES = {
     "README.md": 1,
     "CONTRIBUTING.md": 1,
     "docs/agents.md": 1,
+    "docs/authoring.md": 2,
     "docs/backends.md": 4,
     "docs/batching.md": 1,
     "docs/caches.md": 1,

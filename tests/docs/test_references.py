@@ -132,7 +132,7 @@ def test_every_link_works(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_every_flag_that_a_document_names_exists(path: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", path.read_text()))
-    assert named - {f"--{name}" for name in FLAGS} - FLAGS_OF_OTHERS == set()
+    assert named - {f"--{name}" for name in FLAGS} - options_of(cli) - FLAGS_OF_OTHERS == set()
 
 
 def test_every_flag_that_triton_does_not_have_is_documented() -> None:
@@ -156,6 +156,13 @@ def test_every_command_that_a_document_names_exists(path: Path) -> None:
     assert named - targets == set()
     for program, commands in (("kernel", commands_of(cli)), ("bench", commands_of(bench_cli))):
         assert set(re.findall(rf"python -m {program} ([a-z]+)", text)) - commands == set()
+    assert set(re.findall(r"^    naiad ([a-z]+)", text, re.MULTILINE)) - commands_of(cli) == set()
+
+
+def options_of(program: typer.Typer) -> set[str]:
+    """Return the options of all commands of a command line."""
+    commands = typer.main.get_group(program).commands.values()
+    return {name for command in commands for parameter in command.params for name in parameter.opts}
 
 
 def commands_of(program: typer.Typer) -> set[str]:

@@ -31,6 +31,8 @@ class ExecutionLimits(msgspec.Struct, frozen=True):
     timeout_ns: int = 0
     #: Where the timeout was set, for the error.
     setting: str = ""
+    #: Whether a model may have a timeout of its own instead.
+    changeable: bool = True
 
 
 class Sight(msgspec.Struct, frozen=True):

@@ -82,6 +82,18 @@ def test_a_contradiction_between_configuration_and_file_fails_the_load(models: O
         models.loaded(config)
 
 
+def test_files_are_verified_without_loading_the_model(lab: Lab, models: OnnxModels) -> None:
+    write_add_sub(models)
+    backend = OnnxRuntimeBackend(lab)
+    backend.verify(models.arguments(models.completed()))
+    config = {**models.completed(), "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [4]}]}
+    with pytest.raises(InvalidArgument, match="configuration expects 1 inputs, model provides 2"):
+        backend.verify(models.arguments(config))
+    models.file.write_bytes(b"cut")
+    with pytest.raises(InternalError, match="Protobuf parsing"):
+        backend.verify(models.arguments(config))
+
+
 def test_a_gpu_instance_is_refused_without_a_gpu(lab: Lab, models: OnnxModels) -> None:
     write_add_sub(models)
     backend = OnnxRuntimeBackend(lab)

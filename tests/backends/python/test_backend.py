@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pytest
 
-from kernel.errors import InternalError, NotFound, Unsupported
+from kernel.errors import InternalError, InvalidArgument, NotFound, Unsupported
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.backends.python.conftest import Lab
 
 FAILED = "Failed to process the request(s) for model 'lab_0_0', message: "
@@ -363,3 +366,17 @@ def test_a_model_finds_no_arguments_of_the_worker(lab: Lab) -> None:
             return [text(self.sys.argv)]
     """)
     assert lab.text() == "['']"
+
+
+def test_a_model_is_verified_by_its_methods(lab: Lab) -> None:
+    lab.write("class TritonPythonModel:\n    def exekute(self, requests):\n        return []")
+    with pytest.raises(InternalError, match="does not implement `execute` method"):
+        lab.backend.verify(lab.arguments())
+
+
+def test_a_terminal_that_is_none_is_refused(lab: Lab, tmp_path: Path) -> None:
+    lab.write("class TritonPythonModel:\n    pass")
+    for device, said in ((tmp_path / "nothing", "cannot be opened: No such file"), ("/dev/null", "is not a terminal")):
+        arguments = msgspec.structs.replace(lab.arguments(), backend_config={"terminal": str(device)})
+        with pytest.raises(InvalidArgument, match=said):
+            lab.backend.complete(arguments)

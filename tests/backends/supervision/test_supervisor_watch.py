@@ -75,7 +75,7 @@ class Workers:
 class Lab:
     """A supervisor with a model in service. The test says when the watchdog looks, and what its time is."""
 
-    def __init__(self, *, own_timeout_s: float | None = None, **limits: int) -> None:
+    def __init__(self, *, own_timeout_s: float | None = None, changeable: bool = True, **limits: int) -> None:
         self.workers = Workers()
         self.supervisor = InstanceSupervisor(
             self.workers,
@@ -84,7 +84,9 @@ class Lab:
             arena_byte_size=1 << 20,
             verbose=0,
             watchdog=Watchdog(),
-            limits=ExecutionLimits(**limits, setting="--execution-timeout"),
+            limits=ExecutionLimits(
+                limits.get("report_ns", 0), limits.get("timeout_ns", 0), "--execution-timeout", changeable
+            ),
         )
         timeout_ns = None if own_timeout_s is None else int(own_timeout_s * S)
         spec = msgspec.structs.replace(model_spec("m"), execution_timeout_ns=timeout_ns)
@@ -175,6 +177,17 @@ def test_a_model_can_be_without_a_limit() -> None:
         assert not lab.workers.last.terminated
 
     run(scenario, Lab(own_timeout_s=0, timeout_ns=S))
+
+
+def test_a_model_has_no_limit_of_its_own_while_its_author_may_stop_it() -> None:
+    async def scenario(lab: Lab) -> None:
+        lab.submit()
+        await settle()
+        lab.look(0, 3600)
+        assert lab.model.statistics.execution_timeouts == 0
+        await lab.supervisor.stop(at_once=True)
+
+    run(scenario, Lab(own_timeout_s=1, changeable=False))
 
 
 def test_a_response_within_the_grace_counts() -> None:

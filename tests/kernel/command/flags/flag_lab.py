@@ -56,7 +56,9 @@ class Supervisor(FakeKeeper):
         self._running = running
         running.supervisors.append(self)
 
-    async def complete(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
+    async def complete(
+        self, config: str, model_dir: str, version: int, backend_config: dict[str, str], *, verify: bool = False
+    ) -> str:
         self.completed = True
         return config
 

@@ -56,8 +56,8 @@ def test_every_flag_of_tritonserver_is_known(name: str) -> None:
 
 def test_every_option_has_a_flag_and_every_flag_sets_an_option_or_has_a_note() -> None:
     flags = {flag.option for flag in FLAGS.values() if flag.option}
-    # One flag sets all trace settings. The metrics port cannot be shared, so it has no reuse flag.
-    without_flag = {*leaves(TraceValues, "trace."), "metrics_listener.reuse_port"}
+    # One flag sets all trace settings. The metrics port cannot be shared, so it has no reuse flag. `dev` is debugging.
+    without_flag = {*leaves(TraceValues, "trace."), "metrics_listener.reuse_port", "debugging"}
     assert flags == set(leaves(ServerOptions)) - without_flag | {"trace"}
     assert all(flag.help for flag in FLAGS.values() if flag.option)
     assert all(flag.note for flag in FLAGS.values() if not flag.option)

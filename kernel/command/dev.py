@@ -1,0 +1,249 @@
+"""`python -m kernel dev MODEL_DIR`: serves one model to its author, and loads it again when its files are saved."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from kernel.authoring.changes import ChangeWatch, files_of
+from kernel.authoring.examples import example_lines
+from kernel.authoring.target import model_target
+from kernel.command.flags.read import read_flags, split_words
+from kernel.command.terminal import Terminal
+from kernel.errors import ServingError
+from kernel.options import BadOption, check_options
+from kernel.start import start
+from kernel.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from kernel.authoring.changes import Files
+    from kernel.authoring.target import Target
+    from kernel.options import ServerOptions
+    from kernel.serving.catalog import Catalog
+    from kernel.serving.kernel import Kernel
+    from kernel.settings import LogSettings
+
+#: The time between two looks at the model's files, in seconds.
+_LOOK_S = 0.2
+
+#: Flags of `run` that `dev` sets itself.
+_OWN_FLAGS = ("model-repository", "model-store", "model-control-mode", "load-model", "repository-poll-secs")
+
+#: How long requests may take to end after Ctrl-C: one may be stopped in a debugger.
+_EXIT_TIMEOUT_S = 2
+
+#: Workers of versions that were replaced may be stopped in a debugger.
+_NEVER_S = 10**8
+
+#: What stands before the reason why the only version of a model did not load.
+_LOAD_FAILED = re.compile(r"^load failed for model '[^']*': (version \d+ is at UNAVAILABLE state: )?")
+
+#: In an error's text, where the lines begin that the worker has shown already.
+_FRAMES = "\n\nAt:\n"
+
+
+def serve_for_author(path: Path, words: Sequence[str]) -> int:
+    """Serve the model at `path` with the flags in `words`; returns the exit code. Raises `BadOption`."""
+    target = model_target(path)
+    device = terminal_device()
+    options, notes = dev_options(target, words, os.environ, device)
+    # Python takes a source file that was saved twice within a second, with the same size, for unchanged.
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    if not device:
+        os.environ["PYTHONBREAKPOINT"] = "0"
+    with _restored_terminal():
+        return start(options, notes, AuthorTerminal(options, notes, target, device))
+
+
+def terminal_device() -> str:
+    """Return the path of the terminal that is this process's standard input; "" if that is none."""
+    try:
+        return os.ttyname(0) if os.isatty(0) else ""
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def _restored_terminal() -> Iterator[None]:
+    """Restore the terminal's settings after the block: a debugger that is killed leaves it without echo."""
+    try:
+        before = termios.tcgetattr(0)
+    except termios.error:
+        yield
+        return
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def dev_options(
+    target: Target, words: Sequence[str], environment: Mapping[str, str], device: str
+) -> tuple[ServerOptions, list[str]]:
+    """Return the options for one model, and log lines as `read_flags` does. Raises `BadOption`."""
+    given = split_words(words)
+    for name in _OWN_FLAGS:
+        if name in given:
+            raise BadOption(f"--{name} has no meaning for dev, which serves one model; use 'run' for a repository")
+    defaults = [f"--{door}-address=127.0.0.1" for door in ("http", "grpc") if f"{door}-address" not in given]
+    if "exit-timeout-secs" not in given:
+        defaults.append(f"--exit-timeout-secs={_EXIT_TIMEOUT_S}")
+    options, notes = read_flags([*defaults, *words], environment)
+    terminal = (f"python,terminal={device}",) if device else ()
+    options = msgspec.structs.replace(
+        options,
+        repository=msgspec.structs.replace(
+            options.repository,
+            paths=(target.repository,),
+            control_mode="explicit",
+            load_models=(target.name,),
+            exit_on_error=False,
+            load_timeout_s=0,
+            unload_timeout_s=_NEVER_S,
+            backend_config=(*options.repository.backend_config, *terminal),
+        ),
+        execution_timeout_s=0,
+        execution_report_s=0,
+        debugging=True,
+    )
+    check_options(options)
+    return options, notes
+
+
+class AuthorTerminal(Terminal):
+    """Shows what an author needs, and loads the model again when its files are saved."""
+
+    def __init__(self, options: ServerOptions, notes: Sequence[str], target: Target, device: str) -> None:
+        super().__init__(options, notes, dict)
+        self._verbose = options.log.verbose > 0
+        self._target = target
+        self._device = device
+        self._kernel: Kernel | None = None
+        self._opened: asyncio.Event
+        self._watch: ChangeWatch
+        self._serving_since = ""
+
+    # ---- ServerOperator ----------------------------------------------------------------------
+
+    def begin(self, log: LogSettings) -> None:
+        super().begin(log)
+        self._opened = asyncio.Event()
+        self._watch = ChangeWatch(self._files())
+        if not self._verbose:
+            for handler in logging.getLogger().handlers:
+                handler.addFilter(for_author)
+
+    async def wait_for_stop(self, stop: asyncio.Event) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._reload_on_save)
+            await super().wait_for_stop(stop)
+
+    def models_loaded(self, catalog: Catalog) -> None:
+        """Say whether the model serves."""
+        if self._display is not None:
+            self._display.close()
+        failures = [item.reason for item in catalog.index() if item.name == self._target.name and item.state != "READY"]
+        if failures:
+            self._say(f"{self._target.name} does not load: {_short(failures[0])}\nSave a file to try again.")
+
+    def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
+        """Say where the model serves, and what to try."""
+        self._kernel, self._ports = kernel, ports
+        self._opened.set()
+        where = [f"{name} {self._address(name)}" for name in ("http", "grpc") if name in ports]
+        self._say(f"Serving {self._target.repository / self._target.name} ({', '.join(where)})")
+        self._ready()
+        breakpoints = "breakpoint() stops here" if self._device else "breakpoint() does nothing: there is no terminal"
+        self._say(f"Saved files are loaded at once; {breakpoints}; Ctrl-C ends.")
+
+    # ---- reloads -----------------------------------------------------------------------------
+
+    async def _reload_on_save(self) -> None:
+        await self._opened.wait()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            changed = self._watch.look(await asyncio.to_thread(self._files), time.monotonic_ns())
+            if changed:
+                await self._reload(changed)
+
+    def _files(self) -> Files:
+        """List the model's files, and those of the models of an ensemble's steps. Blocks."""
+        try:
+            return files_of(folder.entry for folder in self._target.scan().models.values())
+        except ServingError:  # a folder that is being replaced
+            return {}
+
+    async def _reload(self, changed: Sequence[str]) -> None:
+        assert self._kernel is not None, "a reload before the start"
+        name, began = self._target.name, time.monotonic()
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        self._say(f"{_now()} saved {', '.join(changed[:3])}{more}: loading")
+        try:
+            await self._kernel.repository.load(name)
+        except ServingError as error:
+            kept = f"; the version of {self._serving_since} still serves" if self._serving_since else ""
+            self._say(f"{_now()} {name} does not load: {_short(error.message)}{kept}")
+        else:
+            self._say(f"{_now()} loaded in {time.monotonic() - began:.2f} s")
+            self._ready(again=bool(self._serving_since))
+
+    def _ready(self, *, again: bool = False) -> None:
+        """Note that the model serves, if so; show requests to try unless they were shown before."""
+        assert self._kernel is not None, "ready before the start"
+        try:
+            spec = self._kernel.catalog.resolve(self._target.name).spec
+        except ServingError:
+            return
+        self._serving_since = _now()
+        if not again and "http" in self._ports:
+            lines = example_lines(spec, f"http://{self._address('http')}", own_command())
+            self._say("Try it in another terminal:\n" + "".join(f"\n    {line}\n" for line in lines))
+
+    def _address(self, door: str) -> str:
+        listener = self._options.http_listener if door == "http" else self._options.grpc_listener
+        host = "localhost" if listener.address in ("127.0.0.1", "0.0.0.0", "::", "::1") else listener.address
+        return f"{host}:{self._ports[door]}"
+
+    def _say(self, text: str) -> None:
+        self._print(f"{printable(text, keep=chr(10))}\n")
+
+
+def for_author(record: logging.LogRecord) -> bool:
+    """Whether an author wants to see a line of the log: what the model says, and what is wrong."""
+    if record.name == "model":
+        return _FRAMES not in record.getMessage()  # the worker has shown it with the model's lines
+    if record.levelno >= logging.ERROR:
+        return not record.name.startswith("kernel.repository")  # `AuthorTerminal` says why a load has failed
+    return record.levelno >= logging.WARNING
+
+
+def own_command() -> str:
+    """Return what starts this program in the author's shell."""
+    beside = Path(sys.executable).parent / "naiad"
+    if shutil.which("naiad") == str(beside):
+        return "naiad"
+    path = os.path.relpath(beside if beside.exists() else sys.executable)
+    return path if beside.exists() else f"{path} -m kernel"
+
+
+def _short(reason: str) -> str:
+    """Return a reason without what an author of one model knows, and without the lines that the worker has shown."""
+    return _LOAD_FAILED.sub("", reason.partition(_FRAMES)[0]).strip().rstrip(";")
+
+
+def _now() -> str:
+    return time.strftime("%H:%M:%S")

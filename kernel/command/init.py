@@ -1,0 +1,138 @@
+"""`python -m kernel init`: writes the folder of a new model. It never changes a file that is there."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kernel.authoring.chain import chain
+from kernel.authoring.examine import Examination
+from kernel.authoring.progress import progress_bar
+from kernel.authoring.templates import ensemble_files, onnx_files, python_files
+from kernel.authoring.tool_server import run_tool
+from kernel.command.dev import own_command
+from kernel.config.spec import model_spec
+from kernel.errors import ServingError
+from kernel.machine import processor_count
+from kernel.options import BadOption
+from kernel.repository.layout import RepositoryContents, check_model_name
+from kernel.repository.source import scan
+from kernel.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernel.authoring.tool_server import ToolServer
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.repository.layout import ModelFolder
+
+#: File → what the list of new files says.
+_ABOUT = {
+    "config.pbtxt": "what clients send and get, batching, instances",
+    "1/model.py": "the code",
+    "1/model.onnx": "the model",
+}
+
+
+def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] = ()) -> int:
+    """Write a new model to the folder `path`, and say what to do next. Returns 0.
+
+    With `onnx` it is a copy of this file, with `ensemble` an ensemble of these models in the same repository, else a
+    Python model. Raises `BadOption`; then nothing was written.
+    """
+    folder = Path(path.absolute())
+    _check_place(path, folder)
+    if onnx is not None:
+        files = _onnx_files(folder.name, onnx, str(path))
+    elif ensemble:
+        files = _ensemble_files(folder, ensemble, str(path))
+    else:
+        files = python_files(folder.name, str(path))
+    _write(folder, files, onnx)
+    command = own_command()
+    shown = [*files, *(["1/model.onnx"] if onnx is not None else [])]
+    about = [(name, _ABOUT.get(name, f"its tests: pytest {path}")) for name in shown if not name.endswith(".gitkeep")]
+    width = max(len(name) for name, _ in about)
+    typer.echo(f"{path}:")
+    for name, text in about:
+        typer.echo(f"    {name:<{width}}  {text}")
+    typer.echo("Next:")
+    typer.echo(f"    {command} dev {path}      serve it while you change it")
+    typer.echo(f"    {command} check {path}    are its outputs the same alone and in batches?")
+    return 0
+
+
+def _check_place(path: Path, folder: Path) -> None:
+    """Raise `BadOption` if there cannot be a new model at `folder`."""
+    try:
+        check_model_name(folder.name)
+    except ServingError as error:
+        raise BadOption(f"'{printable(str(path))}' cannot be the folder of a model: {error.message}") from None
+    if folder.name.startswith("."):
+        raise BadOption(f"'{path}' cannot be the folder of a model: servers ignore hidden folders")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadOption(f"'{path}' is there already, and nothing is overwritten: give another name")
+
+
+def _write(folder: Path, files: Mapping[str, str], onnx: Path | None) -> None:
+    try:
+        for name, text in files.items():
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("x", encoding="utf-8") as stream:
+                stream.write(text)
+        if onnx is not None:
+            (folder / "1").mkdir()
+            shutil.copyfile(onnx, folder / "1" / "model.onnx")
+    except OSError as error:
+        raise BadOption(f"'{folder}' cannot be written: {error.strerror}") from None
+
+
+def _onnx_files(name: str, onnx: Path, shown: str) -> dict[str, str]:
+    """Return the files beside a copy of `onnx`, which a worker opens to complete the configuration."""
+    if not onnx.is_file():
+        raise BadOption(f"'{onnx}' is not a file")
+    with tempfile.TemporaryDirectory(prefix="naiad-init-") as repository:
+        version = Path(repository, name, "1")
+        version.mkdir(parents=True)
+        (version / "model.onnx").symlink_to(onnx.resolve())
+        [config] = _completed(Path(repository), scan((Path(repository),)), [name], of=str(onnx))
+    return onnx_files(config, model_spec(config), shown)
+
+
+def _ensemble_files(folder: Path, names: Sequence[str], shown: str) -> dict[str, str]:
+    """Return the files of an ensemble of models beside `folder`."""
+    models: dict[str, ModelFolder] = {}
+    for name in dict.fromkeys(names):
+        found = scan((folder.parent,), only=name).models if name and folder.parent.is_dir() else {}
+        if not found:
+            raise BadOption(f"there is no model '{name}' in '{folder.parent}'")
+        models |= found
+    configs = _completed(folder.parent, RepositoryContents(models, {}), names)
+    try:
+        config = chain(folder.name, configs)
+    except ServingError as error:
+        raise BadOption(f"the models do not fit together: {error.message}") from None
+    return ensemble_files(config, model_spec(config), shown)
+
+
+def _completed(repository: Path, contents: RepositoryContents, names: Sequence[str], of: str = "") -> list[ModelConfig]:
+    """Return the configurations of models as workers complete them. Raises `BadOption` if one is not valid."""
+    examination = Examination(contents)
+
+    async def open_files(server: ToolServer) -> None:
+        with progress_bar(len(examination.results)) as progress:
+            await examination.open_files(server.lifecycle.loader, progress, at_once=processor_count())
+
+    run_tool([repository], open_files)
+    configs = []
+    for name in names:
+        found = examination.results[name]
+        if not found.valid or found.config is None:
+            raise BadOption(f"'{of or name}' cannot be loaded: {found.reason}")
+        configs.append(found.config)
+    return configs

@@ -1,0 +1,86 @@
+"""`python -m kernel init` writes models that are valid and pass their own tests, and overwrites nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel.options import DEMO_REPOSITORY
+
+ROOT = Path(__file__).parents[3]
+ONNX = DEMO_REPOSITORY / "digits" / "1" / "model.onnx"
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=60, check=False, cwd=folder, env=environment
+    )
+
+
+def naiad(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "kernel", *words)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_new_models_of_every_kind_are_valid_and_pass_their_tests_and_the_check(tmp_path: Path) -> None:
+    for words in (
+        ("models/double", "--python"),
+        ("models/digits.v2", "--onnx", str(ONNX)),
+        ("models/both", "--ensemble", "double,double"),
+    ):
+        done = naiad(tmp_path, "init", *words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    models = tmp_path / "models"
+    assert files(models / "double") == {"config.pbtxt", "1/model.py", "test_double.py"}
+    assert files(models / "digits.v2") == {"config.pbtxt", "1/model.onnx", "test_digits_v2.py"}
+    assert files(models / "both") == {"config.pbtxt", "1/.gitkeep", "test_both.py"}
+    listed = naiad(tmp_path, "models", "models")
+    assert (listed.returncode, listed.stdout.count("valid")) == (0, 3), listed.stdout
+    tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "models")
+    assert tested.returncode == 0, tested.stdout
+    checked = naiad(tmp_path, "check", "models")
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
+    done = naiad(tmp_path, "init", "double")
+    assert "test_double.py  its tests: pytest double" in done.stdout
+    assert "dev double" in done.stdout
+    assert "check double" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("there",), "'there' is there already, and nothing is overwritten: give another name"),
+        (("file",), "'file' is there already, and nothing is overwritten: give another name"),
+        ((".hidden",), "'.hidden' cannot be the folder of a model: servers ignore hidden folders"),
+        (("a\nb",), "must not contain control characters"),
+        (("x", "--onnx", "nothing.onnx"), "'nothing.onnx' is not a file"),
+        (("x", "--onnx", "file"), "'file' cannot be loaded: "),
+        (("x", "--ensemble", "there,nothing"), "there is no model 'nothing' in '"),
+        (("x", "--ensemble", "there"), "'there' cannot be loaded: "),
+        (("x", "--python", "--onnx", "file"), "give one of --python, --onnx and --ensemble"),
+    ],
+)
+def test_what_cannot_be_written_is_said_in_one_line_and_nothing_is_written(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "there" / "1").mkdir(parents=True)
+    (tmp_path / "there" / "kept").write_text("kept")
+    (tmp_path / "file").write_text("no model")
+    before = files(tmp_path)
+    done = naiad(tmp_path, "init", *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert files(tmp_path) == before
+    assert not (tmp_path / "x").exists()
