@@ -1,4 +1,4 @@
-"""`python -m kernel models`: lists the models of a repository, and whether their configurations are valid."""
+"""`naiad models`: lists the models of a repository, and whether their configurations are valid."""
 
 from __future__ import annotations
 

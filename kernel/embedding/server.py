@@ -1,4 +1,4 @@
-"""A server inside a Python program: the server of `python -m kernel run`, in a thread instead of a process.
+"""A server inside a Python program: the server of `naiad run`, in a thread instead of a process.
 
 The program's requests go directly to the kernel, with arrays. The server can also serve other programs over HTTP and
 gRPC. Models run in worker processes. The workers end with the server, and the server ends with the program.
@@ -70,7 +70,7 @@ class EmbeddedServer:
     ) -> None:
         """Check the options; `start` starts the server. Raises `BadOption`.
 
-        `flags` are the flags of `python -m kernel run` as keywords, such as `model_control_mode="explicit"`; a list is
+        `flags` are the flags of `naiad run` as keywords, such as `model_control_mode="explicit"`; a list is
         a repeated flag. Without `model_repository` the server serves the demo models. Some defaults differ from the
         command line. A front door is open only if it has a port (`http_port=0` for a free one) or is enabled
         (`http=True`). It listens on 127.0.0.1 unless it has an address. The server does not poll, because polling

@@ -78,7 +78,7 @@ def test_the_first_requests_of_the_readme_get_responses(demo: EmbeddedServer, mo
         assert json.load(response)["model_name"] == "digits"
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    commands = re.findall(r"\.venv/bin/python -m kernel infer (.+)", text)
+    commands = re.findall(r"\.venv/bin/naiad infer (.+)", text)
     assert len(commands) == 2
     for command, expected in zip(commands, ("OUTPUT0", "number = 5"), strict=True):
         words = [sys.executable, "-m", "kernel", "infer", *shlex.split(command), f"--url=127.0.0.1:{port}"]

@@ -242,4 +242,4 @@ def test_infer_says_what_a_model_takes(demo: ServerProcess) -> None:
 def test_infer_says_how_to_start_a_server() -> None:
     done = naiad("infer", "add_sub", "--url=http://127.0.0.1:9")
     assert done.returncode == 1
-    assert "python -m kernel run" in done.stderr
+    assert "naiad run" in done.stderr
