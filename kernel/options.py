@@ -10,7 +10,7 @@ from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.host_policy import parse_host_policies
-from kernel.settings import TraceValues
+from kernel.settings import LogSettings, LogValues, TraceValues
 
 #: The demo models of the package. The server uses them if no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
@@ -120,6 +120,19 @@ class LogOptions(msgspec.Struct, frozen=True):
     model_lines_per_s: int = 1000
     model_bytes_per_s: int = 1 << 20
 
+    def settings(self) -> LogSettings:
+        """Return the settings of the log at the start; clients may change them."""
+        return LogSettings(
+            LogValues(
+                log_file=self.file,
+                log_info=self.info,
+                log_warning=self.warning,
+                log_error=self.error,
+                log_verbose_level=self.verbose,
+                log_format=self.format,
+            )
+        )
+
 
 class RateLimitOptions(msgspec.Struct, frozen=True):
     """Options of the rate limiter."""
@@ -181,6 +194,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     trace: TraceValues = TraceValues()
     server_id: str = "triton"
     strict_readiness: bool = True
+    #: Whether the ports listen while the models of the start load, or only when these are loaded (as Triton's).
+    listen_while_loading: bool = True
     #: Seconds in which requests in flight may end when the server stops.
     exit_timeout_s: int = 30
     #: Seconds that an execution may take before its worker is ended, and before it is reported; 0 for never.
