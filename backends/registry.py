@@ -7,7 +7,6 @@ of the backend. A worker imports only the class of its own model's backend.
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
     from backends.base import Backend
-
-logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "naiad.backends"
 
@@ -39,7 +36,7 @@ def known_backends() -> dict[str, str]:
 def backend_class(name: str) -> type[Backend]:
     """Import and return the class of the backend called `name`.
 
-    Raises `InvalidArgument` with Triton's text for an unknown name; the log has a more helpful text.
+    Raises `InvalidArgument` with Triton's text for an unknown name; the log of the kernel has a hint beside it.
     """
     target = BUILT_IN.get(name)
     if target is not None:
@@ -49,10 +46,6 @@ def backend_class(name: str) -> type[Backend]:
     for entry_point in _entry_points().select(name=name):
         loaded: type[Backend] = entry_point.load()
         return loaded
-    logger.error(
-        "there is no backend '%s'. Built-in backends are %s; packages add others with entry points of the group '%s'",
-        name, ", ".join(sorted(BUILT_IN)), ENTRY_POINT_GROUP,
-    )  # fmt: skip
     raise InvalidArgument(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     )

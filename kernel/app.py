@@ -169,6 +169,7 @@ class Server:
                 load_timeout_s=repository.load_timeout_s,
                 unload_timeout_s=repository.unload_timeout_s,
                 metrics=metrics,
+                backends=known_backends,
                 # The cache comes last: what it does not find goes on to what was there before it.
                 extensions=tuple(each for each in (limiting, caching) if each is not None),
                 has_cache=caching is not None,

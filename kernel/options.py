@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -236,10 +238,9 @@ def check_options(options: ServerOptions) -> None:
     """Raise `BadOption` if options contradict each other, or a repository is not a folder and the start is to fail."""
     for folder in options.repository.paths:
         if not folder.is_dir() and options.repository.exit_on_error:
-            raise BadOption(
-                f"model repository '{folder}' is not a folder. Give an existing folder with --model-repository, or "
-                "omit the flag to try the demo models"
-            )
+            # A path has lost the second slash of s3://.
+            shown = re.sub(r"^(\w\w+):/(?!/)", r"\1://", str(folder))
+            raise BadOption(f"model repository '{shown}' is not a folder{_hint_for(folder)}")
     try:
         parse_backend_configs(options.repository.backend_config)
     except ServingError as error:
@@ -272,6 +273,16 @@ def check_options(options: ServerOptions) -> None:
                 f"and port {listener.address}:{listener.port}"
             )
         taken[address] = title
+
+
+def _hint_for(folder: Path) -> str:
+    """Return what to do about a repository that is no folder."""
+    from kernel.repository.hints.repositories import path_hint  # imports protobuf, which a right command line need not
+
+    beside = folder.absolute().parent
+    siblings = [each.name for each in beside.iterdir() if each.is_dir()] if os.access(beside, os.R_OK | os.X_OK) else []
+    hint = path_hint(str(folder), is_file=folder.is_file(), siblings=siblings)
+    return f": {hint}" if hint else ". Give an existing folder, or none to try the demo models"
 
 
 def _check_admin(admin: AdminOptions) -> None:

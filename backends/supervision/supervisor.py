@@ -82,6 +82,8 @@ class InstanceSupervisor:
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
+        #: What the lines of all its workers begin with in the log.
+        self._title = ""
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None
         #: The worker that was lost last, while no other has taken its place.
@@ -105,6 +107,7 @@ class InstanceSupervisor:
         if needs.worker:
             assert self._shared is not None, "no process can be shared"
             self._launcher = self._shared.launcher(needs.worker)
+        self._title = title
         self._session = WorkerSession(title)
         self._watchdog.add(self)
         await self._session.start(self._launcher, needs=needs)
@@ -333,7 +336,7 @@ class InstanceSupervisor:
             if delay:
                 logger.warning("model instance '%s' is restarted in %.0f s", name, delay)
                 await asyncio.sleep(delay)
-            session = WorkerSession(name)
+            session = WorkerSession(self._title)
             try:
                 self._session, self._watch = session, InstanceWatch(ExecutionLimits())
                 await session.start(self._launcher, needs=self._plan.needs)

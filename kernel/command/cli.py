@@ -71,7 +71,11 @@ def infer(
                        help="Inputs: a JSON value such as 3, [1,2] or \"text\", a plain text, or a NumPy file, "
                        "NAME=@FILE.npy. Put brackets into quotes: 'NAME=[1,2]'."),
     ] = None,
-    url: Annotated[str, typer.Option("--url", "-u", help="Address of the server's HTTP port: HOST:PORT or a URL.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str,
+        typer.Option("--url", "-u", envvar="NAIAD_URL",
+                     help="Address of the server's HTTP port: HOST:PORT or a URL."),
+    ] = "http://127.0.0.1:8000",
     classes: Annotated[
         int, typer.Option("--classes", "-c", min=0, help="Number of best classes to show of each output.")
     ] = 0,

@@ -161,12 +161,15 @@ class EmbeddedServer:
 
     @property
     def metrics_url(self) -> str:
-        """The URL of the metrics, such as `http://127.0.0.1:8002/metrics`. Raises `KeyError` if the port is closed."""
+        """The URL of the metrics, such as `http://127.0.0.1:8002/metrics`. Raises `KeyError` if it is closed."""
         return f"http://{self._address('metrics', self._options.metrics_listener)}/metrics"
 
     def _address(self, door: str, listener: ListenAddress) -> str:
         address = _LOOPBACK.get(listener.address, listener.address)
-        return f"{f'[{address}]' if ':' in address else address}:{self.ports[door]}"
+        port = self.ports.get(door)
+        if port is None:
+            raise KeyError(f"the {door} port is closed: give EmbeddedServer {door}_port=0 for a free one")
+        return f"{f'[{address}]' if ':' in address else address}:{port}"
 
     # ---- inference ---------------------------------------------------------------------------
 
@@ -177,8 +180,8 @@ class EmbeddedServer:
         if the model batches. Plain lists and numbers are converted to the datatype of the model's input; arrays must
         have that datatype. The input arrays must not change during the call. `options` are those of `RequestOptions`.
 
-        Raises `ServingError`, `TypeError` for an unknown option, and `TimeoutError` after `client_timeout` seconds,
-        which cancels the request.
+        Raises `ServingError`, `TypeError` for an unknown option or `inputs` without names, and `TimeoutError` after
+        `client_timeout` seconds, which cancels the request.
         """
         call = make_call(self._thread, self._spec(model_name, options), model_name, inputs, options, streaming=False)
         call.begin()

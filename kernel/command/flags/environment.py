@@ -30,7 +30,7 @@ _OF_KUBERNETES = re.compile(
 _ADDRESS_OF_KUBERNETES = re.compile(r"(?:tcp|udp|sctp)://")
 
 #: Variables of ours that stand for no flag.
-_OTHERS = frozenset({f"{PREFIX}WORKER", f"{PREFIX}BENCH_CACHE"})
+_OTHERS = frozenset({f"{PREFIX}WORKER", f"{PREFIX}BENCH_CACHE", f"{PREFIX}URL"})
 
 
 def variable_of(flag: Flag) -> str:
