@@ -44,8 +44,11 @@ def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> in
 
 
 def base_url(text: str) -> str:
-    """Return the URL for `text`: a URL, or HOST:PORT as in Triton's clients."""
-    return (text if "://" in text else f"http://{text}").rstrip("/")
+    """Return the URL for `text`: a URL, or HOST:PORT as in Triton's clients. Raises `ClientError`."""
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise ClientError(f"'{text}' is not an address of a server: give HOST:PORT, or a URL with http:// or https://")
+    return url
 
 
 def _infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> None:
@@ -242,7 +245,7 @@ def _explanation(error: Exception, url: str) -> str:
     server, reason = _server(url), getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
         return f"{server} has not responded within {_TIMEOUT_S} s"
-    if isinstance(reason, http.client.InvalidURL) or str(reason).startswith("unknown url type"):
+    if isinstance(reason, http.client.InvalidURL):
         return f"'{server}' is not an address: {reason}. {_OTHER_PORT}, as HOST:PORT"
     if isinstance(reason, json.JSONDecodeError):
         return f"{server} is not the HTTP port of an inference server: its response is not JSON. {_OTHER_PORT}"

@@ -149,6 +149,35 @@ def test_the_first_five_minutes(open_terminal: Callable[[], Terminal], tmp_path:
     assert "no server responds at" in client.run(add)
 
 
+SLOW = """
+import pathlib
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while not (pathlib.Path(args["model_repository"]) / "gate").exists():
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_a_terminal_shows_a_bar_as_long_as_models_load(open_terminal: Callable[[], Terminal], tmp_path: Path) -> None:
+    model = tmp_path / "checkout" / "models" / "slow"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "python"\noutput { name: "OUT" data_type: TYPE_INT32 dims: 1 }\n')
+    (model / "1" / "model.py").write_text(SLOW)
+    terminal = open_terminal()
+    terminal.type("naiad run models")
+    terminal.read_until('"loading: slow:1"')
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in terminal.read_until("0 of 1 models loaded; loading 'slow'")
+    (model / "gate").touch()
+    assert "READY" in terminal.read_until("Started Metrics Service")
+    terminal.press_control_c()
+    terminal.read_until(PROMPT)
+
+
 def test_models_of_ones_own(open_terminal: Callable[[], Terminal], tmp_path: Path) -> None:
     folder, file, listing, usage = commands("Your own models", "naiad")
     shutil.copytree(DEMO_REPOSITORY / "add_sub", tmp_path / "checkout/models/add_sub")
