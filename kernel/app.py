@@ -18,6 +18,7 @@ import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.registry import known_backends
+from backends.supervision.devices.device_regions import DeviceRegions, device_regions
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
@@ -99,6 +100,7 @@ class Server:
         self._options = options
         self._zygote = zygote
         self._owner = owner
+        self._devices: DeviceRegions | None = None
         self._log = options.log.settings()
 
     async def run(self) -> int:
@@ -220,6 +222,7 @@ class Server:
             processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
+        self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(
@@ -259,6 +262,8 @@ class Server:
                     if self._caching is not None:
                         await self._caching.close()
                     await self._helpers.close()
+                    if self._devices is not None:
+                        await self._devices.close()
                     await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
