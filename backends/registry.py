@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.backend_file import (
-    BACKEND_FILE,
     DIRECTORY_SETTING,
     PYTHON_BASED_FILE,
     find_backend_file,
@@ -58,7 +57,7 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
     """Import and return the class of the backend called `name` for a model.
 
     It is built in, or in a file beside the model or in --backend-directory, or of a package. Raises `InvalidArgument`
-    with Triton's text for an unknown name; the log has a more helpful text.
+    with Triton's text for an unknown name; the log of the kernel has a hint beside it.
     """
     target = BUILT_IN.get(name)
     if target is not None:
@@ -74,14 +73,12 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
     for entry_point in _entry_points().select(name=name):
         return as_backend(entry_point.load(), f"'{entry_point.value}'")
     directory = arguments.backend_config.get(DIRECTORY_SETTING, "")
-    shared_library = directory and (Path(directory) / name / f"libtriton_{name}.so").is_file()
-    logger.error(
-        "there is no backend '%s'. Built-in backends are %s; others are a %s beside the model or in the folder '%s' of "
-        "--backend-directory, or packages with an entry point of the group '%s'%s",
-        name, ", ".join(sorted(BUILT_IN)), BACKEND_FILE, name, ENTRY_POINT_GROUP,
-        f". '{directory}' has a shared library for it: this server runs backends that are written in Python"
-        if shared_library else "",
-    )  # fmt: skip
+    if directory and (Path(directory) / name / f"libtriton_{name}.so").is_file():
+        logger.error(
+            "'%s' has a shared library for the backend '%s': this server runs backends that are written in Python, see "
+            "docs/backends.md",
+            directory, name,
+        )  # fmt: skip
     raise InvalidArgument(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     )

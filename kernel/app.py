@@ -1,7 +1,8 @@
 """The composition root: builds the server from its parts, starts and stops it. Imports everything.
 
-Order of start: sockets are bound, models loaded, then front doors listen, so that a client is refused
-until the server can answer it (as Triton does). Order of stop: refuse, drain, close doors, end workers.
+Order of start: sockets are bound, front doors listen while models load, and the server is ready when these are loaded.
+With --listen-while-loading=false the doors listen last, as Triton's. Order of stop: refuse, drain, close doors, end
+workers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from backends.supervision.watch.watchdog import Watchdog
 from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
-from kernel.first_load import creating_server, load_first_models, show_loading
+from kernel.first_load import creating_server, listen, load_first_models, show_loading
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock
 from kernel.machine import memory_byte_size, processor_count
@@ -43,7 +44,7 @@ from kernel.repository.settings import LifecycleSettings
 from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
-from kernel.settings import LogSettings, LogValues, TraceSettings
+from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
@@ -104,16 +105,7 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._devices: DeviceRegions | None = None
-        self._log = LogSettings(
-            LogValues(
-                log_file=options.log.file,
-                log_info=options.log.info,
-                log_warning=options.log.warning,
-                log_error=options.log.error,
-                log_verbose_level=options.log.verbose,
-                log_format=options.log.format,
-            )
-        )
+        self._log = options.log.settings()
 
     async def run(self) -> int:
         """Start, serve until the owner says stop, and stop. Returns the exit code.
@@ -160,6 +152,7 @@ class Server:
         )
         inputs = InputPlacer(regions, options.arena_byte_size, budget, _in_next_iteration)
         self._kernel = Kernel(catalog, regions, inputs, clock, settings)
+        self._kernel.starting = True
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         new_supervisor = self._supervisor_maker(polling, budget)
         caching = self._caching = self._make_caching(clock, budget)
@@ -186,6 +179,7 @@ class Server:
                 unload_timeout_s=repository.unload_timeout_s,
                 installs_requirements=options.environments.installs,
                 metrics=metrics,
+                backends=known_backends,
                 # The cache comes last: what it does not find goes on to what was there before it.
                 extensions=tuple(each for each in (limiting, caching) if each is not None),
                 has_cache=caching is not None,
@@ -259,17 +253,20 @@ class Server:
     async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:
         stop = asyncio.Event()
         failure: Exception | None = None
+        doors: list[FrontDoor] = []
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
             try:
-                failure, doors = await self._load_and_make_doors(stop, sockets)
-                if failure is None and not stop.is_set():
-                    await self._open(doors, sockets)
-                    await stop.wait()
+                failure = await self._load_and_make_doors(stop, sockets, doors)
+                if failure is None:
+                    if not stop.is_set():
+                        await self._open(doors, sockets)
+                        await stop.wait()
                     code = await self._stop(doors)
             finally:
                 with anyio.CancelScope(shield=True):
+                    await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
                     await self._lifecycle.close(at_once=bool(code))
                     if self._caching is not None:
                         await self._caching.close()
@@ -284,14 +281,13 @@ class Server:
         return code
 
     async def _load_and_make_doors(
-        self, stop: asyncio.Event, sockets: dict[str, socket.socket]
-    ) -> tuple[Exception | None, list[FrontDoor]]:
-        """Load the models of the start and make the front doors, at the same time, until the server is to stop.
+        self, stop: asyncio.Event, sockets: dict[str, socket.socket], doors: list[FrontDoor]
+    ) -> Exception | None:
+        """Load the models of the start and put the front doors into `doors`, until the server is to stop.
 
-        Returns why the server cannot start, if so, and the front doors. If it is to stop, these may be missing.
+        The doors listen meanwhile, or not at all. Returns why the server cannot start, if so.
         """
         failure: Exception | None = None
-        doors: list[FrontDoor] = []
         async with anyio.create_task_group() as tasks:
 
             async def cancel_on_stop() -> None:
@@ -305,7 +301,9 @@ class Server:
                         await asyncio.to_thread(_import_front_doors)
                         doors.extend(self._make_doors(sockets))
                     self._owner.imported()
-                except BadOption as error:  # nobody need wait for the models
+                    if self._options.listen_while_loading:
+                        await listen(doors, loading=True)
+                except (BadOption, CannotListen) as error:  # nobody need wait for the models
                     failure = error
                     tasks.cancel_scope.cancel()
 
@@ -319,7 +317,7 @@ class Server:
                     failure = StartFailed(text)
                     tasks.cancel_scope.cancel()
             tasks.cancel_scope.cancel()
-        return failure, doors
+        return failure
 
     def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, while the models load, so that wrong options end the start at once."""
@@ -344,8 +342,9 @@ class Server:
         return doors
 
     async def _open(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
+        if not self._options.listen_while_loading:
+            await listen(doors, loading=False)
         for door in doors:
-            await door.start()
             logger.info("Started %s", door.title)
         self._log_exposure(doors, sockets)
         self._owner.opened(self._kernel, {name: sock.getsockname()[1] for name, sock in sockets.items()})

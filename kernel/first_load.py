@@ -1,15 +1,23 @@
-"""Loads the models that a server has from its start, and tells its operator how far that is and what became of it."""
+"""Loads the models that a server has from its start, and tells its operator how far that is and what became of it.
+
+Meanwhile the front doors listen, so that probes can tell a server that loads from one that hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
 
 from kernel.errors import ServingError
 from kernel.repository.override import remove_abandoned_folders
+from kernel.sockets import CannotListen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernel.operator import ServerOperator
     from kernel.options import RepositoryOptions
     from kernel.repository.lifecycle import Lifecycle
@@ -19,6 +27,33 @@ logger = logging.getLogger(__name__)
 
 #: The time between two reports of how many models are loaded.
 _LOADING_SHOWN_S = 0.25
+
+
+class ListeningDoor(Protocol):
+    """What the start needs of a front door (`protocols.frontend.FrontDoor`)."""
+
+    @property
+    def title(self) -> str:
+        """Name and address."""
+
+    async def start(self) -> None:
+        """Listen."""
+
+
+async def listen(doors: Sequence[ListeningDoor], *, loading: bool) -> None:
+    """Let the front doors listen, all of them also if the caller is cancelled; `loading` is for the log.
+
+    Raises `CannotListen`; then some of them may listen.
+    """
+    with anyio.CancelScope(shield=True):
+        for door in doors:
+            try:
+                await door.start()
+            except OSError as error:  # another server has taken the port since ours was bound to it
+                raise CannotListen(f"failed to start {door.title}: {error.strerror or error}") from None
+    if loading and doors:
+        titles = ", ".join(door.title for door in doors)
+        logger.info("listening while the models load (not ready before that): %s", titles)
 
 
 async def show_loading(lifecycle: Lifecycle, operator: ServerOperator) -> None:
@@ -32,7 +67,10 @@ async def show_loading(lifecycle: Lifecycle, operator: ServerOperator) -> None:
 async def load_first_models(
     kernel: Kernel, lifecycle: Lifecycle, operator: ServerOperator, options: RepositoryOptions
 ) -> str:
-    """Load the models and tell what became of them. Returns why the server cannot start; "" if it can."""
+    """Load the models and tell what became of them. Returns why the server cannot start; "" if it can.
+
+    From then on the server may be ready.
+    """
     for folder in await asyncio.to_thread(remove_abandoned_folders):
         logger.info("removed '%s', which a server that was killed has left", folder)
     try:
@@ -43,6 +81,7 @@ async def load_first_models(
             return failure
         logger.error("%s", failure)
         kernel.start_failed = True
+        kernel.starting = False
         return ""
     operator.models_loaded(kernel.catalog)
     if failed and options.exit_on_error:
@@ -51,6 +90,7 @@ async def load_first_models(
             f"creating server: Internal - failed to load all models: {', '.join(failed)} "
             f"({operator.advice(kernel.catalog, failed)})"
         )
+    kernel.starting = False
     return ""
 
 

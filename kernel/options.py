@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,7 @@ from kernel.errors import ServingError
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.execution_environment import EnvironmentSettings
 from kernel.repository.host_policy import parse_host_policies
-from kernel.settings import TraceValues
+from kernel.settings import LogSettings, LogValues, TraceValues
 
 #: The demo models of the package. The server uses them if no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
@@ -121,6 +123,19 @@ class LogOptions(msgspec.Struct, frozen=True):
     model_lines_per_s: int = 1000
     model_bytes_per_s: int = 1 << 20
 
+    def settings(self) -> LogSettings:
+        """Return the settings of the log at the start; clients may change them."""
+        return LogSettings(
+            LogValues(
+                log_file=self.file,
+                log_info=self.info,
+                log_warning=self.warning,
+                log_error=self.error,
+                log_verbose_level=self.verbose,
+                log_format=self.format,
+            )
+        )
+
 
 class RateLimitOptions(msgspec.Struct, frozen=True):
     """Options of the rate limiter."""
@@ -184,6 +199,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     trace: TraceValues = TraceValues()
     server_id: str = "triton"
     strict_readiness: bool = True
+    #: Whether the ports listen while the models of the start load, or only when these are loaded (as Triton's).
+    listen_while_loading: bool = True
     #: Seconds in which requests in flight may end when the server stops.
     exit_timeout_s: int = 30
     #: Seconds that an execution may take before its worker is ended, and before it is reported; 0 for never.
@@ -228,10 +245,9 @@ def check_options(options: ServerOptions) -> None:
     """Raise `BadOption` if options contradict each other, or a repository is not a folder and the start is to fail."""
     for folder in options.repository.paths:
         if not folder.is_dir() and options.repository.exit_on_error:
-            raise BadOption(
-                f"model repository '{folder}' is not a folder. Give an existing folder with --model-repository, or "
-                "omit the flag to try the demo models"
-            )
+            # A path has lost the second slash of s3://.
+            shown = re.sub(r"^(\w\w+):/(?!/)", r"\1://", str(folder))
+            raise BadOption(f"model repository '{shown}' is not a folder{_hint_for(folder)}")
     try:
         parse_backend_configs(options.repository.backend_config)
     except ServingError as error:
@@ -264,6 +280,16 @@ def check_options(options: ServerOptions) -> None:
                 f"and port {listener.address}:{listener.port}"
             )
         taken[address] = title
+
+
+def _hint_for(folder: Path) -> str:
+    """Return what to do about a repository that is no folder."""
+    from kernel.repository.hints.repositories import path_hint  # imports protobuf, which a right command line need not
+
+    beside = folder.absolute().parent
+    siblings = [each.name for each in beside.iterdir() if each.is_dir()] if os.access(beside, os.R_OK | os.X_OK) else []
+    hint = path_hint(str(folder), is_file=folder.is_file(), siblings=siblings)
+    return f": {hint}" if hint else ". Give an existing folder, or none to try the demo models"
 
 
 def _check_admin(admin: AdminOptions) -> None:

@@ -122,6 +122,15 @@ def listening_address(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def local_url(sock: socket.socket, *, tls: bool) -> str:
+    """Return the URL by which programs on this machine reach a port of HTTP; for a Unix socket that of its path."""
+    address = listening_address(sock)
+    for wildcard in ("0.0.0.0:", "[::]:", "127.0.0.1:", "[::1]:"):
+        if address.startswith(wildcard):
+            address = f"localhost:{address.removeprefix(wildcard)}"
+    return f"{'https' if tls else 'http'}://{address}"
+
+
 def find_vanished_peers(transport: asyncio.BaseTransport) -> None:
     """Let the operating system close an idle connection whose peer does not exist any more (TCP keepalive)."""
     sock = transport.get_extra_info("socket")

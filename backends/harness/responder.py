@@ -9,6 +9,7 @@ import msgspec
 
 from backends.harness.calls import FunctionCalls
 from backends.metric_registry import MetricRegistry
+from backends.worker.reporting.reports import ReportCollector
 from kernel.embedding.arrays import output_array
 from kernel.errors import InternalError, ServingError
 from kernel.serving.validation import fits, shape_text
@@ -50,6 +51,8 @@ class RecordingHost:
         self.calls = FunctionCalls(functions)
         self._spec: ModelSpec | None = None
         self._registry = MetricRegistry(lambda: None, lambda: None)
+        #: Nothing that is reported of executions is shown.
+        self.reports = ReportCollector(lambda _: None, self.log)
         #: Request number → what has come for it.
         self._arrived: dict[int, queue.SimpleQueue[RecordedResponse]] = {}
         self._cancelled: set[int] = set()

@@ -52,7 +52,8 @@ class OnnxRuntimeBackend(Backend):
                 "WARNING",
                 f"autofilled max_batch_size to {filled['max_batch_size']} for model '{arguments.model_name}' "
                 "since batching is supporrted but no max_batch_size is specified in model configuration. "
-                "Must specify max_batch_size to utilize autofill with a larger max batch size",
+                "Must specify max_batch_size to utilize autofill with a larger max batch size. "
+                f"In config.pbtxt this is: max_batch_size: {filled['max_batch_size']}",
             )
         for key in ("input", "output"):
             self._explain_reshapes(arguments.model_name, key, filled.get(key, []))

@@ -47,6 +47,8 @@ def describe(error: BaseException) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith(_OURS)
     ]
+    if isinstance(error, SyntaxError) and error.filename and error.text:  # the file that could not be compiled
+        frames.append(f"  {error.filename}({error.lineno}): {error.text.strip()}\n")
     return f"{text}\n\nAt:\n{''.join(reversed(frames))}" if frames else text
 
 

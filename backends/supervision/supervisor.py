@@ -92,6 +92,8 @@ class InstanceSupervisor:
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
+        #: What the lines of all its workers begin with in the log.
+        self._title = ""
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None
         #: The worker that was lost last, while no other has taken its place.
@@ -115,6 +117,7 @@ class InstanceSupervisor:
         if needs.worker:
             assert self._shared is not None, "no process can be shared"
             self._launcher = self._shared.launcher(needs.worker)
+        self._title = title
         self._session = self._new_session(title)
         self._watchdog.add(self)
         await self._started(self._session, needs)
@@ -389,7 +392,7 @@ class InstanceSupervisor:
             if delay:
                 logger.warning("model instance '%s' is restarted in %.0f s", name, delay)
                 await asyncio.sleep(delay)
-            session = self._new_session(name)
+            session = self._new_session(self._title)
             try:
                 self._session, self._watch = session, InstanceWatch(ExecutionLimits())
                 await self._started(session, self._plan.needs)

@@ -1,4 +1,7 @@
-"""The commands: `python -m kernel run | models | infer`. `kernel/command/main.py` runs `run` without this module."""
+"""The commands: `naiad run | models | infer`, also of `python -m kernel`.
+
+`kernel/command/main.py` runs `run` without this module.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,25 @@ cli = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Naiad, an inference server that speaks Triton's protocols and reads Triton's model repositories.",
-    epilog="Try it: [bold]python -m kernel run[/bold] serves demo models and prints what to try next.",
+    epilog="Try it: [bold]naiad run[/bold] serves demo models and prints what to try next.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"naiad {__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def naiad(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Hold the options that stand before a command. The help of the program is that of `cli`."""
 
 
 # typer does not parse the flags of `run`: `kernel.command.flags` does.
@@ -120,10 +139,15 @@ def infer(
     model: Annotated[str, typer.Argument(help="Name of the model, or NAME:VERSION.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME=VALUE|NAME=@FILE.npy]...", show_default=False,
-                       help="Inputs: a JSON value such as 3, [1,2] or \"text\", a plain text, or a NumPy file."),
+        typer.Argument(metavar="NAME=VALUE", show_default=False,
+                       help="Inputs: a JSON value such as 3, [1,2] or \"text\", a plain text, or a NumPy file, "
+                       "NAME=@FILE.npy. Put brackets into quotes: 'NAME=[1,2]'."),
     ] = None,
-    url: Annotated[str, typer.Option("--url", "-u", help="Address of the server's HTTP port: HOST:PORT or a URL.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str,
+        typer.Option("--url", "-u", envvar="NAIAD_URL",
+                     help="Address of the server's HTTP port: HOST:PORT or a URL."),
+    ] = "http://127.0.0.1:8000",
     classes: Annotated[
         int, typer.Option("--classes", "-c", min=0, help="Number of best classes to show of each output.")
     ] = 0,
@@ -143,8 +167,12 @@ def version() -> None:
 def run_command() -> int:
     """Run the command of `sys.argv`; returns the exit code. A wrong command line ends the process with one line."""
     try:
-        return cli(standalone_mode=False) or 0
+        return cli(standalone_mode=False, prog_name="naiad") or 0
     except TyperException as error:
-        sys.exit(f"error: {error.format_message()}. See 'python -m kernel --help'")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "naiad"
+        # Some of these texts end with a question: "Did you mean 'run'?."
+        message = error.format_message().rstrip(".")
+        sys.exit(f"error: {message}{'' if message.endswith('?') else '.'} See '{command} --help'")
     except typer.Abort:
         return 130

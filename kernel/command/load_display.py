@@ -1,4 +1,4 @@
-"""Shows how far the loading of the models is: a bar on a terminal, else a line of the log once a second."""
+"""Shows how far the loading of the models is: a bar on a terminal, else a line of the log every ten seconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Nothing is shown of a loading that takes less than this.
+#: No bar is shown of a loading that takes less than this. It is drawn at each call of `LoadDisplay.show`.
 FIRST_NS = 1_000_000_000
 
-#: The time between two lines of the log. A bar is drawn at each call of `LoadDisplay.show`.
-LINE_NS = 1_000_000_000
+#: The time before the first line of the log, and between two. Each model has a line when its load begins and ends.
+LINE_NS = 10_000_000_000
 
 _BAR_WIDTH = 24
 
@@ -32,13 +32,13 @@ class LoadDisplay:
         """`bar` for a terminal."""
         self._log = log
         self._bar = bar
-        self._next_line_ns = FIRST_NS
+        self._next_line_ns = LINE_NS
 
     def show(self, step: LoadStep) -> None:
         """Show the present step; called several times a second while models load."""
-        if step.elapsed_ns < FIRST_NS:
-            return
         if self._bar:
+            if step.elapsed_ns < FIRST_NS:
+                return
             width = shutil.get_terminal_size().columns
             self._log.show_status(bar_text(step, width - 1, colour="NO_COLOR" not in os.environ))
         elif step.elapsed_ns >= self._next_line_ns:

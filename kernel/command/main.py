@@ -1,4 +1,4 @@
-"""What `python -m kernel` does first: a server that starts imports nothing that only other commands need.
+"""What `naiad` does first: a server that starts imports nothing that only other commands need.
 
 `run` is by far the most frequent command, and its process lives long. The libraries of the command line and of help
 texts would take a sixth of its memory and of the time until it serves.

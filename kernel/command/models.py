@@ -1,4 +1,4 @@
-"""`python -m kernel models`: the models of repositories, and whether a server could load them."""
+"""`naiad models`: the models of repositories, and whether a server could load them."""
 
 from __future__ import annotations
 

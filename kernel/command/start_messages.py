@@ -6,6 +6,7 @@ Functions return texts, which end with a line feed: a server must not wait for t
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from itertools import zip_longest
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
     from kernel.options import ServerOptions
     from kernel.serving.catalog import Catalog
+
+#: Where `naiad infer` looks for a server without --url, when the server has its default port.
+DEFAULT_URL = "http://localhost:8000"
+
+#: Addresses of a listener that this machine reaches as localhost.
+_THIS_MACHINE = ("0.0.0.0", "::", "127.0.0.1", "::1", "localhost")
 
 
 def models_table(catalog: Catalog) -> str:
@@ -118,22 +125,39 @@ def _wrapped_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return captured.get()
 
 
-def _python() -> str:
-    """Return the command for this interpreter; the interpreter of a virtual environment is often not in PATH."""
-    if shutil.which("python") == sys.executable:
-        return "python"
-    return min(os.path.relpath(sys.executable), sys.executable, key=len)
+def program() -> str:
+    """Return the command that is this program at the terminal where the server was started.
+
+    A virtual environment that is not activated is not in PATH; and a checkout may have no `naiad` beside Python.
+    """
+    beside = os.path.join(os.path.dirname(sys.executable), "naiad")
+    found = shutil.which("naiad")
+    if found is not None and os.path.realpath(found) == os.path.realpath(beside):
+        return "naiad"
+    if os.access(beside, os.X_OK):
+        return shlex.quote(min(os.path.relpath(beside), beside, key=len))
+    python = sys.executable
+    if shutil.which("python") == python:
+        return "python -m kernel"
+    return f"{shlex.quote(min(os.path.relpath(python), python, key=len))} -m kernel"
 
 
-def demo_hint(http_port: int) -> str:
-    """Return first requests to try with the demo models."""
+def server_url(address: str, port: int, *, tls: bool = False) -> str:
+    """Return the URL by which this machine reaches a port that listens at `address`."""
+    host = "localhost" if address in _THIS_MACHINE else f"[{address}]" if ":" in address else address
+    return f"{'https' if tls else 'http'}://{host}:{port}"
+
+
+def demo_hint(url: str) -> str:
+    """Return first requests to try with the demo models of the server at `url`. They can be typed in any shell."""
     body = DEMO_REPOSITORY / "digit.json"
-    url = f"http://localhost:{http_port}/v2/models"
+    models = f"{url}/v2/models"
+    elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
     return (
         "\nThese are demo models. In another terminal, classify a handwritten digit:\n\n"
-        f"    curl -s {url}/digits/infer -d @{body}\n\n"
+        f"    curl -s {models}/digits/infer -d @{shlex.quote(str(body))}\n\n"
         "or add and subtract numbers, and show the inputs and outputs of a model:\n\n"
-        f"    {_python()} -m kernel infer add_sub INPUT0=[1,2,3,4] INPUT1=[10,20,30,40]\n"
-        f"    curl -s {url}/digits\n\n"
-        "Serve your own models with --model-repository FOLDER. Ctrl-C stops the server.\n\n"
+        f"    {program()} infer add_sub 'INPUT0=[1,2,3,4]' 'INPUT1=[10,20,30,40]'{elsewhere}\n"
+        f"    curl -s {models}/digits\n\n"
+        f"Serve your own models with '{program()} run FOLDER'. Ctrl-C stops the server.\n\n"
     )

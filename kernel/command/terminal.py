@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel.command.load_display import LoadDisplay
-from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table
+from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table, server_url
 from kernel.machine import give_memory_back
 from kernel.observe.logs import set_up_logging
 from kernel.texts import printable
@@ -137,7 +137,10 @@ class Terminal:
         give_memory_back()
         gc.freeze()
         if self._options.demo and "http" in ports and self._prints_tables:
-            self._print(demo_hint(ports["http"]))
+            options = self._options
+            self._print(
+                demo_hint(server_url(options.http_listener.address, ports["http"], tls=options.http.tls is not None))
+            )
 
     def _print(self, text: str) -> None:
         assert self._log is not None, "printed before `begin`"

@@ -245,6 +245,8 @@ def make_call(
     from kernel.embedding import arrays
 
     given = read_options(options)
+    if not isinstance(inputs, Mapping):
+        raise TypeError(f"inputs must be a mapping of names to arrays, got {type(inputs).__name__}")
     expected = {name: tensor.datatype for name, tensor in spec.inputs.items()}
     tensors = [arrays.input_tensor(name, value, expected.get(name)) for name, value in inputs.items()]
     call = EmbeddedCall(server, given.get("client_timeout"))

@@ -1,4 +1,4 @@
-"""A server inside a Python program: the server of `python -m kernel run`, in a thread instead of a process.
+"""A server inside a Python program: the server of `naiad run`, in a thread instead of a process.
 
 The program's requests go directly to the kernel, with arrays. The server can also serve other programs over HTTP and
 gRPC. Models run in worker processes. The workers end with the server, and the server ends with the program.
@@ -71,7 +71,7 @@ class EmbeddedServer:
     ) -> None:
         """Check the options; `start` starts the server. Raises `BadOption`.
 
-        `flags` are the flags of `python -m kernel run` as keywords, such as `model_control_mode="explicit"`; a list is
+        `flags` are the flags of `naiad run` as keywords, such as `model_control_mode="explicit"`; a list is
         a repeated flag. Without `model_repository` the server serves the demo models. Some defaults differ from the
         command line. A front door is open only if it has a port (`http_port=0` for a free one) or is enabled
         (`http=True`). It listens on 127.0.0.1 unless it has an address. The server does not poll, because polling
@@ -162,12 +162,15 @@ class EmbeddedServer:
 
     @property
     def metrics_url(self) -> str:
-        """The URL of the metrics, such as `http://127.0.0.1:8002/metrics`. Raises `KeyError` if the port is closed."""
+        """The URL of the metrics, such as `http://127.0.0.1:8002/metrics`. Raises `KeyError` if it is closed."""
         return f"http://{self._address('metrics', self._options.metrics_listener)}/metrics"
 
     def _address(self, door: str, listener: ListenAddress) -> str:
         address = _LOOPBACK.get(listener.address, listener.address)
-        return f"{f'[{address}]' if ':' in address else address}:{self.ports[door]}"
+        port = self.ports.get(door)
+        if port is None:
+            raise KeyError(f"the {door} port is closed: give EmbeddedServer {door}_port=0 for a free one")
+        return f"{f'[{address}]' if ':' in address else address}:{port}"
 
     # ---- inference ---------------------------------------------------------------------------
 
@@ -178,8 +181,8 @@ class EmbeddedServer:
         if the model batches. Plain lists and numbers are converted to the datatype of the model's input; arrays must
         have that datatype. The input arrays must not change during the call. `options` are those of `RequestOptions`.
 
-        Raises `ServingError`, `TypeError` for an unknown option, and `TimeoutError` after `client_timeout` seconds,
-        which cancels the request.
+        Raises `ServingError`, `TypeError` for an unknown option or `inputs` without names, and `TimeoutError` after
+        `client_timeout` seconds, which cancels the request.
         """
         call = make_call(self._thread, self._spec(model_name, options), model_name, inputs, options, streaming=False)
         call.begin()

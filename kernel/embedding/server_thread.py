@@ -114,8 +114,11 @@ class ServerThread:
             failure = StartFailed("the server was stopped during its start")
         except (CannotListen, BadOption) as error:
             failure = StartFailed(str(error))
-        except BaseException as error:
+        except StartFailed as error:
             failure = error
+        except BaseException as error:  # a bug; the program gets what `start` promises, and the cause beside it
+            failure = StartFailed(f"the server has failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
             # At the exit of the interpreter, closing the loop fails after a successful run; this is not logged.
             if self._opened.done() and not self._has_served:
                 logger.exception("the server has failed")

@@ -1,5 +1,7 @@
 """Formats a log record as a line in one of Triton's two formats, or as a JSON object on one line.
 
+Triton's formats have a file and a line of the source, which tools parse; JSON has the name of the logger instead.
+
 A record is exactly one line. Text of a client, a model or an exception can neither end the line nor control a
 terminal.
 """
@@ -78,8 +80,6 @@ class LineFormatter(logging.Formatter):
             "timestamp": f"{_utc(record):%Y-%m-%dT%H:%M:%S.%fZ}",
             "level": _LEVELS.get(record.levelno, "VERBOSE"),
             "logger": record.name,
-            "file": record.filename,
-            "line": record.lineno,
             "pid": self._pid,
             "message": _cut(record.getMessage(), MAX_MESSAGE),
         }

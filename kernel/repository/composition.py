@@ -131,8 +131,7 @@ class Composition:
                     ensemble.folder,
                     LoadRequest(ensemble.config_override, ensemble.files, with_parts=False, again=True),
                 )
-            except ServingError as error:
-                logger.error("%s", error.message.strip())
+            except ServingError:  # which the load has logged
                 await self._loader.unload_model(identifier)
 
     async def unloaded(self, name: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import InvalidArgument
+from kernel.repository.hints.repositories import repository_hint
 from kernel.texts import has_control, printable
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class RepositoryContents(msgspec.Struct, frozen=True):
     duplicates: dict[str, tuple[str, ...]]
     #: Paths of folders whose names models cannot have. Hidden folders are not among them.
     misnamed: tuple[str, ...] = ()
+    #: What is strange about the repositories, in words for people. Not meant for the listing of one model.
+    hints: tuple[str, ...] = ()
 
     def named(self, name: str) -> list[ModelFolder]:
         """Return the models called `name`. Without namespacing there is at most one."""
@@ -148,7 +151,11 @@ def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: boo
     """Return the models in `repositories`: path → listing. Files are not models, see also `can_be_model`."""
     found: dict[str, list[ModelFolder]] = {}
     misnamed: list[str] = []
-    for path, entries in repositories.items():
+    hints: list[str] = []
+    for path, listing in repositories.items():
+        entries = tuple(listing)
+        if hint := repository_hint(path, entries):
+            hints.append(hint)
         for entry in entries:
             if not entry.is_folder or entry.name.startswith("."):
                 continue
@@ -162,6 +169,7 @@ def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: boo
         models={key: found[key][0] for key in identifiers if len(found[key]) == 1},
         duplicates={key: tuple(folder.path for folder in found[key]) for key in identifiers if len(found[key]) > 1},
         misnamed=tuple(misnamed),
+        hints=tuple(hints),
     )
 
 

@@ -18,6 +18,7 @@ from kernel.repository.composition import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.listing import RepositoryListing
 from kernel.repository.load_failures import all_loaded, not_found_reason, note_failure, poll_failed
+from kernel.repository.load_log import log_failure, log_not_found, log_oddities
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader, hold_origin
 from kernel.repository.local import list_repository
 from kernel.repository.opening import open_model
@@ -83,8 +84,7 @@ class Lifecycle:
         """
         wanted = list(names) if self._settings.explicit else ["*"]
         found = await self._listing.scan(wanted)
-        for path in found.misnamed:
-            logger.warning("ignore model directory '%s': its name contains control characters", path)
+        log_oddities(found)
         if wanted == ["*"]:
             failed = list(found.duplicates)
             folders = list(found.models.values())
@@ -92,7 +92,7 @@ class Lifecycle:
             failed = [name for name in wanted if not found.named(name)]
             folders = [folder for name in wanted for folder in found.named(name)]
         for name in failed:
-            logger.error("failed to load '%s': %s", name, not_found_reason(name, found))
+            log_not_found(name, found)
         self._ensembles.requested |= {folder.name for folder in folders}
         self._progress.begin(len(folders), self._clock.now_ns())
         failed += await self._load_all(folders, with_parts=wanted != ["*"])
@@ -134,9 +134,8 @@ class Lifecycle:
             try:
                 await self.load_model(folder, LoadRequest(with_parts=with_parts))
                 self._progress.ended(folder.identifier, self._clock.now_ns())
-            except ServingError as error:
+            except ServingError:
                 failed.append(folder.name)
-                logger.error("failed to load '%s': %s", folder.identifier, error.message.strip())
                 self._progress.ended(folder.identifier, self._clock.now_ns(), failed=True)
 
         models, ensembles = await self._composition.split(folders, self._settings.config_name)
@@ -238,6 +237,7 @@ class Lifecycle:
                 await self._load(folder, request)
             except ServingError as error:
                 ensembles.note_result(folder.name, error)
+                await log_failure(folder, error, self._settings.backends())
                 raise
             finally:
                 outdated = ensembles.loading.pop(identifier, False)

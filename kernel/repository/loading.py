@@ -161,6 +161,7 @@ class VersionLoader:
         """Load a version and return it; it takes requests. On `ServingError` its workers have ended."""
         async with self._load_limit.slot() as slot:
             self.progress.loads(source.folder.identifier, self._clock.now_ns())
+            logger.info("loading: %s:%d", source.folder.identifier, version)
             with about_model(source.name, version):
                 return await self._load_with_retries(source, config, version, slot)
 

@@ -62,6 +62,15 @@ def read_file(folder: str, name: str) -> bytes:
         raise file_error(f"failed to open text file for read {path}: {error.strerror}", error) from None
 
 
+def read_start(folder: str, name: str, byte_size: int = 256) -> bytes:
+    """Return the first bytes of the file `name` in `folder`; none if it cannot be read."""
+    try:
+        with open(os.path.join(folder, name), "rb") as file:
+            return file.read(byte_size)
+    except OSError:
+        return b""
+
+
 def read_config(path: str) -> bytes:
     """Return the bytes of a configuration file, at most one byte more than `kernel.config.load` accepts."""
     try:

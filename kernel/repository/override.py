@@ -139,7 +139,7 @@ class OverrideFolder:
     def __init__(self, files: Mapping[str, bytes | memoryview]) -> None:
         """Create the folder and write `files`. On a `ServingError` the folder is removed."""
         try:
-            self.path, self._lock_fd = _new_locked_folder()
+            self.path, self._lock_fd = new_locked_folder()
         except OSError as error:
             raise _not_written(error) from error
         self._use_count = 1
@@ -175,8 +175,11 @@ def _not_written(error: OSError) -> ServingError:
     return file_error(f"failed to write the files of a load request: {error.strerror}", error)
 
 
-def _new_locked_folder() -> tuple[str, int]:
-    """Return the path of a new folder, and the descriptor that holds its lock. Raises `OSError`; then there is none."""
+def new_locked_folder() -> tuple[str, int]:
+    """Return the path of a new folder, and the descriptor that holds its lock. Raises `OSError`; then there is none.
+
+    `remove_abandoned_folders` removes the folder if this process ends without doing so.
+    """
     while True:
         path = os.path.realpath(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
         try:

@@ -9,6 +9,7 @@ import msgspec
 from kernel.observe.metrics_config import MetricsConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from kernel.repository.backend_config import BackendConfigs
@@ -42,6 +43,8 @@ class LifecycleSettings(msgspec.Struct, frozen=True):
     #: Whether packages of a `requirements.txt` beside a Python model are installed.
     installs_requirements: bool = True
     gpu_count: int = 0
+    #: Returns the names of the backends that models may have, for hints.
+    backends: Callable[[], Collection[str]] = tuple
     #: The latency histograms and quantiles of each model.
     metrics: MetricsConfig = MetricsConfig()
     #: What each loaded model is extended by.

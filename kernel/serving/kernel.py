@@ -107,6 +107,8 @@ class Kernel:
         #: Also set by the composition root.
         self.helpers: Helpers = NoHelpers()
         self.stopping = False
+        #: The models of the start load: the server is live and not ready.
+        self.starting = False
         #: The start failed, and the server runs only to say so (--exit-on-error=false).
         self.start_failed = False
         #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
@@ -135,7 +137,7 @@ class Kernel:
     def ready(self) -> bool:
         """Whether the server accepts requests; with strict readiness, whether all its models are ready."""
         self._check_running()
-        if self.start_failed:
+        if self.start_failed or self.starting:
             return False
         return not self.settings.strict_readiness or self.catalog.all_ready()
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from protocols.access.restricted import Category
 from protocols.http.call import HttpCall
-from protocols.http.endpoints import generate, health, infer, models, repository, settings, shared_memory
+from protocols.http.endpoints import generate, health, infer, models, pages, repository, settings, shared_memory
 
 Handler = Callable[[HttpCall], Awaitable[web.StreamResponse]]
 
@@ -77,6 +77,12 @@ _SHARED_MEMORY_ENDPOINTS = {
     "cuda/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_unregister}, administers=True),
 }
 
+#: Pages for people. They are no part of the OpenAPI document.
+_PAGES = {pages.PAGE_PATH: Endpoint(Category.METADATA, {"GET": pages.page})} | dict.fromkeys(
+    (f"{pages.PAGE_PATH}/{name}" for name in (*pages.FILES, pages.SCRIPT)),
+    Endpoint(Category.METADATA, {"GET": pages.file}),
+)
+
 
 def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
     """Return the endpoint of `path`, and the names in it, empty where the path leaves one out."""
@@ -95,7 +101,8 @@ def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
         names = match.groupdict("")
         kind = "system" if names["endpoint"].startswith("system") else "cuda"
         return _SHARED_MEMORY_ENDPOINTS[f"{kind}/{names['endpoint'].rpartition('/')[2]}"], names
-    return None
+    page = _PAGES.get(path)
+    return None if page is None else (page, {"file": path.rpartition("/")[2]})
 
 
 def request_path(target: str) -> str:

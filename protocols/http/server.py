@@ -21,6 +21,7 @@ from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response, retry_headers
 from protocols.http.routes import find_endpoint, request_path
 from protocols.internal_errors import unexpected_error
+from protocols.listening import local_url
 from protocols.status import HTTP_STATUS, http_status
 from protocols.tls import server_context
 
@@ -58,7 +59,9 @@ class HttpServer:
             options, loopback_only=is_local(sock.getsockname()), keys=keys, admin=admin
         )
         inference = HttpInference(kernel, options.max_input_size)
-        self._settings = CallSettings(inference, rules, OpenApi(kernel, rules.restrictions))
+        self._settings = CallSettings(
+            inference, rules, OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None))
+        )
         self._listener = HttpListener(
             sock,
             "HTTPService",

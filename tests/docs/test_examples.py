@@ -18,7 +18,6 @@ import pytest
 from bench.server import wait_for
 from kernel.config.load import from_pbtxt
 from kernel.embedding import EmbeddedServer
-from kernel.options import DEMO_REPOSITORY
 from tests.docs.documents import DOCUMENTS, ROOT, code_blocks, document, name_of
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def test_the_first_requests_of_the_readme_get_responses(demo: EmbeddedServer, mo
         assert json.load(response)["model_name"] == "digits"
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    commands = re.findall(r"\.venv/bin/python -m kernel infer (.+)", text)
+    commands = re.findall(r"^    naiad infer (.+)", text, re.MULTILINE)
     assert len(commands) == 2
     for command, expected in zip(commands, ("OUTPUT0", "number = 5"), strict=True):
         words = [sys.executable, "-m", "kernel", "infer", *shlex.split(command), f"--url=127.0.0.1:{port}"]
@@ -99,7 +98,6 @@ def test_the_log_settings_of_the_example_are_taken(demo: EmbeddedServer) -> None
 
 
 def test_a_server_in_a_program_works_as_shown(folder: Path) -> None:
-    (folder / "models").symlink_to(DEMO_REPOSITORY)
     [block] = code_blocks(document("docs/embedding.md"), "python")
     (folder / "program.py").write_text(block.text)
     ended = subprocess.run([sys.executable, "-W", "error", "program.py"], capture_output=True, text=True, check=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -239,7 +241,55 @@ def test_infer_says_what_a_model_takes(demo: ServerProcess) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_infer_says_how_to_start_a_server() -> None:
-    done = naiad("infer", "add_sub", "--url=http://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:9", "no server responds at http://127.0.0.1:9: Connection refused. Start one with 'naiad run'"),
+        ("{grpc_url}", "is a gRPC port: it does not respond to HTTP/1.1. Give the address of the HTTP port"),
+        ("127.0.0.1:{metrics_port}", "is not the HTTP port of an inference server: its response is not JSON"),
+        ("127.0.0.1:http", "'http://127.0.0.1:http' is not an address: nonnumeric port: 'http'"),
+        ("ftp://127.0.0.1", "'ftp://127.0.0.1' is not an address of a server: give HOST:PORT"),
+        ("no-such-host.invalid:8000", "no server responds at http://no-such-host.invalid:8000: "),
+    ],
+)
+def test_infer_says_in_one_line_what_is_wrong_with_an_address(demo: ServerProcess, address: str, said: str) -> None:
+    url = address.format(grpc_url=demo.grpc_url, metrics_port=demo.metrics_port)
+    done = naiad("infer", "add_sub", "INPUT0=1", f"--url={url}")
     assert done.returncode == 1
-    assert "python -m kernel run" in done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_infer_takes_the_address_from_the_environment(demo: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAIAD_URL", demo.url)
+    assert naiad("infer", "count", "limit=1").returncode == 0
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("models",), ("infer",), ("version",)])
+def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    short, long = naiad(*command, "-h"), naiad(*command, "--help")
+    assert (short.returncode, short.stderr) == (0, "")
+    assert short.stdout == long.stdout
+    assert "naiad" in short.stdout
+
+
+def test_the_version_is_printed_where_people_look_for_it() -> None:
+    assert naiad("--version").stdout == f"naiad {naiad('version').stdout}"
+
+
+def test_flags_are_environment_variables_and_a_variable_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAIAD_ID", "from the environment")
+    monkeypatch.setenv("NAIAD_HTTP_PROT", "8000")
+    with ServerProcess(None) as server:
+        assert json.loads(server.get("/v2")[1])["name"] == "from the environment"
+        assert "NAIAD_HTTP_PROT has no effect: it stands for no flag; did you mean NAIAD_HTTP_PORT?" in server.log
+
+
+def test_the_hint_of_the_demo_works_in_a_shell_that_expands_brackets(demo: ServerProcess) -> None:
+    wait_for(lambda: "Ctrl-C stops the server" in demo.log)
+    [line] = [line.strip() for line in demo.log.splitlines() if " infer add_sub " in line]
+    words = shlex.split(line)
+    assert words[-1] == f"http://localhost:{demo.http_port}"
+    assert shutil.which("zsh") is None or subprocess.run(["zsh", "-n", "-c", line], check=False).returncode == 0
+    done = naiad(*words[words.index("infer") :])
+    assert "11, 22, 33, 44" in done.stdout, done.stderr

@@ -9,13 +9,14 @@ import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc
 
+from kernel.app import Server
 from kernel.embedding import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
 from kernel.options import ListenAddress, LogOptions, RepositoryOptions, ServerOptions
 
@@ -310,6 +311,28 @@ def test_a_model_that_fails_is_the_reason_why_the_server_does_not_start(tmp_path
     with EmbeddedServer(tmp_path, exit_on_error=False) as server:
         assert not server.ready()
         assert square(server, 2) == [2]
+
+
+def test_a_start_that_fails_for_a_reason_that_nobody_has_thought_of_raises_what_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Server) -> None:
+        raise ZeroDivisionError("no luck")
+
+    monkeypatch.setattr(Server, "_build", broken)
+    with pytest.raises(StartFailed, match="the server has failed: ZeroDivisionError: no luck") as caught:
+        EmbeddedServer(tmp_path).start()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_inputs_without_names_are_refused_in_words(tmp_path: Path) -> None:
+    write_models(tmp_path, "square_int32")
+    with EmbeddedServer(tmp_path) as server:
+        inputs: Any = [1]
+        with pytest.raises(TypeError, match="inputs must be a mapping of names to arrays, got list"):
+            server.infer("square_int32", inputs)
+        with pytest.raises(KeyError, match="the http port is closed: give EmbeddedServer http_port=0"):
+            _ = server.http_url
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +52,15 @@ def infer(port: int, lines: int) -> dict[str, Any]:
 def count_of(name: str, page: str) -> float:
     [line] = [line for line in page.splitlines() if line.startswith(f"{name} ")]
     return float(line.split()[-1])
+
+
+def test_the_lines_of_a_model_have_the_same_prefix_before_and_after_a_restart(write_model: WriteModel) -> None:
+    source = PRINTS.replace("def execute", "def initialize(self, args):\n        print('hello')\n\n    def execute")
+    with ServerProcess(write_model("prints", CONFIG, source)) as server:
+        wait_for(lambda: server.log.count('"prints: hello"') == 1)
+        [worker] = server.workers("prints")
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: server.log.count('"prints: hello"') == 2)
 
 
 @pytest.mark.parametrize("flags", [(), ("--log-model-lines=0", "--log-model-bytes=0")])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """One flag of `python -m kernel run`. Name and meaning are tritonserver's, if it has the flag."""
+    """One flag of `naiad run`. Name and meaning are tritonserver's, if it has the flag."""
 
     #: Without the dashes.
     name: str

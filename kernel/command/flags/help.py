@@ -1,4 +1,4 @@
-"""Prints the help of `python -m kernel run --help`: the flags in groups, wrapped to the width of the terminal."""
+"""Prints the help of `naiad run --help`: the flags in groups, wrapped to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _INTRODUCTION = """\
 Serve a model repository until Ctrl-C or SIGTERM.
 
-Usage: python -m kernel run [--FLAG VALUE | --FLAG=VALUE]...
+Usage: naiad run [FOLDER | FILE.onnx]... [--FLAG VALUE | --FLAG=VALUE]...
 
-  python -m kernel run                                     demo models
-  python -m kernel run --model-repository models           a folder of models
-  python -m kernel run --model-repository models \\
-      --model-control-mode explicit --load-model resnet    one model of a folder
+  naiad run                              demo models
+  naiad run models                       a folder of models
+  naiad run resnet.onnx                  one ONNX file, as model resnet
+  naiad run models --model-control-mode explicit --load-model resnet
+                                         one model of a folder
 
 Flags have tritonserver's names, meanings and [defaults]. A + marks a flag that
-tritonserver does not have, or for which it has another default."""
+tritonserver does not have, or for which it has another default. Each flag is an
+environment variable, too: NAIAD_HTTP_PORT=9000 is --http-port=9000. Between
+several values of a flag is a semicolon. The command line takes precedence."""
 
 
 def print_help(console: Console | None = None) -> None:

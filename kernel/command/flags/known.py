@@ -280,6 +280,9 @@ _SERVER = FlagGroup(
     "",
     (
         Flag(name="id", kind=TEXT, option="server_id", help="Name of the server in its metadata."),
+        Flag(name="listen-while-loading", kind=SWITCH, option="listen_while_loading", ours=True,
+             help="true: the ports listen while the models of the start load; the server is live, and ready when all "
+             "are loaded. false: they listen when the models are loaded, as those of tritonserver."),
         Flag(name="exit-timeout-secs", kind=_SECONDS, option="exit_timeout_s",
              help="Seconds in which requests may end after Ctrl-C or SIGTERM."),
         Flag(name="admin-access", kind=one_of("local", "key", "open", any_case=True), option="admin.access", ours=True,

@@ -1,4 +1,4 @@
-"""Parses the flags of `python -m kernel run` into `ServerOptions`. Pure."""
+"""Parses the flags of `naiad run` into `ServerOptions`. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.command.flags.environment import flags_of_environment
 from kernel.command.flags.ignored import IGNORED
 from kernel.command.flags.known import GROUPS
 from kernel.command.flags.traces import trace_values
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 FLAGS = {flag.name: flag for group in (*GROUPS, IGNORED) for flag in group.flags}
 _ALIASES = {flag.alias: flag for flag in FLAGS.values() if flag.alias}
 
+#: The flag of the words that are no flags.
+REPOSITORY = "model-repository"
+
 #: The options without any flag.
 DEFAULTS = ServerOptions(RepositoryOptions(paths=(DEMO_REPOSITORY,)))
 
@@ -28,14 +32,20 @@ DEFAULTS = ServerOptions(RepositoryOptions(paths=(DEMO_REPOSITORY,)))
 GivenFlags = dict[str, list[Any]]
 
 
-def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, list[str]]:
+def read_flags(
+    words: Sequence[str], environment: Mapping[str, str], *, variables: bool = False
+) -> tuple[ServerOptions, list[str]]:
     """Return the options for `words`, and a log line for each flag that has no effect or is deprecated.
 
-    Raises `BadOption` with a message of one line, in the cases in which tritonserver refuses the flags as well.
+    With `variables` the flags that `words` lack are read from `environment` (`NAIAD_HTTP_PORT`). Raises `BadOption`
+    with a message of one line, in the cases in which tritonserver refuses the flags as well.
     """
-    given: GivenFlags = {
-        name: [_value(FLAGS[name], text) for text in texts] for name, texts in split_words(words).items()
-    }
+    texts_of = split_words(words)
+    strange: list[str] = []
+    if variables:
+        of_environment, strange = flags_of_environment(environment, FLAGS.values())
+        texts_of = {**of_environment, **texts_of}
+    given: GivenFlags = {name: [_value(FLAGS[name], text) for text in texts] for name, texts in texts_of.items()}
     _check_together(given)
     options = DEFAULTS
     # In the order of the table: of two flags for the same option, the later one takes precedence.
@@ -62,19 +72,22 @@ def read_flags(words: Sequence[str], environment: Mapping[str, str]) -> tuple[Se
     options = msgspec.structs.replace(
         options, trace=traces, http=http, grpc=grpc, metrics_listener=metrics_listener, repository=repository
     )
-    return options, [*_notes(given), *ignored]
+    return options, [*strange, *_notes(given), *ignored]
 
 
 def split_words(words: Sequence[str]) -> dict[str, list[str]]:
     """Return full flag name → its texts. `words` are `--flag value`, `--flag=value`, or `--flag` without a value.
 
-    As in getopt, a name may be shortened to an unambiguous prefix.
+    As in getopt, a name may be shortened to an unambiguous prefix. A word that is no flag is a model repository.
     """
     found: dict[str, list[str]] = {}
     remaining = iter(words)
     for word in remaining:
         if not word.startswith("--"):
-            raise BadOption(f"Unexpected argument: {word}")
+            if word.startswith("-") or not word:
+                raise BadOption(f"Unexpected argument: {word}")
+            found.setdefault(REPOSITORY, []).append(word)
+            continue
         written, equals, text = word[2:].partition("=")
         flag = _find(written)
         if not flag.kind.metavar:
@@ -100,7 +113,7 @@ def _find(written: str) -> Flag:
         raise BadOption(f"--{written} could be {' or '.join(f'--{name}' for name in names)}")
     close = difflib.get_close_matches(written, (*FLAGS, *_ALIASES), n=1)
     hint = f"; did you mean --{close[0]}?" if close else ""
-    raise BadOption(f"there is no flag --{written}{hint} (python -m kernel run --help lists all)")
+    raise BadOption(f"there is no flag --{written}{hint} (naiad run --help lists all)")
 
 
 def _value(flag: Flag, text: str) -> object:

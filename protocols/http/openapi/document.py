@@ -27,8 +27,13 @@ _DESCRIPTION = (
 _CATEGORIES = [category for category in Category if category is not Category.METRICS]
 
 
-def openapi_document(version: str, specs: Iterable[ModelSpec], restrictions: Restrictions) -> Part:
-    """Return the document; `specs` are of the newest ready version of each model, `version` is the server's."""
+def openapi_document(
+    version: str, specs: Iterable[ModelSpec], restrictions: Restrictions, url: str = "http://localhost:8000"
+) -> Part:
+    """Return the document; `specs` are of the newest ready version of each model, `version` is the server's.
+
+    `url` is where programs on its machine reach it.
+    """
     paths = generic_paths()
     for spec in specs:
         paths |= model_paths(spec)
@@ -45,6 +50,10 @@ def openapi_document(version: str, specs: Iterable[ModelSpec], restrictions: Res
     return {
         "openapi": "3.1.0",
         "info": {"title": "Naiad inference server", "version": version, "description": _DESCRIPTION},
+        "servers": [
+            {"url": "/", "description": "the server that has sent this document"},
+            {"url": url, "description": "the server, on its own machine"},
+        ],
         "tags": [{"name": category.value} for category in _CATEGORIES],
         "paths": {
             path: {operation.method: operation.render(restrictions) for operation in operations}

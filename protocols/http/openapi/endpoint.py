@@ -18,8 +18,10 @@ _encoder = msgspec.json.Encoder()
 class OpenApi:
     """The document of one server."""
 
-    def __init__(self, kernel: Kernel, restrictions: Restrictions) -> None:
+    def __init__(self, kernel: Kernel, restrictions: Restrictions, url: str) -> None:
+        """`url` is where programs on this machine reach the server."""
         self._kernel = kernel
+        self._url = url
         self._restrictions = restrictions
         self._made = asyncio.Lock()
         #: The generation of the catalog that the document was made for.
@@ -42,4 +44,4 @@ class OpenApi:
         # Imported late, and in a thread: most servers are never asked for it.
         from protocols.http.openapi.document import openapi_document
 
-        return _encoder.encode(openapi_document(self._kernel.identity.version, specs, self._restrictions))
+        return _encoder.encode(openapi_document(self._kernel.identity.version, specs, self._restrictions, self._url))

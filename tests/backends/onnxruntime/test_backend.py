@@ -46,6 +46,7 @@ def test_a_configuration_is_completed_from_the_file_with_a_warning(lab: Lab, mod
     ((level, text),) = lab.logged
     assert level == "WARNING"
     assert text.startswith("autofilled max_batch_size to 4 for model 'model' since batching is supporrted")
+    assert text.endswith("In config.pbtxt this is: max_batch_size: 4")
 
 
 def test_a_configuration_with_inputs_and_outputs_is_not_completed(lab: Lab, models: OnnxModels) -> None:

@@ -1,4 +1,4 @@
-"""`python -m kernel infer`: arguments become tensors, and a response becomes lines."""
+"""`naiad infer`: arguments become tensors, and a response becomes lines."""
 
 from __future__ import annotations
 

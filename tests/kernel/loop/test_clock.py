@@ -86,8 +86,9 @@ def test_the_loop_polls_for_near_alarms_unless_polling_pauses(settings: list[int
         if busy:
             poll_pause.until_ns = time.monotonic_ns() + 3600 * 10**9
         alarm = LoopAlarm(asyncio.get_running_loop(), rung.set, 3600 * 10**9, poll_pause)
-        alarm.set(time.monotonic_ns() + MS)
+        alarm.set(time.monotonic_ns() + 1800 * 10**9)  # near for this alarm, and far enough on a busy machine
         assert bool(settings) is busy
+        alarm.set(time.monotonic_ns())
         await rung.wait()
         alarm.close()
 
@@ -97,14 +98,14 @@ def test_the_loop_polls_for_near_alarms_unless_polling_pauses(settings: list[int
 def test_an_alarm_that_is_set_and_cleared_often_sets_the_timer_once(settings: list[int]) -> None:
     async def scenario() -> None:
         rings = AlarmRings()
-        first_ns = time.monotonic_ns() + MS
+        first_ns = time.monotonic_ns() + 3600 * 10**9  # so far ahead that it does not come while the test runs
         for number in range(100):
             rings.alarm.set(first_ns + number)
             rings.alarm.set(None)
-        rings.alarm.set(first_ns + 100)
-        assert await rings.next_time_ns() >= first_ns + 100
-        assert settings[0] == first_ns
-        assert len(settings) <= 2, "one more setting is right if the timer expired before the alarm's time"
+        assert settings == [first_ns]
+        at_ns = time.monotonic_ns() + MS
+        rings.alarm.set(at_ns)
+        assert await rings.next_time_ns() >= at_ns
         rings.alarm.close()
 
     asyncio.run(scenario())

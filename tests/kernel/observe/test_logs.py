@@ -87,8 +87,6 @@ def test_json_lines_are_objects_with_the_known_fields(settings: LogSettings, out
         "timestamp": "1970-01-02T00:00:00.250000Z",
         "level": "INFO",
         "logger": "n",
-        "file": "file.py",
-        "line": 12,
         "pid": os.getpid(),
         "message": "say é",
         "request_id": "7",

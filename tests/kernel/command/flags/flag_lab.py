@@ -209,7 +209,7 @@ def _own_log(lines: list[str]) -> Iterator[None]:
 
 
 def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple[Running, object]:
-    """Start a server with `python -m kernel run WORDS`, call `look`, and stop the server. Returns the result of `look`.
+    """Start a server with `naiad run WORDS`, call `look`, and stop the server. Returns the result of `look`.
 
     If the server does not start, the result is None, and `Running.errors` has the reason.
     """

@@ -336,6 +336,9 @@ _SERVER_EFFECTS = {
         True,
     ),
     "id": Effect("--id=mine", lambda r: r.call("/v2").json["name"], "mine"),
+    "listen-while-loading": Effect(
+        "--listen-while-loading=false", started, False, after=logged("listening while the models load")
+    ),
     "exit-timeout-secs": Effect("--exit-timeout-secs=7", started, True, after=logged("in flight get 7 s")),
     "admin-access": Effect(
         "--admin-access=key --admin-key={key}", lambda r: r.call("/v2/logging", {}).status, 403

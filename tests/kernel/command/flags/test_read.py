@@ -97,6 +97,12 @@ def test_the_last_of_several_values_counts_and_repeatable_flags_collect_all() ->
     assert read("--metrics-config=a=1", "--metrics-config=a=1").metrics.config == ("a=1", "a=1")
 
 
+def test_words_that_are_no_flags_are_model_repositories() -> None:
+    options = read("a", "--http-port", "1", "b", "--model-repository=c")
+    assert options.repository.paths == (Path("a"), Path("b"), Path("c"))
+    assert options.http_listener.port == 1
+
+
 def test_an_unambiguous_prefix_of_a_name_is_accepted() -> None:
     assert read("--http-po=7").http_listener.port == 7
     assert read("--model-r=a").repository.paths == (Path("a"),)
@@ -106,12 +112,12 @@ def test_an_unambiguous_prefix_of_a_name_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["models"], "Unexpected argument: models"),
-        (["-h"], "Unexpected argument: -h"),
-        (["--no-such-flag"], "there is no flag --no-such-flag (python -m kernel run --help lists all)"),
-        (["--"], "there is no flag -- (python -m kernel run --help lists all)"),
+        (["-x"], "Unexpected argument: -x"),
+        ([""], "Unexpected argument: "),
+        (["--no-such-flag"], "there is no flag --no-such-flag (naiad run --help lists all)"),
+        (["--"], "there is no flag -- (naiad run --help lists all)"),
         (["--http-prot=1"], "there is no flag --http-prot; did you mean --http-port? "
-                            "(python -m kernel run --help lists all)"),
+                            "(naiad run --help lists all)"),
         (["--http-port"], "--http-port needs a value: PORT"),
         (["--http-port=x"], "--http-port: 'x' is not a whole number"),
         (["--disable-auto-complete-config=true"], "--disable-auto-complete-config takes no value"),

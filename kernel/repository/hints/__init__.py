@@ -1,0 +1,1 @@
+"""Sentences that help after a mistake, beside Triton's texts."""

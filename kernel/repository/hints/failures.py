@@ -1,0 +1,234 @@
+"""Hints for models that cannot be loaded, by the text of the error and the listing of the model's folder. Pure.
+
+A hint is one sentence that says what to do. The errors themselves are Triton's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.config.autofill import FORMATS
+from kernel.repository.hints.repositories import CONFIG, MODEL_ENDINGS
+from kernel.repository.hints.words import backend_hint, parse_hint, platform_hint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from kernel.repository.layout import Entry, ModelFolder
+
+#: The first bytes of the file that Git LFS leaves where it has not fetched the real one.
+_LFS = b"version https://git-lfs"
+
+#: Texts for a model whose file has a fixed first dimension, without and with dims in its configuration.
+_NO_BATCHING = (
+    "model does not support batching while non-zero max_batch_size is specified",
+    "for the model to support batching the shape should have at least 1 dimension",
+)
+
+#: Modules that are in packages of another name.
+_PACKAGES = {
+    "cv2": "opencv-python-headless", "PIL": "pillow", "sklearn": "scikit-learn", "skimage": "scikit-image",
+    "yaml": "pyyaml",
+}  # fmt: skip
+
+_CLASS = "TritonPythonModel"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A load that has failed, and what hints are made of."""
+
+    folder: ModelFolder
+    #: The text of the error.
+    text: str
+    #: The backends of the server.
+    backends: Collection[str]
+    #: Returns the first bytes of a file in the model's folder, by its path in it; b"" if it cannot be read.
+    first_bytes: Callable[[str], bytes]
+
+
+def load_hint(failure: Failure) -> str:
+    """Return the hint for a failed load; empty where the error says it all, or nobody has thought of it."""
+    for find in _HINTS:
+        if hint := find(failure):
+            return hint
+    return ""
+
+
+def _misspelt_config(failure: Failure) -> str:
+    """A file that was meant to be config.pbtxt."""
+    entry = failure.folder.entry
+    if entry.child(CONFIG) is not None:
+        return ""
+    names = [each.name for each in entry.children if not each.is_folder]
+    close = [name for name in names if name.startswith("config.") or name.lower() == CONFIG]
+    close = close or difflib.get_close_matches(CONFIG, names, n=1, cutoff=0.8)
+    return f"the configuration is read from config.pbtxt: rename '{close[0]}'" if close else ""
+
+
+def _no_version(failure: Failure) -> str:
+    """No folder of a version, or none that the policy chooses."""
+    folder, text = failure.folder, failure.text
+    if folder.name.isdecimal():  # the version of a model that was given as a repository: there is a hint for that
+        return ""
+    undetermined = "Could not determine backend" in text and not folder.versions
+    if "at least one version must be available under the version policy" not in text and not undetermined:
+        return ""
+    if folder.versions:
+        return f"the model has {_versions(folder)}, and the version_policy in config.pbtxt chooses none of them"
+    file = _model_file(folder.entry)
+    if file:
+        return f"'{file}' is in the model's folder: put it into a folder of a version, {_path(folder, '1', file)}"
+    strange = next((each.name for each in folder.entry.children if each.is_folder and _model_file(each)), "")
+    if strange:
+        return f"folders of versions have whole numbers as names: rename '{strange}' to '1'"
+    return f"the model has no folder of a version: put its files into {_path(folder, '1')}"
+
+
+def _no_file(failure: Failure) -> str:
+    """The file of the model is not where the backend looks for it."""
+    text, folder = failure.text, failure.folder
+    missing = re.search(r"(?:unable to find '|Python model file not found in ')([^']+)'", text)
+    if missing is None and "Could not determine backend" not in text:
+        return ""
+    version = _version_folder(folder, missing[1] if missing else "")
+    if version is None:
+        return ""
+    wanted = posixpath.basename(missing[1]) if missing else ""
+    there = _model_file(version, posixpath.splitext(wanted)[1])
+    where = _path(folder, version.name)
+    if there and wanted:
+        return f"{where} has '{there}': rename it to '{wanted}', or write default_model_filename: \"{there}\""
+    if there:
+        expected = next((each for each in FORMATS if each.filename.endswith(posixpath.splitext(there)[1])), None)
+        return f"{where} has '{there}': rename it to '{expected.filename}'" if expected else ""
+    if not version.children:
+        return f"{where} is empty: put the model's file into it{f', {wanted!r}' if wanted else ''}"
+    names = ", ".join(f"'{each.name}'" for each in version.children[:5])
+    return f"{where} has only {names}{', and no ' + wanted if wanted else ', and no file of a model'}"
+
+
+def _unknown_backend(failure: Failure) -> str:
+    name = re.search(r"unable to find backend library for backend '([^']*)'", failure.text)
+    if name is not None:
+        return backend_hint(name[1], failure.backends)
+    platform = re.search(r"unexpected platform type '([^']*)'", failure.text)
+    return platform_hint(platform[1]) if platform is not None else ""
+
+
+def _other_name(failure: Failure) -> str:
+    names = re.search(r"unexpected directory name '([^']*)' for model '([^']*)'", failure.text)
+    if names is None:
+        return ""
+    return f"config.pbtxt says name: \"{names[2]}\": leave that line out, or rename the folder to '{names[2]}'"
+
+
+def _wrong_config(failure: Failure) -> str:
+    return parse_hint(failure.text) if "failed to read text proto" in failure.text else ""
+
+
+def _no_gpu(failure: Failure) -> str:
+    if "KIND_GPU" not in failure.text or "no GPUs are available" not in failure.text:
+        return ""
+    return "this server uses no GPUs: write kind: KIND_CPU in instance_group, or leave instance_group out"
+
+
+def _missing_module(failure: Failure) -> str:
+    module = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", failure.text)
+    if module is None:
+        return ""
+    top = module[1].partition(".")[0]
+    package = _PACKAGES.get(top, top)
+    return (
+        f"install '{package}' for the Python that runs the model, '{sys.executable} -m pip install {package}', or put "
+        f"the module '{top}' beside model.py"
+    )
+
+
+def _no_class(failure: Failure) -> str:
+    if f"has no attribute '{_CLASS}'" not in failure.text:
+        return ""
+    return f"write a class {_CLASS} with a method execute(self, requests) into the file of the model"
+
+
+def _cut_file(failure: Failure) -> str:
+    """An ONNX file that is no ONNX file."""
+    if not re.search(r"Protobuf parsing failed|INVALID_PROTOBUF|ModelProto does not have a graph", failure.text):
+        return ""
+    path = re.search(r"/([^/ ]+/[^/ ]+\.onnx)\b", failure.text)
+    name = path[1] if path else _newest_onnx(failure.folder)
+    head = failure.first_bytes(name)
+    if head.startswith(_LFS):
+        return f"'{name}' is a pointer of Git LFS, not the model: fetch the model with 'git lfs pull'"
+    if not head:
+        return f"'{name}' is empty: copy the model again"
+    return f"'{name}' is cut, or no ONNX file: copy the model again and compare the sizes"
+
+
+def _fixed_batch(failure: Failure) -> str:
+    if not any(text in failure.text for text in _NO_BATCHING):
+        return ""
+    return "the file has a fixed batch size: write max_batch_size: 0, and all dimensions in dims"
+
+
+def _other_dims(failure: Failure) -> str:
+    if "dimensions (shape" not in failure.text or "but the model configuration specifies" not in failure.text:
+        return ""
+    return (
+        "dims in config.pbtxt leave the batch dimension out where max_batch_size is above 0; without the entries of "
+        "input and output the server reads them from the file"
+    )
+
+
+#: In this order; the first that fits is the hint.
+_HINTS = (
+    _wrong_config,
+    _other_name,
+    _unknown_backend,
+    _no_gpu,
+    _missing_module,
+    _no_class,
+    _cut_file,
+    _fixed_batch,
+    _other_dims,
+    _misspelt_config,
+    _no_version,
+    _no_file,
+)
+
+
+# ---- the model's folder ----------------------------------------------------------------------
+
+
+def _path(folder: ModelFolder, *parts: str) -> str:
+    return f"'{posixpath.join(folder.path, *parts)}'"
+
+
+def _versions(folder: ModelFolder) -> str:
+    numbers = ", ".join(map(str, folder.versions))
+    return f"version {numbers}" if len(folder.versions) == 1 else f"versions {numbers}"
+
+
+def _version_folder(folder: ModelFolder, path: str) -> Entry | None:
+    """Return the folder of the version in which `path` is; without a path that of the newest version."""
+    parts = path.split("/")
+    for entry in folder.versions.values():
+        if entry.name in parts[-2:-1]:
+            return entry
+    return max(folder.versions.items())[1] if folder.versions else None
+
+
+def _model_file(folder: Entry, ending: str = "") -> str:
+    """Return a file of `folder` that can be a model, with this ending if it is not empty; "" for none."""
+    endings = (ending,) if ending else MODEL_ENDINGS
+    return next((each.name for each in folder.children if each.name.endswith(endings)), "")
+
+
+def _newest_onnx(folder: ModelFolder) -> str:
+    version = _version_folder(folder, "")
+    return posixpath.join(version.name, _model_file(version, ".onnx")) if version is not None else ""

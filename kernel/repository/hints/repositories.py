@@ -1,0 +1,85 @@
+"""Hints for a model repository that is none: a wrong path, the folder of one model, an empty folder. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+from kernel.config.autofill import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from kernel.repository.layout import Entry
+
+CONFIG = "config.pbtxt"
+
+#: The begin of an address of a cloud; a path has only one of the two slashes.
+_CLOUD = re.compile(r"(s3|gs|as|az|abfss?|https?|hdfs|hf):/+(.*)", re.IGNORECASE)
+
+#: Files of models by the format that they usually have.
+MODEL_ENDINGS = (".onnx", ".py", ".pt", ".pt2", ".plan", ".xml", ".graphdef", ".savedmodel")
+
+_FILENAMES = frozenset(each.filename for each in FORMATS)
+
+
+def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> str:
+    """Return the hint for the path of a repository that is no folder. `siblings` are the folders beside it."""
+    cloud = _CLOUD.fullmatch(path)
+    if cloud is not None:
+        return (
+            f"repositories of clouds ({cloud[1].lower()}://) are not supported yet: copy the models into a folder of "
+            "this machine, and give that"
+        )
+    if is_file:
+        folder = posixpath.dirname(path) or "."
+        if posixpath.basename(path) == CONFIG:
+            return f"it is the configuration of a model: give the repository, the folder above '{folder}'"
+        if path.endswith(".py"):
+            return "it is a file; give a folder of models, in which a Python model is at NAME/1/model.py"
+        return "it is a file; give a folder of models, or an ONNX file whose name ends with .onnx"
+    close = difflib.get_close_matches(posixpath.basename(path), siblings, n=1)
+    return f"did you mean '{posixpath.join(posixpath.dirname(path), close[0])}'?" if close else ""
+
+
+def repository_hint(path: str, entries: Sequence[Entry]) -> str:
+    """Return the hint for the repository at `path` with this listing; empty if there is nothing strange about it."""
+    files = [entry.name for entry in entries if not entry.is_folder]
+    folders = [entry for entry in entries if entry.is_folder and not entry.name.startswith(".")]
+    versions = [folder for folder in folders if folder.name.isdecimal()]
+    has_model = any(child.name in _FILENAMES for folder in versions for child in folder.children)
+    if folders and len(versions) == len(folders) and (CONFIG in files or has_model):
+        above = posixpath.dirname(path.rstrip("/")) or "."
+        return f"'{path}' is the folder of one model: give the folder above it as the repository, '{above}'"
+    if folders:
+        return ""
+    onnx = next((name for name in files if name.endswith(".onnx")), "")
+    if onnx:
+        file = posixpath.join(path, onnx)
+        name = onnx.removesuffix(".onnx")
+        return (
+            f"'{path}' has no folders of models: serve one file with 'naiad run {file}', or put it at "
+            f"'{posixpath.join(path, name, '1', 'model.onnx')}'"
+        )
+    if CONFIG in files:
+        return (
+            f"'{path}' has a config.pbtxt and no folders: a model has a folder of its own in the repository, and its "
+            "files are in a folder of a version, such as NAME/1/model.onnx"
+        )
+    return (
+        f"the repository '{path}' has no models: each is a folder with its files in a folder of a version, such as "
+        f"'{posixpath.join(path, 'NAME', '1', 'model.onnx')}'"
+    )
+
+
+def name_hint(name: str, names: Collection[str]) -> str:
+    """Return the hint for a model that no repository has; `names` are those that there are."""
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    if not names:
+        return "the repositories have no models"
+    shown = ", ".join(f"'{each}'" for each in sorted(names)[:5])
+    return f"the repositories have {shown}{' and more' if len(names) > 5 else ''}"

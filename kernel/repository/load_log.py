@@ -1,0 +1,51 @@
+"""What the log says when models are found and cannot be loaded: Triton's errors, and beside them hints for people."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from kernel.errors import ServingError
+from kernel.repository.hints.failures import Failure, load_hint
+from kernel.repository.hints.repositories import name_hint
+from kernel.repository.load_failures import not_found_reason
+from kernel.repository.local import read_start
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from kernel.repository.layout import ModelFolder, RepositoryContents
+
+logger = logging.getLogger(__name__)
+
+
+def log_oddities(found: RepositoryContents) -> None:
+    """Log what is strange about the repositories: folders that are not models, and repositories that are none."""
+    for path in found.misnamed:
+        logger.warning("ignore model directory '%s': its name contains control characters", path)
+    for hint in found.hints:
+        logger.warning("%s", hint)
+
+
+def log_not_found(name: str, found: RepositoryContents) -> None:
+    """Log that no repository has a model of this name, or that several have it."""
+    logger.error("failed to load '%s': %s", name, not_found_reason(name, found))
+    if name in found.duplicates:
+        logger.error("model '%s': rename one of its folders, or allow this with --model-namespacing=true", name)
+    elif hint := name_hint(name, {folder.name for folder in found.models.values()}):
+        logger.error("model '%s': %s", name, hint)
+
+
+async def log_failure(folder: ModelFolder, error: ServingError, backends: Collection[str]) -> None:
+    """Log the error of a load, and a sentence that helps, if there is one. `backends` are those of the server."""
+    logger.error("failed to load '%s': %s", folder.identifier, error.message.strip())
+    if hint := await asyncio.to_thread(_hint_for, folder, error, backends):
+        logger.error("model '%s': %s", folder.identifier, hint)
+
+
+def _hint_for(folder: ModelFolder, error: ServingError, backends: Collection[str]) -> str:
+    """Return the hint for a failed load; it may need the begin of a file. Blocks."""
+    cause = error.__cause__
+    text = f"{cause.message} {error.message}" if isinstance(cause, ServingError) else error.message
+    return load_hint(Failure(folder, text, backends, lambda path: read_start(folder.path, path)))

@@ -1,0 +1,71 @@
+"""docs/deploy: linters of packages judge the files, where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel.command.flags.environment import PREFIX, flags_of_environment
+from kernel.command.flags.read import FLAGS
+from tests.docs.documents import ROOT, document
+
+FOLDER = ROOT / "docs" / "deploy"
+CONTAINERFILE, UNIT, MANIFEST = (FOLDER / name for name in ("Containerfile", "naiad.service", "kubernetes.yaml"))
+
+
+def lint(*command: str) -> str:
+    """Return what a linter complains of."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def beside_python(program: str) -> str:
+    """Return the path of a program of a package; skips the test where the package is not installed."""
+    path = Path(sys.executable).parent / program
+    if not path.exists():
+        pytest.skip(f"'{program}' is not installed: pip install --group deploy")
+    return str(path)
+
+
+def test_the_containerfile_is_short_and_has_no_complaints() -> None:
+    assert len(CONTAINERFILE.read_text().splitlines()) <= 30
+    assert lint(beside_python("hadolint"), str(CONTAINERFILE)) == ""
+
+
+def test_the_containerfile_copies_every_package_of_the_server() -> None:
+    packages = re.findall(r'"(\w+)\*"', document("pyproject.toml"))
+    assert len(packages) == 5
+    assert set(packages) <= set(re.findall(r"^COPY (\w+) ", CONTAINERFILE.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.34"])
+def test_the_manifest_fits_kubernetes(version: str) -> None:
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        pytest.skip("'kubernetes-validate' is not installed: pip install --group deploy")
+    command = beside_python("kubernetes-validate")
+    assert lint(command, "--strict", "--quiet", "-k", version, str(MANIFEST)) == ""
+
+
+def test_the_unit_is_one_that_systemd_understands(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("'systemd-analyze' is not installed: it is in the package systemd")
+    unit = tmp_path / UNIT.name
+    # systemd looks for the program.
+    unit.write_text(UNIT.read_text().replace("/opt/naiad/bin/naiad run", f"{sys.executable} run"))
+    assert lint(analyze, "verify", "--man=no", str(unit)) == ""
+
+
+@pytest.mark.parametrize("path", [CONTAINERFILE, UNIT, MANIFEST], ids=lambda path: path.name)
+def test_every_variable_is_a_flag_with_a_right_value(path: Path) -> None:
+    text = path.read_text()
+    found = dict(re.findall(rf'^(?!#).*?({PREFIX}\w+)(?:=|, value: )"?([^\s"}}]+)', text, re.MULTILINE))
+    assert found
+    _, notes = flags_of_environment(found, FLAGS.values())
+    assert notes == []
