@@ -43,6 +43,7 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
+from kernel.tracing.tracing import Tracing
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
@@ -63,6 +64,9 @@ logger = logging.getLogger(__name__)
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
+
+#: What the helper that writes traces gives back is a few bytes.
+_TRACE_ARENA_BYTE_SIZE = 1 << 20
 
 #: The module with the functions that helpers run.
 _HELPER_TASKS = "protocols.helper_tasks"
@@ -144,7 +148,7 @@ class Server:
             owned=options.shared_memory_owner == "peer", per_peer_limit=options.regions_per_peer, budget=budget
         )
         settings = KernelSettings(
-            trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
+            trace=TraceSettings(options.trace),
             log=self._log,
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,
@@ -226,6 +230,11 @@ class Server:
             processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
+        # A helper of its own, started for the first trace: a full disk or a collector that hangs delays no other task.
+        trace_helpers = HelperPool(
+            processes.helper_launcher, _TRACE_ARENA_BYTE_SIZE, budget, count=1, title="trace writer"
+        )
+        self._tracing = Tracing(self._kernel, trace_helpers)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(
@@ -261,6 +270,7 @@ class Server:
                     await self._lifecycle.close(at_once=bool(code))
                     if self._caching is not None:
                         await self._caching.close()
+                    await self._tracing.close()
                     await self._helpers.close()
                     await self._processes.close()
                 self._kernel.regions.close()

@@ -207,6 +207,7 @@ class WorkerSession:
                     | wire.InputsFreed()
                     | wire.Started()
                     | wire.Rescheduled()
+                    | wire.TensorsTraced()
                     | wire.Transfer()
                     | wire.Chunk()
                     | wire.SpanRead()

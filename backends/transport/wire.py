@@ -12,7 +12,7 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
                       MemberEnded                                                  (processes of several models)
-                      Started, Recalled, Rescheduled, MemoryUsed
+                      Started, Recalled, Rescheduled, MemoryUsed, TensorsTraced
                       Submit, CancelCall, Released, Blocked, ControlModel          (see "What comes next")
 
 Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
@@ -33,7 +33,7 @@ Times are monotonic nanoseconds of the worker's clock. On one machine that is th
 adds the difference that it computes from `Hello.now_ns`.
 
 What comes next. Some messages are defined for features that are not built yet: several batches at a time (`Started`,
-`Recall`), calls of other models (`Submit` to `Blocked`), model control, traces (`RequestMessage.trace`), memory usage.
+`Recall`), calls of other models (`Submit` to `Blocked`), model control, memory usage.
 A peer that gets one of them unexpectedly ends the session.
 """
 
@@ -41,10 +41,11 @@ from __future__ import annotations
 
 import msgspec
 
+from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 7
+PROTOCOL = 8
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -68,12 +69,15 @@ class Message(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag
     """Base of all messages."""
 
 
-class TraceContext(msgspec.Struct, array_like=True, gc=False):
-    """The trace that a request belongs to: its id, that of the parent, and the client's W3C trace context."""
+class TraceContext(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The trace of a request. The worker may send activities of the model for it."""
 
     id: int
-    parent_id: int = 0
+    #: The W3C trace context for what the model calls while it executes; empty without OpenTelemetry.
     traceparent: str = ""
+    tracestate: str = ""
+    #: Whether the worker sends the tensors of the request (`TensorsTraced`).
+    tensors: bool = False
 
 
 class SequenceEntry(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -262,6 +266,8 @@ class Execute(Message):
     requests: list[RequestMessage]
     #: How long the worker may poll for the next message after the batch, before it sleeps, in nanoseconds.
     poll_ns: int = 0
+    #: Whether the trace of a request has tensors (`TraceContext.tensors`).
+    tensors_traced: bool = False
 
 
 class Cancel(Message):
@@ -486,6 +492,13 @@ class Rescheduled(Message):
     request: int
 
 
+class TensorsTraced(Message):
+    """The inputs or outputs of a request whose trace has tensors. It comes before the response that has them."""
+
+    request: int
+    tensors: list[TracedTensor]
+
+
 # ---- worker to kernel: other models ---------------------------------------------------------
 
 
@@ -624,6 +637,7 @@ ToKernel = (
     | Executed
     | Recalled
     | Rescheduled
+    | TensorsTraced
     | Submit
     | CancelCall
     | Released

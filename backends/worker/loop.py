@@ -34,6 +34,7 @@ from backends.worker.region_messages import RegionMessages
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
 from backends.worker.shared.members import Members
+from backends.worker.traced_tensors import send_inputs
 from kernel.errors import ErrorCode, InternalError, ServingError, Unsupported
 from kernel.machine import give_memory_back
 from shm.memfd import read_only_fd
@@ -310,6 +311,8 @@ class Worker:
             requests = self._inputs.read(self._responder.open_batch(message.requests))
         else:
             requests = self._read_sequences(message, self._sequences)
+        if message.tensors_traced:
+            send_inputs(requests, self._send)
         if requests:
             self._progress[0] = begun | IN_MODEL
             self._run_backend(requests, timings)

@@ -12,6 +12,7 @@ from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.texts import shortened
 from backends.worker.request import WorkerRequest
+from backends.worker.traced_tensors import send_outputs
 from kernel.errors import InternalError, RequestCancelled, ServingError
 
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ class BatchResponder:
         parameters: Mapping[str, str | int | bool],
         final: bool,
     ) -> None:
+        trace = request.ref.trace
+        if trace is not None and trace.tensors:
+            send_outputs(request, outputs, self._send)
         try:
             refs = self._outputs.write(request, outputs, pass_on=final and request.ref.number in self._batch)
         except ServingError as error:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kernel.observe.composed_times import ComposedTimes
     from kernel.serving.response import Sink
     from kernel.serving.sequences.live_sequences import Sequence
+    from kernel.tracing.trace import Trace
     from shm.tensor import RequestedOutput, Tensor
 
 #: The types of a custom request or response parameter.
@@ -81,9 +82,17 @@ class Request(msgspec.Struct, eq=False):
     #: The name of a unary call in errors, such as `ModelInfer RPC` (Triton's words).
     entry_point: str = "inference"
 
+    #: Whether the client wants to know how the request travels; see `kernel.tracing.explanation`.
+    explain: bool = False
+
     #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
     #: parent lives, also while the server drains, and its tensors were paid for by the parent.
     parent: Request | None = None
+    #: The trace of which this request's trace is a child: that of an ensemble, or of a model that calls another one and
+    #: says so. None if there is none; then the request is not traced, unless it is a client's.
+    trace_parent: Trace | None = None
+    #: The trace of this request; set by `Kernel.submit` if it is traced.
+    trace: Trace | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
 

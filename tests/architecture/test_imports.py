@@ -34,6 +34,7 @@ _KERNEL_BASE = {"kernel", "kernel/errors", "kernel/texts"}
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
     "kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/serving", "kernel/texts",
+    "kernel/tracing",
 }  # fmt: skip
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
@@ -43,7 +44,7 @@ _WORKER_SIDE = {
 }  # fmt: skip
 _FOR_PROTOCOLS = {
     "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/loop", "kernel/memory", "kernel/observe",
-    "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel/options", "kernel/serving", "kernel/settings", "kernel/texts", "kernel/tracing",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -69,9 +70,10 @@ ROOMS = {
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
+    "kernel/tracing": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings"},
     "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
-    | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
+    | {"kernel/config", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings", "kernel/tracing"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",
@@ -93,7 +95,7 @@ ROOMS = {
         "kernel/settings",
         "kernel/start",
     },
-    "backends/transport": {"kernel/errors", "kernel/loop"},
+    "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
     "backends/python": _FOR_WORKERS | _WORKER_SIDE,
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,

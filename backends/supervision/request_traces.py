@@ -1,0 +1,58 @@
+"""The traces of requests that a worker executes: what the worker is told of them, and what becomes of its reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.transport import wire
+from kernel.tracing.trace import Execution
+
+if TYPE_CHECKING:
+    from kernel.observe.statistics import ExecutionTimes
+    from kernel.serving.batch import Batch
+    from kernel.serving.request import Request
+    from kernel.tracing.trace import Trace, TracedTensor
+
+#: The most tensors that a worker may send for a request at a time: more than any model has.
+_MOST_TENSORS = 4096
+
+
+def trace_context(trace: Trace) -> wire.TraceContext:
+    """Return what the worker gets to know of a trace whose request it executes from now on."""
+    trace.dispatched()
+    spans = trace.record.spans
+    return wire.TraceContext(
+        trace.record.id, trace.traceparent, "" if spans is None else spans.state, tensors=trace.tensors
+    )
+
+
+def traces_tensors(batch: Batch) -> bool:
+    """Whether the worker is to send tensors of a request in `batch`."""
+    return any(request.trace is not None and request.trace.tensors for request in batch.requests)
+
+
+def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message: wire.Executed) -> None:
+    """Add an execution to the traces of the requests of its batch, before these get their responses."""
+    requests = batch.requests
+    rows = batch.rescheduled_rows + sum(request.batch_size for request in requests)
+    execution = Execution(
+        times, instance, rows, len(requests), batch.closed_by, message.copies, message.copied_byte_size
+    )
+    for request in requests:
+        if request.trace is not None:
+            request.trace.executed(execution)
+
+
+def end_traces(batch: Batch) -> None:
+    """Note that a lost worker does not execute the requests of `batch` any more."""
+    if batch.traced:
+        for request in batch.requests:
+            if request.trace is not None:
+                request.trace.not_executed()
+
+
+def add_traced_tensors(request: Request | None, tensors: list[TracedTensor]) -> None:
+    """Add tensors to the trace of a request. Raises ValueError for a request that is not being traced so."""
+    if request is None or request.trace is None or not request.trace.tensors or len(tensors) > _MOST_TENSORS:
+        raise ValueError("tensors of a request whose tensors are not traced")
+    request.trace.add_tensors(tensors)

@@ -1,0 +1,49 @@
+"""Traces of a server as a whole: starts the helper that writes them, chooses where they go, and ends both.
+
+Nothing of this exists while tracing is off: the helper is started for the first trace that has ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.serving.helper_tasks import Helpers
+from kernel.tracing.writer import TraceWriter
+
+if TYPE_CHECKING:
+    from kernel.serving.kernel import Kernel
+    from kernel.settings import TraceValues
+    from kernel.tracing.trace import TraceOutput
+
+#: How long the last traces may take to be written when the server stops, in seconds.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class TraceHelpers(Helpers, Protocol):
+    """Helpers that do nothing but write traces."""
+
+    async def close(self) -> None:
+        """Stop the helpers. Tasks that wait or run fail."""
+
+
+class Tracing:
+    """Traces of one server."""
+
+    def __init__(self, kernel: Kernel, helpers: TraceHelpers) -> None:
+        """`helpers` are closed by `close`. Each runs one task after the other, and is started for its first task."""
+        self._kernel = kernel
+        self._helpers = helpers
+        self._writer = TraceWriter(helpers, kernel.tracer.stop)
+        kernel.trace_counts = self._counts
+        kernel.tracer.start(self._output_for)
+
+    def _counts(self) -> tuple[int, int]:
+        return self._writer.written_count, self._writer.lost_count
+
+    def _output_for(self, values: TraceValues) -> TraceOutput:
+        return self._writer.file_output(values)
+
+    async def close(self) -> None:
+        """Write what waits, and end the helpers."""
+        await self._writer.close(CLOSE_TIMEOUT_S)
+        await self._helpers.close()
