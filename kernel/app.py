@@ -43,6 +43,7 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
+from kernel.tracing.export import missing_packages
 from kernel.tracing.tracing import Tracing
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
@@ -137,6 +138,8 @@ class Server:
 
     def _build(self) -> None:
         options = self._options
+        if options.trace.trace_mode == "opentelemetry" and (missing := missing_packages()):
+            raise StartFailed(missing)
         # Nobody reads what would be measured for a port that is not there.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
         repository = options.repository

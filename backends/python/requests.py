@@ -13,6 +13,7 @@ from backends.python.responses import ResponseSender
 from backends.python.server_calls import not_supported
 from backends.python.tensors import Tensor
 from kernel.errors import InvalidArgument
+from kernel.tracing.trace_context import context_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
@@ -248,7 +249,8 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         if self._trace is None:
-            self._trace = InferenceTrace()
+            given = None if self._request is None else self._request.ref.trace
+            self._trace = InferenceTrace(given and context_as_json(given.traceparent, given.tracestate))
         return self._trace
 
     def get_response_sender(self) -> ResponseSender | None:

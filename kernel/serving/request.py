@@ -88,9 +88,9 @@ class Request(msgspec.Struct, eq=False):
     #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
     #: parent lives, also while the server drains, and its tensors were paid for by the parent.
     parent: Request | None = None
-    #: The trace of which this request's trace is a child: that of an ensemble, or of a model that calls another one and
-    #: says so. None if there is none; then the request is not traced, unless it is a client's.
-    trace_parent: Trace | None = None
+    #: The request of whose trace this one's trace is a child: that to the ensemble, or that of a model which has passed
+    #: its trace on with a call. None if there is none; then the request is not traced, unless it is a client's.
+    trace_parent: Request | None = None
     #: The trace of this request; set by `Kernel.submit` if it is traced.
     trace: Trace | None = None
     #: Only of a request to an ensemble: the compute times of its steps.

@@ -66,7 +66,8 @@ class Tracer:
         """Trace a checked request if it is its turn, or if it asks for an explanation."""
         parent = request.trace_parent
         if parent is not None:
-            self._begin_child(request, model, parent)
+            if parent.trace is not None:
+                self._begin_child(request, model, parent.trace)
         elif request.parent is None and self._outputs:
             sampler = self._sampler_of(model.name)
             if sampler is not None and self._begin_root(request, model, sampler):

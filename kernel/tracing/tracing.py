@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.serving.helper_tasks import Helpers
+from kernel.tracing.export import CollectorDestination, CollectorOutput
 from kernel.tracing.writer import TraceWriter
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Tracing:
         self._kernel = kernel
         self._helpers = helpers
         self._writer = TraceWriter(helpers, kernel.tracer.stop)
+        self._collector: CollectorDestination | None = None
         kernel.trace_counts = self._counts
         kernel.tracer.start(self._output_for)
 
@@ -41,7 +43,11 @@ class Tracing:
         return self._writer.written_count, self._writer.lost_count
 
     def _output_for(self, values: TraceValues) -> TraceOutput:
-        return self._writer.file_output(values)
+        if values.trace_mode == "triton":
+            return self._writer.file_output(values)
+        if self._collector is None:
+            self._collector = CollectorDestination(values)  # its settings stay those of the start
+        return CollectorOutput(self._writer, self._collector)
 
     async def close(self) -> None:
         """Write what waits, and end the helpers."""

@@ -119,7 +119,7 @@ class Run:
             parent.timeout_us,
             streaming=True,
             parent=parent,
-            trace_parent=parent.trace,
+            trace_parent=parent,
             leased=leased,
         )
 

@@ -81,8 +81,19 @@ def trace_values(
     if values.trace_mode == "opentelemetry":
         for key, variable, default in _EXPORTER_DEFAULTS:
             exporter.setdefault(key, [environment.get(variable, default)])
+            _check_positive(key, exporter[key][-1])
         values = msgspec.structs.replace(values, exporter=tuple((key, tuple(texts)) for key, texts in exporter.items()))
     return values, notes
+
+
+def _check_positive(key: str, text: str) -> None:
+    """Raise `BadOption` unless a setting of OpenTelemetry's batches is a number above 0."""
+    try:
+        number = _int(text)
+    except BadValue as error:
+        raise BadOption(f"--trace-config opentelemetry,{key}: {error}") from None
+    if number <= 0:
+        raise BadOption(f"--trace-config opentelemetry,{key}: expected a number above 0, got {text}")
 
 
 def _lacking(values: TraceValues) -> str:

@@ -6,12 +6,15 @@ import json
 import os
 import resource
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kernel.tracing.file_task import WriteArguments, write_traces
 from kernel.tracing.trace import TraceRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def ids(path: Path) -> list[int]:

@@ -172,7 +172,7 @@ def test_a_response_in_shared_memory_is_sent_when_it_is_released(bench: Bench) -
 
 def test_a_child_has_no_times_of_a_front_door_and_names_its_parent(bench: Bench) -> None:
     parent = bench.submit()
-    child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent.trace)
+    child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent)
     answer(child)
     [record] = bench.written.records
     assert (record.id, record.parent_id, record.model_name) == (2, 1, "n")
@@ -255,7 +255,7 @@ def test_others_are_traced_at_the_rate(traceparent: str) -> None:
 
 def test_children_are_parts_of_the_span_of_the_model_that_caused_them() -> None:
     bench, parent = exporting(1)
-    child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent.trace)
+    child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent)
     outer, inner = trace_of(parent).record.spans, trace_of(child).record.spans
     assert outer is not None
     assert inner is not None
@@ -299,5 +299,5 @@ def test_the_children_of_a_request_that_is_only_explained_are_not_traced() -> No
     bench = Bench(TraceValues())
     parent = bench.submit(explain=True)
     bench.kernel.traces = True
-    assert bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent.trace).trace is None
+    assert bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent).trace is None
     bench.close()
