@@ -250,7 +250,8 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         if self._trace is None:
             given = None if self._request is None else self._request.ref.trace
-            self._trace = InferenceTrace(given and context_as_json(given.traceparent, given.tracestate))
+            context = None if given is None else context_as_json(given.traceparent, given.tracestate)
+            self._trace = InferenceTrace(context)
         return self._trace
 
     def get_response_sender(self) -> ResponseSender | None:
