@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,17 @@ from bench.triton import NotAvailable, triton
 from kernel.command.traces.reading import ReadTrace, read_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 RECORDED = SUITE / "traces/recorded.json"
 _MODELS = SUITE / "ensembles/models"
-_NAMES = ("double", "chain", "triple", "versions", "maybe", "branches", "stream", "streams", "told")
+_NAMES = ("double", "chain", "triple", "versions", "maybe", "branches", "stream", "streams", "fail")
 
 #: Id of a request → model, inputs by name, and whether the request is sent on a stream.
 REQUESTS: dict[str, tuple[str, dict[str, list[Any]], bool]] = {
     "plain": ("double", {"IN": [[1, 2]]}, False),
     "plain-stream": ("double", {"IN": [[1, 2]]}, True),
-    "text": ("told", {"IN": [5]}, False),
+    "text": ("fail", {"KIND": ["hello, you"]}, False),
     "error": ("double", {"IN": [[-1, 2]]}, False),
     "raises": ("double", {"IN": [[1001, 2]]}, False),
     "ensemble": ("chain", {"A": [[1, 2]]}, False),
@@ -50,11 +51,12 @@ REQUESTS: dict[str, tuple[str, dict[str, list[Any]], bool]] = {
 Trees = dict[str, Any]
 
 
-def flags(file: Path, models: Path) -> list[str]:
+def flags(file: Path) -> list[str]:
+    """Return the flags of both servers: each trace of a client has a file of its own, which is complete at once."""
     return [
         "--model-control-mode=explicit", *(f"--load-model={name}" for name in _NAMES),
         "--trace-config=rate=1", "--trace-config=level=TIMESTAMPS", "--trace-config=level=TENSORS",
-        f"--trace-config=triton,file={file}",
+        f"--trace-config=triton,file={file}", "--trace-config=triton,log-frequency=1",
     ]  # fmt: skip
 
 
@@ -72,12 +74,14 @@ def tree(trace: ReadTrace) -> dict[str, Any]:
     }
 
 
-def trees_in(data: str) -> Trees:
-    """Return the trees of a trace file. Triton writes the quotes of text tensors unescaped."""
-    repaired = re.sub(r'"data":"(.*?)","shape":', lambda found: f'"data":{_escaped(found[1])},"shape":', data)
+def trees_in(files: Iterable[Path]) -> Trees:
+    """Return the trees in trace files. Triton writes the quotes of text tensors unescaped."""
     found: Trees = {}
-    for trace in read_traces("the trace file", repaired.encode()):
-        found[f"{trace.protocol} {trace.request_id or trace.title}"] = tree(trace)
+    for file in files:
+        data = file.read_text()
+        repaired = re.sub(r'"data":"(.*?)","shape":', lambda found: f'"data":{_escaped(found[1])},"shape":', data)
+        for trace in read_traces(str(file), repaired.encode()):
+            found[f"{trace.protocol} {trace.request_id or trace.title}"] = tree(trace)
     return found
 
 
@@ -99,8 +103,9 @@ def ask_all(http_port: int, grpc_port: int) -> None:
             for id, (model, arrays, streaming) in REQUESTS.items():
                 inputs = []
                 for name, value in arrays.items():
-                    array = np.array(value, np.int32)
-                    inputs.append(module.InferInput(name, list(array.shape), "INT32"))
+                    text = isinstance(value[0], str)
+                    array = np.array(value, np.object_ if text else np.int32)
+                    inputs.append(module.InferInput(name, list(array.shape), "BYTES" if text else "INT32"))
                     inputs[-1].set_data_from_numpy(array)
                 with contextlib.suppress(InferenceServerException):
                     if not streaming:
@@ -115,25 +120,26 @@ def ask_all(http_port: int, grpc_port: int) -> None:
 def _folder() -> Iterator[tuple[Path, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         models = Path(shutil.copytree(_MODELS, Path(folder, "models")))
-        shutil.copytree(SUITE / "models/told", models / "told", dirs_exist_ok=True)
+        shutil.copytree(SUITE / "models/fail", models / "fail")
         yield models, Path(folder, "traces.json")
 
 
 def ours() -> Trees:
     """Return the trees of our server."""
     with _folder() as (models, file):
-        with ServerProcess(models, *flags(file, models)) as server:
+        with ServerProcess(models, *flags(file)) as server:
             ask_all(server.http_port, server.grpc_port)
-        return trees_in(file.read_text())
+        return trees_in(file.parent.glob("traces.json.*"))
 
 
 def theirs() -> Trees:
     """Return the trees of a real Triton. Raises `NotAvailable`."""
     with _folder() as (models, file):
         http_port, grpc_port, metrics_port = free_ports(3)
-        with triton(models, http_port, grpc_port, metrics_port, *flags(file, models)):
+        with triton(models, http_port, grpc_port, metrics_port, *flags(file)):
             ask_all(http_port, grpc_port)
-        return trees_in(file.read_text())
+            time.sleep(1)  # it writes after it has responded
+        return trees_in(file.parent.glob("traces.json.*"))
 
 
 def differences(found: Trees, wanted: Trees) -> list[str]:

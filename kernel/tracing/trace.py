@@ -18,7 +18,7 @@ REQUEST_START, QUEUE_START, REQUEST_END = "REQUEST_START", "QUEUE_START", "REQUE
 COMPUTE_START, COMPUTE_INPUT_END = "COMPUTE_START", "COMPUTE_INPUT_END"
 COMPUTE_OUTPUT_START, COMPUTE_END = "COMPUTE_OUTPUT_START", "COMPUTE_END"
 QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
-#: Triton's front doors take it when a response reaches them.
+#: Triton's front doors take it when the final response reaches them.
 RESPONSE_COMPLETE = "INFER_RESPONSE_COMPLETE"
 
 #: How many bytes of a tensor are traced.

@@ -107,7 +107,7 @@ class TracedSink:
                 self._end(request, response, now_ns)
             self._inner.send(response)
             return
-        if not response.empty:
+        if response.final:  # as in Triton, not for each response of a stream
             trace.stamp(RESPONSE_COMPLETE, now_ns)
         trace.begin_send()
         if response.final:
