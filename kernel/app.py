@@ -43,7 +43,6 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import LogSettings, LogValues, TraceSettings
 from kernel.sockets import CannotListen, bind
-from kernel.tracing.export import missing_packages
 from kernel.tracing.tracing import Tracing
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
@@ -65,9 +64,6 @@ logger = logging.getLogger(__name__)
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
-
-#: What the helper that writes traces gives back is a few bytes.
-_TRACE_ARENA_BYTE_SIZE = 1 << 20
 
 #: The module with the functions that helpers run.
 _HELPER_TASKS = "protocols.helper_tasks"
@@ -138,8 +134,6 @@ class Server:
 
     def _build(self) -> None:
         options = self._options
-        if options.trace.trace_mode == "opentelemetry" and (missing := missing_packages()):
-            raise StartFailed(missing)
         # Nobody reads what would be measured for a port that is not there.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
         repository = options.repository
@@ -234,10 +228,8 @@ class Server:
         )
         self._kernel.helpers = helpers
         # A helper of its own, started for the first trace: a full disk or a collector that hangs delays no other task.
-        trace_helpers = HelperPool(
-            processes.helper_launcher, _TRACE_ARENA_BYTE_SIZE, budget, count=1, title="trace writer"
-        )
-        self._tracing = Tracing(self._kernel, trace_helpers)
+        writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
+        self._tracing = Tracing(self._kernel, writers, options.trace)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(

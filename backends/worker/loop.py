@@ -18,6 +18,7 @@ from backends.helper.region_io import RegionIo
 from backends.helper.tasks import TaskRunner
 from backends.process_control import run_on
 from backends.registry import backend_class
+from backends.traced_tensors import send_inputs
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
@@ -34,7 +35,6 @@ from backends.worker.region_messages import RegionMessages
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
 from backends.worker.shared.members import Members
-from backends.worker.traced_tensors import send_inputs
 from kernel.errors import ErrorCode, InternalError, ServingError, Unsupported
 from kernel.machine import give_memory_back
 from shm.memfd import read_only_fd

@@ -16,7 +16,7 @@ _SAMPLED = 1
 _MAX_STATE_LENGTH = 1024
 
 
-class TraceContext(msgspec.Struct, frozen=True):
+class CallerContext(msgspec.Struct, frozen=True):
     """What a client says about the trace that its request belongs to."""
 
     #: 32 and 16 hexadecimal digits.
@@ -27,13 +27,13 @@ class TraceContext(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-def parse_trace_context(traceparent: str, tracestate: str = "") -> TraceContext | None:
+def parse_trace_context(traceparent: str, tracestate: str = "") -> CallerContext | None:
     """Return the context in the values of the two headers; None if `traceparent` is empty or wrong (§3.2)."""
     found = _TRACEPARENT.fullmatch(traceparent.strip())
     if found is None or (found[1] == "00" and found[5]):
         return None
     state = tracestate if tracestate.isascii() and len(tracestate) <= _MAX_STATE_LENGTH else ""
-    return TraceContext(found[2], found[3], bool(int(found[4], 16) & _SAMPLED), state)
+    return CallerContext(found[2], found[3], bool(int(found[4], 16) & _SAMPLED), state)
 
 
 def context_as_json(traceparent: str, tracestate: str = "") -> str | None:

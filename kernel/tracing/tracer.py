@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from kernel.settings import TraceSettings, TraceValues
     from kernel.tracing.trace import TraceOutput
-    from kernel.tracing.trace_context import TraceContext
+    from kernel.tracing.trace_context import CallerContext
 
 
 class Tracer:
@@ -81,7 +81,7 @@ class Tracer:
 
     def _begin_root(self, request: Request, model: Model, sampler: Sampler) -> bool:
         """Trace the request of a client if it is its turn, or if the client records a trace; returns whether it is."""
-        context: TraceContext | None = None
+        context: CallerContext | None = None
         if sampler.opentelemetry:
             traceparent = request.sink.header("traceparent")
             if traceparent:
@@ -153,7 +153,7 @@ def trace_ensemble_inputs(request: Request) -> None:
         trace.add_tensors([traced_inline(QUEUE_INPUT, tensor) for tensor in request.inputs])
 
 
-def _root_spans(context: TraceContext | None) -> SpanIds:
+def _root_spans(context: CallerContext | None) -> SpanIds:
     if context is None:
         return SpanIds(secrets.token_hex(16), _span_id(), _span_id(), _span_id(), "")
     return SpanIds(context.trace_id, _span_id(), _span_id(), _span_id(), context.span_id, context.state)

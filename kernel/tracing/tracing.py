@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from kernel.errors import Unsupported
 from kernel.serving.helper_tasks import Helpers
-from kernel.tracing.export import CollectorDestination, CollectorOutput
-from kernel.tracing.writer import TraceWriter
+from kernel.tracing.output.export import CollectorDestination, CollectorOutput, missing_packages
+from kernel.tracing.output.writer import TraceWriter
 
 if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
@@ -30,8 +31,13 @@ class TraceHelpers(Helpers, Protocol):
 class Tracing:
     """Traces of one server."""
 
-    def __init__(self, kernel: Kernel, helpers: TraceHelpers) -> None:
-        """`helpers` are closed by `close`. Each runs one task after the other, and is started for its first task."""
+    def __init__(self, kernel: Kernel, helpers: TraceHelpers, startup: TraceValues) -> None:
+        """`helpers` are closed by `close`. Each runs one task after the other, and is started for its first task.
+
+        Raises `Unsupported` if the settings at the start need packages that are not installed.
+        """
+        if startup.trace_mode == "opentelemetry" and (missing := missing_packages()):
+            raise Unsupported(missing)
         self._kernel = kernel
         self._helpers = helpers
         self._writer = TraceWriter(helpers, kernel.tracer.stop)

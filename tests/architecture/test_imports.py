@@ -39,7 +39,7 @@ _FOR_WORKERS = {
 _WORKER_SIDE = {
     "backends/base", "backends/batch_input", "backends/config_requirements", "backends/gather", "backends/helper",
     "backends/metric_registry", "backends/process_control",
-    "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
+    "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming", "backends/traced_tensors",
     "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {

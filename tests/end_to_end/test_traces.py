@@ -15,7 +15,7 @@ import pytest
 
 from bench.server import ServerProcess, wait_for
 from kernel.command.traces.reading import ReadTrace, read_traces
-from tests.kernel.tracing.collector import Collector
+from tests.kernel.tracing.output.collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from kernel.tracing.trace_context import TraceContext, context_as_json, parse_trace_context
+from kernel.tracing.trace_context import CallerContext, context_as_json, parse_trace_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 @pytest.mark.parametrize(("flags", "sampled"), [("01", True), ("00", False), ("03", True), ("02", False)])
 def test_the_last_bit_of_the_flags_says_whether_the_client_records_its_part(flags: str, sampled: bool) -> None:
-    assert parse_trace_context(f"00-{TRACE}-{SPAN}-{flags}", "a=b") == TraceContext(TRACE, SPAN, sampled, "a=b")
+    assert parse_trace_context(f"00-{TRACE}-{SPAN}-{flags}", "a=b") == CallerContext(TRACE, SPAN, sampled, "a=b")
 
 
 @pytest.mark.parametrize("wrong", [
@@ -25,7 +25,7 @@ def test_a_wrong_header_is_no_context(wrong: str) -> None:
 
 
 def test_a_later_version_may_have_more_fields() -> None:
-    assert parse_trace_context(f"01-{TRACE}-{SPAN}-01-more") == TraceContext(TRACE, SPAN, True)
+    assert parse_trace_context(f"01-{TRACE}-{SPAN}-01-more") == CallerContext(TRACE, SPAN, True)
 
 
 @pytest.mark.parametrize("state", ["a" * 2000, "a=\xe4"])

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.errors import InternalError
-from kernel.tracing.file_task import WRITE_TRACES, WriteArguments, decode_write_result, encode_arguments
-from kernel.tracing.files import FileChoice, TraceFiles
+from kernel.tracing.output.file_task import WRITE_TRACES, WriteArguments, decode_write_result, encode_arguments
+from kernel.tracing.output.files import FileChoice, TraceFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.serving.helper_tasks import Helpers
     from kernel.settings import TraceValues
-    from kernel.tracing.files import TraceFile
+    from kernel.tracing.output.files import TraceFile
     from kernel.tracing.trace import TraceOutput, TraceRecord
     from shm.tensor import Span, Tensor
 

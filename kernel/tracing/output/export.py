@@ -6,13 +6,13 @@ import importlib.util
 import time
 from typing import TYPE_CHECKING
 
-from kernel.tracing.export_task import EXPORT_TRACES, ExportArguments, decode_export_result, encode_arguments
-from kernel.tracing.writer import Outcome
+from kernel.tracing.output.export_task import EXPORT_TRACES, ExportArguments, decode_export_result, encode_arguments
+from kernel.tracing.output.writer import Outcome
 
 if TYPE_CHECKING:
     from kernel.settings import TraceValues
+    from kernel.tracing.output.writer import TraceWriter
     from kernel.tracing.trace import TraceRecord
-    from kernel.tracing.writer import TraceWriter
 
 #: Spans of a trace: of the request, of its model, and of the computation.
 _SPANS_OF_TRACE = 3
@@ -35,7 +35,7 @@ def missing_packages() -> str:
 
 
 class CollectorDestination:
-    """A collector. Implements `kernel.tracing.writer.Destination`."""
+    """A collector. Implements `kernel.tracing.output.writer.Destination`."""
 
     task = EXPORT_TRACES
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.tracing.file_task import WriteArguments, write_traces
+from kernel.tracing.output.file_task import WriteArguments, write_traces
 from kernel.tracing.trace import TraceRecord
 
 if TYPE_CHECKING:

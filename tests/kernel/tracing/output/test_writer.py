@@ -10,9 +10,9 @@ import pytest
 
 from kernel.errors import Unavailable
 from kernel.settings import TraceValues
-from kernel.tracing import writer as module
+from kernel.tracing.output import writer as module
+from kernel.tracing.output.writer import TraceWriter
 from kernel.tracing.trace import TraceRecord
-from kernel.tracing.writer import TraceWriter
 from protocols.testing import DirectHelpers, LateHelpers
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.tracing.tensor_text import tensor_text
+from kernel.tracing.output.tensor_text import tensor_text
 from kernel.tracing.trace import BACKEND_OUTPUT, COMPUTE_OUTPUT_START, QUEUE_INPUT, QUEUE_START, REQUEST_START
 
 if TYPE_CHECKING:

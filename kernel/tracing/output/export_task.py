@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.serving.helper_tasks import TaskResult
-from kernel.tracing.spans import spans_of
+from kernel.tracing.output.spans import spans_of
 from kernel.tracing.trace import TraceRecord  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.serving.helper_tasks import TaskSteps
-    from kernel.tracing.spans import Span
+    from kernel.tracing.output.spans import Span
 
 #: The name of the function.
 EXPORT_TRACES = "traces.export"

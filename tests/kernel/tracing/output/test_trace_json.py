@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from kernel.tracing.tensor_text import tensor_text
+from kernel.tracing.output.tensor_text import tensor_text
+from kernel.tracing.output.trace_json import trace_json
 from kernel.tracing.trace import BACKEND_OUTPUT, QUEUE_INPUT, TracedTensor, TraceRecord
-from kernel.tracing.trace_json import trace_json
 
 
 def objects(record: TraceRecord) -> list[dict[str, object]]:

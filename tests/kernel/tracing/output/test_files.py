@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel.settings import TraceValues
-from kernel.tracing.files import FileChoice, TraceFiles
+from kernel.tracing.output.files import FileChoice, TraceFiles
 from kernel.tracing.trace import TraceRecord
 
 

@@ -8,17 +8,17 @@ import msgspec
 import pytest
 
 from kernel.settings import TraceValues
-from kernel.tracing.export import CollectorDestination, missing_packages
-from kernel.tracing.export_task import (
+from kernel.tracing.output.export import CollectorDestination, missing_packages
+from kernel.tracing.output.export_task import (
     ExportArguments,
     ExportResult,
     decode_export_result,
     encode_arguments,
     export_traces_task,
 )
-from kernel.tracing.spans import spans_of
+from kernel.tracing.output.spans import spans_of
 from kernel.tracing.trace import SpanIds, TraceRecord
-from tests.kernel.tracing.collector import Collector
+from tests.kernel.tracing.output.collector import Collector
 
 TRACE, CALLER, ROOT, MODEL, COMPUTE = "ab" * 16, "01" * 8, "02" * 8, "03" * 8, "04" * 8
 DOOR = [("HTTP_RECV_START", 1), ("HTTP_RECV_END", 2), ("INFER_RESPONSE_COMPLETE", 20), ("HTTP_SEND_START", 21),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.serving.helper_tasks import TaskResult
+from kernel.tracing.output.trace_json import trace_json
 from kernel.tracing.trace import TraceRecord  # noqa: TC001 - msgspec reads it
-from kernel.tracing.trace_json import trace_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
