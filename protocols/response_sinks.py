@@ -114,7 +114,7 @@ class StreamPort:
 
     def reception(self) -> Reception:
         """See `kernel.tracing.traced_sink.FrontDoorSink`."""
-        return Reception(HTTP, self.begin_ns, 0, sends_at_once=False)
+        return HTTP, self.begin_ns, 0, False
 
     def send(self, response: Response) -> None:
         request = self.request

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
-from backends.supervision.request_traces import (
-    add_traced_tensors,
-    end_traces,
-    trace_context,
-    trace_execution,
-    traces_tensors,
-)
+from backends.supervision.request_traces import add_traced_tensors, end_traces, trace_context, trace_execution
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
@@ -101,6 +95,7 @@ class WorkerHandle:
         number = batch.first_request_number = self._next_number
         messages: list[wire.RequestMessage] = []
         in_flight = 0
+        tensors_traced = False
         for request in batch.entries:
             if request is None:
                 messages.append(wire.RequestMessage(number, []))
@@ -130,17 +125,15 @@ class WorkerHandle:
                 )
                 if request.trace is not None:
                     batch.traced = True
-                    messages[-1].trace = trace_context(request.trace)
+                    messages[-1].trace = context = trace_context(request.trace)
+                    tensors_traced = tensors_traced or context.tensors
             number += 1
         self._next_number = number
         if batch.slots is not None:
             _add_sequence_entries(messages, batch, batch.slots)
         poller = self._poller
         poller.moved(in_flight)
-        execute = wire.Execute(batch.number, messages, poller.polling.worker_ns)
-        if batch.traced:
-            execute.tensors_traced = traces_tensors(batch)
-        self._send_execute(execute)
+        self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns, tensors_traced))
         if not self._watched_batch and len(self.record.batches) > 1:
             self._schedule_outbox_check()
 

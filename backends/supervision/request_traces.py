@@ -17,29 +17,24 @@ if TYPE_CHECKING:
 _MOST_TENSORS = 4096
 
 
+#: What a worker is told of most traces.
+_OF_TIMES, _OF_TENSORS = wire.TraceContext(), wire.TraceContext(tensors=True)
+
+
 def trace_context(trace: Trace) -> wire.TraceContext:
     """Return what the worker gets to know of a trace whose request it executes from now on."""
-    trace.dispatched()
+    trace.executing += 1
     spans = trace.record.spans
-    return wire.TraceContext(
-        trace.record.id, trace.traceparent, "" if spans is None else spans.state, tensors=trace.tensors
-    )
-
-
-def traces_tensors(batch: Batch) -> bool:
-    """Whether the worker is to send tensors of a request in `batch`."""
-    return any(request.trace is not None and request.trace.tensors for request in batch.requests)
+    if spans is None:
+        return _OF_TENSORS if trace.tensors else _OF_TIMES
+    return wire.TraceContext(trace.traceparent, spans.state)
 
 
 def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message: wire.Executed) -> None:
     """Add an execution to the traces of the requests of its batch, before these get their responses."""
-    requests = batch.requests
-    rows = batch.rescheduled_rows + sum(request.batch_size for request in requests)
-    execution = Execution(
-        times, instance, rows, len(requests), batch.closed_by, message.copies, message.copied_byte_size
-    )
-    for request in requests:
-        if request.trace is not None:
+    execution = Execution(times, batch, instance, message.copies, message.copied_byte_size)
+    for request in batch.entries:
+        if request is not None and request.trace is not None:
             request.trace.executed(execution)
 
 

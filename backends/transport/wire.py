@@ -72,7 +72,6 @@ class Message(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag
 class TraceContext(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The trace of a request. The worker may send activities of the model for it."""
 
-    id: int
     #: The W3C trace context for what the model calls while it executes; empty without OpenTelemetry.
     traceparent: str = ""
     tracestate: str = ""

@@ -102,9 +102,11 @@ class Kernel:
         self.trace: TraceSettings = settings.trace
         self.log: LogSettings = settings.log
         self.tracer = Tracer(settings.trace, clock)
-        #: Whether any request can be traced: then front doors take the times at which they receive requests.
-        self.traces = False
+        #: Whether any request can be traced, and whether one of the next may be: then front doors take the times at
+        #: which they receive requests.
+        self.traces = self.takes_times = False
         self.tracer.on_switch = self._switch_traces
+        self.tracer.on_near = self._switch_times
         #: Set by the composition root, before any front door starts.
         self.repository: RepositoryControl
         #: Also set by the composition root.
@@ -258,6 +260,9 @@ class Kernel:
 
     def _switch_traces(self, on: bool) -> None:
         self.traces = on
+
+    def _switch_times(self, on: bool) -> None:
+        self.takes_times = on
 
     def _resolve_for(self, request: Request) -> Model:
         """Return the model of a request that is not prepared; if that fails, the request keeps no lease."""

@@ -6,12 +6,14 @@ it had to send. A child belongs to a request that another request has caused (a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     from kernel.observe.statistics import ExecutionTimes
+    from kernel.serving.batch import Batch
 
 #: Triton's names of activities (`TRITONSERVER_InferenceTraceActivityString`).
 REQUEST_START, QUEUE_START, REQUEST_END = "REQUEST_START", "QUEUE_START", "REQUEST_END"
@@ -25,7 +27,7 @@ RESPONSE_COMPLETE = "INFER_RESPONSE_COMPLETE"
 TRACED_BYTE_SIZE = 4096
 
 #: The most names and times, and tensors, in one trace: a stream may have any number of responses.
-_MOST_ENTRIES = 2048
+MOST_ENTRIES = 4096
 
 
 class TracedTensor(msgspec.Struct, array_like=True, gc=False):
@@ -67,27 +69,18 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False):
     model_name: str
     model_version: int
     request_id: str
-    #: Names and monotonic nanoseconds, not in the order of time.
-    times: list[tuple[str, int]] = []
+    #: Names and monotonic nanoseconds in turn, not in the order of time. `pairs` returns them as pairs: making these
+    #: for each request would take longer than all else.
+    times: list[str | int] = []
     tensors: list[TracedTensor] = []
     #: Why the request failed; empty if it did not.
     error: str = ""
     spans: SpanIds | None = None
 
-
-class Execution(msgspec.Struct, frozen=True, gc=False):
-    """How a batch was executed, for a request in it."""
-
-    times: ExecutionTimes
-    instance: str
-    #: Rows and requests of the batch.
-    rows: int
-    requests: int
-    #: Why the batch did not wait for more requests: `Batch.closed_by`.
-    closed_by: str
-    #: Large tensors of the batch that the worker has copied before and after the model, and their bytes.
-    copies: int
-    copied_byte_size: int
+    def pairs(self) -> list[tuple[str, int]]:
+        """Return names and times in the order of time."""
+        found: list[tuple[str, int]] = list(zip(self.times[::2], self.times[1::2], strict=True))  # type: ignore[arg-type]  # in turn
+        return sorted(found, key=itemgetter(1))
 
 
 class TraceOutput(Protocol):
@@ -97,26 +90,33 @@ class TraceOutput(Protocol):
         """Write `record` soon. Never waits."""
 
 
-class Trace:
+class Execution(NamedTuple):
+    """How a request was executed: the batch, its times, and what the worker said about it."""
+
+    times: ExecutionTimes
+    batch: Batch
+    instance: str
+    #: Large tensors of the batch that the worker has copied before and after the model, and their bytes.
+    copies: int
+    copied_byte_size: int
+
+
+class Trace(msgspec.Struct, eq=False):
     """A trace of a request that has not ended."""
 
-    __slots__ = ("_ended", "_executing", "_output", "_sending", "execution", "record", "tensors", "wall_offset_ns")
-
-    def __init__(self, record: TraceRecord, output: TraceOutput | None, *, tensors: bool = False) -> None:
-        """Without `output` the trace is not written: it only explains its request. With `tensors` it gets tensors."""
-        self.record = record
-        self.tensors = tensors
-        #: The last execution.
-        self.execution: Execution | None = None
-        self._output = output
-        self._executing = 0
-        self._sending = 0
-        self._ended = False
-
-    @property
-    def output(self) -> TraceOutput | None:
-        """Where the trace goes, and those of its children; None for a trace that is not written."""
-        return self._output
+    record: TraceRecord
+    #: Where the trace goes, and those of its children; None for a trace that only explains its request, or has ended.
+    output: TraceOutput | None
+    #: Whether it gets tensors.
+    tensors: bool = False
+    #: The last execution.
+    execution: Execution | None = None
+    #: How many instances execute the request: 0 or 1.
+    executing: int = 0
+    #: How many responses are on their way to the client.
+    sending: int = 0
+    #: Whether the request has its final response.
+    ended: bool = False
 
     @property
     def traceparent(self) -> str:
@@ -126,53 +126,41 @@ class Trace:
 
     def stamp(self, name: str, at_ns: int) -> None:
         """Add an activity and its time in monotonic nanoseconds. A backend may add activities with names of its own."""
-        if len(self.record.times) < _MOST_ENTRIES:
-            self.record.times.append((name, at_ns))
+        if len(self.record.times) < MOST_ENTRIES:
+            self.record.times += (name, at_ns)
 
     def add_tensors(self, tensors: list[TracedTensor]) -> None:
         """Add inputs or outputs; their data is cut already."""
-        if len(self.record.tensors) < _MOST_ENTRIES:
+        if len(self.record.tensors) < MOST_ENTRIES:
             self.record.tensors += tensors
-
-    def dispatched(self) -> None:
-        """An instance has the request: `executed` or `not_executed` follows."""
-        self._executing += 1
 
     def executed(self, execution: Execution) -> None:
         """The execution has ended. Perhaps the request has its final response already."""
-        times = execution.times
+        times = execution[0]
         self.execution = execution
-        if len(self.record.times) < _MOST_ENTRIES:
+        if len(self.record.times) < MOST_ENTRIES:
             self.record.times += (
-                (COMPUTE_START, times.compute_start_ns),
-                (COMPUTE_INPUT_END, times.input_end_ns),
-                (COMPUTE_OUTPUT_START, times.output_start_ns),
-                (COMPUTE_END, times.compute_end_ns),
-            )
-        self.not_executed()
+                COMPUTE_START, times.compute_start_ns, COMPUTE_INPUT_END, times.input_end_ns,
+                COMPUTE_OUTPUT_START, times.output_start_ns, COMPUTE_END, times.compute_end_ns,
+            )  # fmt: skip
+        self.executing -= 1
+        if self.ended:
+            self.check_ended()
 
     def not_executed(self) -> None:
         """The instance that had the request is lost, or has given it back."""
-        self._executing -= 1
-        self._check_ended()
+        self.executing -= 1
+        self.check_ended()
 
-    def begin_send(self) -> None:
-        """A response is on its way to the client: `end_send` follows."""
-        self._sending += 1
+    def end_send(self, name: str, at_ns: int) -> None:
+        """The client's socket has taken a response, or nobody wants it any more; `name` is what the front door calls
+        this."""
+        self.stamp(name, at_ns)
+        self.sending -= 1
+        self.check_ended()
 
-    def end_send(self) -> None:
-        """The client's socket has taken a response, or nobody wants it any more."""
-        self._sending -= 1
-        self._check_ended()
-
-    def end(self, at_ns: int, error: str = "") -> None:
-        """The request has its final response."""
-        self.stamp(REQUEST_END, at_ns)
-        self.record.error = error
-        self._ended = True
-        self._check_ended()
-
-    def _check_ended(self) -> None:
-        if self._ended and not self._executing and not self._sending and self._output is not None:
-            output, self._output = self._output, None
+    def check_ended(self) -> None:
+        """Write the trace if nothing is to come."""
+        if self.ended and not self.executing and not self.sending and self.output is not None:
+            output, self.output = self.output, None
             output.put(self.record)

@@ -12,7 +12,7 @@ import msgspec
 from kernel.loop.iteration_end import IterationEnd
 from kernel.serving.response import Response
 from kernel.tracing.explanation import explanation
-from kernel.tracing.trace import BACKEND_OUTPUT, QUEUE_START, RESPONSE_COMPLETE
+from kernel.tracing.trace import BACKEND_OUTPUT, QUEUE_START, REQUEST_END, RESPONSE_COMPLETE
 from kernel.tracing.traced_tensors import traced_inline
 
 if TYPE_CHECKING:
@@ -35,15 +35,10 @@ class FrontDoorNames(msgspec.Struct, frozen=True, gc=False):
 HTTP = FrontDoorNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 GRPC = FrontDoorNames("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
 
-
-class Reception(msgspec.Struct, frozen=True, gc=False):
-    """How a front door has received a request; times in monotonic nanoseconds, 0 where it took none."""
-
-    names: FrontDoorNames
-    begin_ns: int
-    end_ns: int
-    #: Whether responses are sent before the sink's `send` returns, and not at the end of the event-loop iteration.
-    sends_at_once: bool
+#: How a front door has received a request: its names; when the request began and ended to come, in monotonic
+#: nanoseconds, 0 where it took no time; whether responses are sent before `send` returns, and not at the end of the
+#: event-loop iteration.
+Reception = tuple[FrontDoorNames, int, int, bool]
 
 
 @runtime_checkable
@@ -55,99 +50,94 @@ class FrontDoorSink(Protocol):
 
 
 #: Whether sinks of a class are those of a front door: to ask each sink would take microseconds.
-_front_doors: dict[type, bool] = {}
+FRONT_DOORS: dict[type, bool] = {}
 
 
-def _is_front_door(sink: Sink) -> TypeGuard[FrontDoorSink]:
-    found = _front_doors.get(type(sink))
-    if found is None:
-        found = _front_doors[type(sink)] = isinstance(sink, FrontDoorSink)
+def is_front_door(sink: Sink) -> TypeGuard[FrontDoorSink]:
+    """Whether `sink` is that of a front door, to be remembered in `FRONT_DOORS`."""
+    found = FRONT_DOORS[type(sink)] = isinstance(sink, FrontDoorSink)
     return found
 
 
-class TracedSink:
-    """The sink of one request. `inner` is the one that it had."""
+class TracedSink(msgspec.Struct, eq=False):
+    """The sink of one request."""
 
-    __slots__ = ("_explains", "_inner", "_now_ns", "_reception", "_request", "_trace")
-
-    def __init__(self, request: Request, trace: Trace, now_ns: Callable[[], int], *, explains: bool) -> None:
-        """`now_ns` is the kernel's clock. With `explains` the responses say how the request has travelled."""
-        self._inner: Sink = request.sink
-        self._request: Request | None = request
-        self._trace = trace
-        self._explains = explains
-        self._now_ns = now_ns
-        self._reception: Reception | None = None
-        inner = self._inner
-        if _is_front_door(inner):
-            found = self._reception = inner.reception()
-            begin_ns = found.begin_ns or request.received_ns
-            trace.stamp(found.names.receive_start, begin_ns)
-            trace.stamp(found.names.receive_end, found.end_ns or begin_ns)
+    #: The sink that the request had.
+    inner: Sink
+    trace: Trace
+    #: None after the final response: the request refers to its sink, and such a cycle waits for the garbage collector.
+    request: Request | None
+    now_ns: Callable[[], int]
+    #: Of the front door; None for a request that no client has sent.
+    names: FrontDoorNames | None = None
+    sends_at_once: bool = False
+    #: Whether responses say how the request has travelled.
+    explains: bool = False
 
     @property
     def peer(self) -> str:
-        return self._inner.peer
+        return self.inner.peer
 
     def header(self, name: str) -> str:
-        return self._inner.header(name)
+        return self.inner.header(name)
 
     def send(self, response: Response) -> None:
         """See `Sink`."""
-        trace, request, reception = self._trace, self._request, self._reception
-        assert request is not None, "a response after the final one"
-        now_ns = self._now_ns()
-        if trace.tensors and trace.execution is None and not request.dispatched and response.outputs:
+        trace, names = self.trace, self.names
+        now_ns = self.now_ns()
+        if self.explains or trace.tensors:
+            self._describe(response, now_ns)
+        times = trace.record.times
+        if response.final:
+            request = self.request
+            assert request is not None, "a response after the final one"
+            self.request = None
+            if names is not None:  # as in Triton, not for each response of a stream
+                times += (RESPONSE_COMPLETE, now_ns)
+            times += (QUEUE_START, request.queue_start_ns or now_ns, REQUEST_END, now_ns)
+            if response.error is not None:
+                trace.record.error = response.error.message
+            trace.ended = True
+        if names is None or (response.outputs is None and response.error is None):
+            self.inner.send(response)
+        elif response.leased or not self.sends_at_once or not response.final:
+            self._send(response, names, now_ns)
+        else:  # the usual case, without further calls
+            self.inner.send(response)
+            times += (names.send_start, now_ns, names.send_end, self.now_ns())
+        if trace.ended and not trace.executing and not trace.sending:
+            trace.check_ended()
+
+    def _describe(self, response: Response, now_ns: int) -> None:
+        """Add an explanation to the response, and the response's tensors to the trace."""
+        trace, request = self.trace, self.request
+        if request is None or response.outputs is None:
+            return
+        if trace.tensors and trace.execution is None and not request.dispatched:
             # No worker has made the response: an ensemble, or the cache. Its large tensors are not read.
             trace.add_tensors([traced_inline(BACKEND_OUTPUT, output) for output in response.outputs])
-        if self._explains and response.outputs is not None:
+        if self.explains:
             response.parameters = {**(response.parameters or {}), **explanation(request, trace, now_ns)}
-        if reception is None:
-            if response.final:
-                self._end(request, response, now_ns)
-            self._inner.send(response)
-            return
-        if response.final:  # as in Triton, not for each response of a stream
-            trace.stamp(RESPONSE_COMPLETE, now_ns)
-        trace.begin_send()
-        if response.final:
-            self._end(request, response, now_ns)
-        if response.empty:
-            self._inner.send(response)
-            trace.end_send()
-        else:
-            self._send(response, reception)
 
-    def _end(self, request: Request, response: Response, now_ns: int) -> None:
-        self._request = None  # the request refers to its sink: such a cycle waits for the garbage collector
-        if request.queue_start_ns:
-            self._trace.stamp(QUEUE_START, request.queue_start_ns)
-        self._trace.end(now_ns, "" if response.error is None else response.error.message)
-
-    def _send(self, response: Response, reception: Reception) -> None:
+    def _send(self, response: Response, names: FrontDoorNames, begin_ns: int) -> None:
         """Pass `response` on to the front door, and note when it is sent."""
-        trace = self._trace
-        names, now_ns = reception.names, self._now_ns
-        trace.stamp(names.send_start, now_ns())
-
-        def sent() -> None:
-            trace.stamp(names.send_end, now_ns())
-            trace.end_send()
-
+        trace, now_ns = self.trace, self.now_ns
+        trace.sending += 1
+        trace.stamp(names.send_start, begin_ns)
         if response.leased:
             # It is released when its last byte is sent.
             tracked = TrackedResponse(
                 response.model_name, response.model_version, response.id, response.outputs, response.parameters,
                 response.error, response.final, True,
             )  # fmt: skip
-            tracked.released = sent
-            self._inner.send(tracked)
+            tracked.released = lambda: trace.end_send(names.send_end, now_ns())
+            self.inner.send(tracked)
             return
-        self._inner.send(response)
-        if reception.sends_at_once:
-            sent()
+        self.inner.send(response)
+        if self.sends_at_once:
+            trace.end_send(names.send_end, now_ns())
         else:
-            IterationEnd.current().add_send(sent)
+            IterationEnd.current().add_send(lambda: trace.end_send(names.send_end, now_ns()))
 
 
 class TrackedResponse(Response):

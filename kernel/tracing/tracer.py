@@ -9,10 +9,10 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from kernel.tracing.sampling import Sampler
+from kernel.tracing.sampling import NEAR, Sampler
 from kernel.tracing.trace import QUEUE_INPUT, REQUEST_START, SpanIds, Trace, TraceRecord
 from kernel.tracing.trace_context import parse_trace_context
-from kernel.tracing.traced_sink import TracedSink
+from kernel.tracing.traced_sink import FRONT_DOORS, TracedSink, is_front_door
 from kernel.tracing.traced_tensors import traced_inline
 
 if TYPE_CHECKING:
@@ -38,9 +38,13 @@ class Tracer:
         #: off has None.
         self._samplers: dict[str, Sampler | None] = {}
         self._outputs: dict[Sampler, TraceOutput] = {}
+        #: The sampler of all requests, if no model has settings of its own and clients cannot ask to be traced.
+        self._only: Sampler | None = None
         self._last_id = 0
         #: Called when it changes whether anything can be traced.
         self.on_switch: Callable[[bool], object] = _ignored
+        #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
+        self.on_near: Callable[[bool], object] = _ignored
 
     def start(self, output_for: Callable[[TraceValues], TraceOutput]) -> None:
         """Trace from now on. `output_for` returns where traces with given settings go."""
@@ -58,61 +62,80 @@ class Tracer:
         """Begin no more traces before the settings change: they cannot be written."""
         self._samplers = dict.fromkeys(self._samplers)
         self._outputs.clear()
-        self.on_switch(False)
+        self._switch()
 
     # ---- requests ----------------------------------------------------------------------------
 
     def begin(self, request: Request, model: Model) -> None:
         """Trace a checked request if it is its turn, or if it asks for an explanation."""
+        only = self._only
+        if only is not None and request.parent is None and not request.explain:
+            # The usual case, without further calls: all models have the settings of the server.
+            only.until -= 1
+            if only.until:
+                if only.until == NEAR:
+                    self.on_near(True)
+                return
+            if only.begin_next():
+                self._begin_root(request, model, only, None)
+            self.on_near(only.until <= NEAR)
+            return
         parent = request.trace_parent
         if parent is not None:
             if parent.trace is not None:
                 self._begin_child(request, model, parent.trace)
         elif request.parent is None and self._outputs:
-            sampler = self._sampler_of(model.name)
-            if sampler is not None and self._begin_root(request, model, sampler):
-                return
+            self._sample(request, model)
         if request.explain and request.trace is None:
-            self._attach(request, Trace(TraceRecord(0, 0, model.name, model.version, request.id), None))
+            self._attach(request, model, TraceRecord(0, 0, model.name, model.version, request.id, [], []), None, False)
 
-    def _sampler_of(self, name: str) -> Sampler | None:
-        samplers = self._samplers
-        return samplers[name] if name in samplers else samplers.get("")
-
-    def _begin_root(self, request: Request, model: Model, sampler: Sampler) -> bool:
-        """Trace the request of a client if it is its turn, or if the client records a trace; returns whether it is."""
+    def _sample(self, request: Request, model: Model) -> None:
+        """Trace the request of a client if it is its turn, or if the client records a trace."""
+        samplers, name = self._samplers, model.name
+        sampler = samplers[name] if name in samplers else samplers.get("")
+        if sampler is None:
+            return
         context: CallerContext | None = None
         if sampler.opentelemetry:
             traceparent = request.sink.header("traceparent")
             if traceparent:
                 context = parse_trace_context(traceparent, request.sink.header("tracestate"))
-        hit = sampler.hit()
-        if not hit and not (context is not None and context.sampled):
-            return False
-        record = self._record(request, model, 0)
+        if sampler.hit() or (context is not None and context.sampled):
+            self._begin_root(request, model, sampler, context)
+
+    def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
+        self._last_id = id = self._last_id + 1
+        record = TraceRecord(id, 0, model.name, model.version, request.id, [], [])
         if sampler.opentelemetry:
             record.spans = _root_spans(context)
-        self._attach(request, Trace(record, self._outputs[sampler], tensors=sampler.tensors))
-        return True
+        self._attach(request, model, record, self._outputs[sampler], sampler.tensors)
 
     def _begin_child(self, request: Request, model: Model, parent: Trace) -> None:
         output = parent.output
         if output is None:  # it is explained only, or has ended
             return
-        record = self._record(request, model, parent.record.id)
+        self._last_id = id = self._last_id + 1
+        record = TraceRecord(id, parent.record.id, model.name, model.version, request.id, [], [])
         spans = parent.record.spans
         if spans is not None:
             record.spans = SpanIds(spans.trace_id, "", _span_id(), _span_id(), spans.model, spans.state)
-        self._attach(request, Trace(record, output, tensors=parent.tensors))
+        self._attach(request, model, record, output, parent.tensors)
 
-    def _record(self, request: Request, model: Model, parent_id: int) -> TraceRecord:
-        self._last_id += 1
-        return TraceRecord(self._last_id, parent_id, model.name, model.version, request.id, [], [])
-
-    def _attach(self, request: Request, trace: Trace) -> None:
-        request.trace = trace
-        request.sink = TracedSink(request, trace, self._now_ns, explains=request.explain)
-        trace.stamp(REQUEST_START, request.received_ns)
+    def _attach(
+        self, request: Request, model: Model, record: TraceRecord, output: TraceOutput | None, tensors: bool
+    ) -> None:
+        received_ns = request.received_ns
+        inner = request.sink
+        trace = request.trace = Trace(record, output, tensors)
+        sink = TracedSink(inner, trace, request, self._now_ns, None, False, request.explain)
+        request.sink = sink
+        known = FRONT_DOORS.get(type(inner))
+        if known or (known is None and is_front_door(inner)):
+            names, begin_ns, end_ns, sink.sends_at_once = inner.reception()  # type: ignore[attr-defined]  # as is known
+            sink.names = names
+            begin_ns = begin_ns or received_ns
+            record.times += (names.receive_start, begin_ns, names.receive_end, end_ns or begin_ns)
+        record.times += (REQUEST_START, received_ns)
 
     # ---- settings ----------------------------------------------------------------------------
 
@@ -121,14 +144,20 @@ class Tracer:
         return None if sampler is None else sampler.remaining
 
     def _changed(self, model: str) -> None:
-        was_on = self.on
         if model:
             self._make_sampler(model)
         else:
             for name in ("", *self._settings.models):
                 self._make_sampler(name)
-        if self.on is not was_on:
-            self.on_switch(self.on)
+        self._switch()
+
+    def _switch(self) -> None:
+        """The samplers have changed."""
+        shared = self._samplers.get("")
+        alone = shared is not None and len(self._samplers) == 1 and not shared.opentelemetry
+        self._only = shared if alone else None
+        self.on_switch(self.on)
+        self.on_near(self.on and (self._only is None or self._only.until <= NEAR))
 
     def _make_sampler(self, model: str) -> None:
         former = self._samplers.pop(model, None)

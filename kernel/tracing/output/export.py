@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kernel.tracing.output.export_task import EXPORT_TRACES, ExportArguments, decode_export_result, encode_arguments
-from kernel.tracing.output.writer import Outcome
+from kernel.tracing.output.writer import WriteOutcome
 
 if TYPE_CHECKING:
     from kernel.settings import TraceValues
@@ -59,12 +59,12 @@ class CollectorDestination:
         offset_ns = time.time_ns() - time.monotonic_ns()
         return encode_arguments(ExportArguments(self._url, self._resource, offset_ns, records))
 
-    def done(self, result: bytes) -> Outcome:
+    def done(self, result: bytes) -> WriteOutcome:
         """See `Destination`."""
         exported = decode_export_result(result)
         if not exported.error:
-            return Outcome()
-        return Outcome(exported.lost, f"the collector of OpenTelemetry did not take them: {exported.error}")
+            return WriteOutcome()
+        return WriteOutcome(exported.lost, f"the collector of OpenTelemetry did not take them: {exported.error}")
 
 
 class CollectorOutput:

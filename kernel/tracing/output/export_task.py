@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.serving.helper_tasks import TaskSteps
-    from kernel.tracing.output.spans import Span
+    from kernel.tracing.output.spans import TraceSpan
 
 #: The name of the function.
 EXPORT_TRACES = "traces.export"
@@ -105,7 +105,7 @@ def _resource(attributes: tuple[tuple[str, str], ...]) -> Any:
     return Resource.create(given)
 
 
-def _readable(span: Span, record: TraceRecord, resource: Any, offset_ns: int) -> Any:
+def _readable(span: TraceSpan, record: TraceRecord, resource: Any, offset_ns: int) -> Any:
     """Return a span as the exporter takes it."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope

@@ -50,15 +50,20 @@ class FileChoice:
         self._path = path
         self._files = files
         self._frequency = values.log_frequency
-        self._indexed = values.log_frequency > 0 or values.trace_count >= 0
+        #: Whether the traces are in files with an index.
+        self.indexed = values.log_frequency > 0 or values.trace_count >= 0
         self._file: TraceFile | None = None
         #: Traces of clients' requests in `_file`.
         self._count = 0
 
+    def shared_file(self) -> TraceFile:
+        """Return the file of all traces without an index."""
+        return self._files.shared(self._path)
+
     def file_of(self, record: TraceRecord) -> TraceFile:
         """Return the file for the next trace."""
-        if not self._indexed:
-            return self._files.shared(self._path)
+        if not self.indexed:
+            return self.shared_file()
         if self._file is None or (self._frequency and self._count >= self._frequency):
             self._file, self._count = self._files.next(self._path), 0
         if not record.parent_id:

@@ -35,7 +35,7 @@ _BEGIN, _END = "_START", "_END"
 Event = tuple[str, int]
 
 
-class Span(msgspec.Struct):
+class TraceSpan(msgspec.Struct):
     """One span; times in monotonic nanoseconds."""
 
     name: str
@@ -49,24 +49,24 @@ class Span(msgspec.Struct):
     error: str = ""
 
 
-def spans_of(record: TraceRecord) -> list[Span]:
+def spans_of(record: TraceRecord) -> list[TraceSpan]:
     """Return the spans of a trace that has ids for them, the outer ones first."""
     ids = record.spans
     assert ids is not None, "a trace without the ids of OpenTelemetry"
-    times = sorted(record.times, key=lambda each: each[1])
+    times = record.pairs()
     of_model = [each for each in times if each[0] in _OF_MODEL]
     of_compute = [each for each in times if each[0] in _OF_COMPUTE]
     of_door = [each for each in times if each[0] == RESPONSE_COMPLETE or each[0].startswith(_OF_FRONT_DOORS)]
-    found = [Span(
+    found = [TraceSpan(
         record.model_name, ids.model, ids.root or ids.parent, of_model[0][1], of_model[-1][1], of_model,
         _attributes(record), record.error,
     )]  # fmt: skip
     if not record.parent_id:
         found.insert(
-            0, Span("InferRequest", ids.root, ids.parent, times[0][1], times[-1][1], of_door, {}, record.error)
+            0, TraceSpan("InferRequest", ids.root, ids.parent, times[0][1], times[-1][1], of_door, {}, record.error)
         )
     if of_compute:
-        found.append(Span("compute", ids.compute, ids.model, of_compute[0][1], of_compute[-1][1], of_compute))
+        found.append(TraceSpan("compute", ids.compute, ids.model, of_compute[0][1], of_compute[-1][1], of_compute))
     known = {*of_model, *of_compute, *of_door}
     _add_custom(found, [each for each in times if each not in known], ids)
     return found
@@ -84,7 +84,7 @@ def _attributes(record: TraceRecord) -> dict[str, str | int]:
     return attributes
 
 
-def _add_custom(spans: list[Span], activities: list[Event], ids: SpanIds) -> None:
+def _add_custom(spans: list[TraceSpan], activities: list[Event], ids: SpanIds) -> None:
     """Add what a backend has reported: spans where a beginning has an end, else events of the innermost span."""
     inner = spans[-1]
     begun: dict[str, list[int]] = {}
@@ -96,7 +96,7 @@ def _add_custom(spans: list[Span], activities: list[Event], ids: SpanIds) -> Non
             start_ns = begun[base].pop()
             id = hashlib.blake2b(f"{ids.compute} {base} {start_ns}".encode(), digest_size=8).hexdigest()
             events = [(f"{base}{_BEGIN}", start_ns), (name, at_ns)]
-            spans.append(Span(base, id, inner.id, start_ns, at_ns, events))
+            spans.append(TraceSpan(base, id, inner.id, start_ns, at_ns, events))
         else:
             inner.events.append((name, at_ns))
     for base, starts in begun.items():

@@ -6,7 +6,6 @@ that the whole is JSON in any case. Elements that Triton does not write (FP16, B
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +26,7 @@ def trace_json(record: TraceRecord) -> bytes:
     """Return the objects of a trace, in the order of time, with commas between them."""
     waiting = {activity: [each for each in record.tensors if each.activity == activity] for activity in _AFTER}
     objects: list[dict[str, Any]] = []
-    for name, at_ns in sorted(record.times, key=itemgetter(1)):
+    for name, at_ns in record.pairs():
         if name == REQUEST_START:
             objects.append(_description(record))
         objects.append({"id": record.id, "timestamps": [{"name": name, "ns": at_ns}]})

@@ -51,7 +51,7 @@ MAX_FILE_BYTE_SIZE = 256 << 20
 _LOSS_REPORT_S = 60.0
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class WriteOutcome(msgspec.Struct, frozen=True):
     """What has become of traces that a helper got."""
 
     lost: int = 0
@@ -74,7 +74,7 @@ class Destination(Protocol):
     def arguments(self, records: list[TraceRecord]) -> bytes:
         """Return the arguments of the helper's function."""
 
-    def done(self, result: bytes) -> Outcome:
+    def done(self, result: bytes) -> WriteOutcome:
         """Take the result of the helper's function."""
 
 
@@ -93,16 +93,16 @@ class FileDestination:
         """See `Destination`."""
         return encode_arguments(WriteArguments(self._file.path, self._file.kept_byte_size, records))
 
-    def done(self, result: bytes) -> Outcome:
+    def done(self, result: bytes) -> WriteOutcome:
         """See `Destination`."""
         written = decode_write_result(result)
         if written.error:
             problem = f"the trace file '{self._file.path}' cannot be written: {written.error}"
-            return Outcome(written.lost, problem, stops=True)
+            return WriteOutcome(written.lost, problem, stops=True)
         self._file.kept_byte_size = written.kept_byte_size
         if written.kept_byte_size <= MAX_FILE_BYTE_SIZE:
-            return Outcome()
-        return Outcome(
+            return WriteOutcome()
+        return WriteOutcome(
             problem=f"the trace file '{self._file.path}' has {written.kept_byte_size >> 20} MiB; to have several "
             "files, set a log frequency (--trace-config triton,log-frequency=N)",
             stops=True,
@@ -197,7 +197,7 @@ class TraceWriter:
     def ended(self, destination: Destination, count: int, took_s: float, result: bytes | ServingError) -> None:
         """The helper has written, or failed to write, `count` traces."""
         self._running = False
-        outcome = destination.done(result) if isinstance(result, bytes) else Outcome(count, result.message)
+        outcome = destination.done(result) if isinstance(result, bytes) else WriteOutcome(count, result.message)
         self.written_count += count - outcome.lost
         if outcome.stops:
             logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
@@ -230,11 +230,13 @@ class _FileOutput:
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
         self._choice = choice
+        #: The one of all records, unless there are files with an index.
+        self._destination = None if choice.indexed else writer.destination_of(choice.shared_file())
 
     def put(self, record: TraceRecord) -> None:
         """See `TraceOutput`."""
         writer = self._writer
-        writer.put(writer.destination_of(self._choice.file_of(record)), record)
+        writer.put(self._destination or writer.destination_of(self._choice.file_of(record)), record)
 
 
 class _WriteTask:

@@ -96,7 +96,7 @@ class InferCall(msgspec.Struct, eq=False):
 
     def expect(self) -> None:
         """Start the deadline of the call, if it has one, and get ready for its message, if it is still to arrive."""
-        if self._inference.kernel.traces:
+        if self._inference.kernel.takes_times:
             self._begin_ns = monotonic_ns()
         timeout_s = self._stream.request_head.timeout_s
         if timeout_s is not None:
@@ -273,7 +273,7 @@ class InferCall(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.traced_sink.FrontDoorSink`."""
-        return Reception(GRPC, self._begin_ns, self._received_ns, sends_at_once=False)
+        return GRPC, self._begin_ns, self._received_ns, False
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.outputs is None or not response.final:  # unusual

@@ -210,7 +210,7 @@ class StreamCall:
         """Give the request in `message` to the kernel, or respond why it is refused."""
         kernel = self._kernel
         sink = StreamRequestSink(self)
-        if kernel.traces:
+        if kernel.takes_times:
             sink.begin_ns = monotonic_ns()
         if isinstance(message, (CompressedMessage, RefusedMessage)) or not (
             received_in is None or received_in.of_model

@@ -94,7 +94,7 @@ class StreamRequestSink(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.traced_sink.FrontDoorSink`."""
-        return Reception(GRPC, self.begin_ns, self.begin_ns, sends_at_once=False)
+        return GRPC, self.begin_ns, self.begin_ns, False
 
     @property
     def peer(self) -> str:

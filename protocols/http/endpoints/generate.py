@@ -115,7 +115,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
     model = call.kernel.resolve(call.names["model"], call.names["version"])
     stream = StreamSink()
     port = stream.port(functools.partial(last_value, call.http.raw_headers))
-    if call.kernel.traces:
+    if call.kernel.takes_times:
         port.begin_ns = monotonic_ns()
     request = Request(call.names["model"], [], port, model_version=call.names["version"], streaming=True)
     port.request = request

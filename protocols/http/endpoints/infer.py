@@ -50,7 +50,7 @@ async def infer(call: HttpCall) -> web.StreamResponse:
     """Execute a request that has exactly one response. Raises `ServingError` until the body is there."""
     http = call.http
     name, version = call.names["model"], call.names["version"]
-    begin_ns = monotonic_ns() if call.kernel.traces else 0
+    begin_ns = monotonic_ns() if call.kernel.takes_times else 0
     model = call.kernel.resolve_unary(name, version, ENTRY_POINT)
     announced = _announced_header_length(call)
     encoding = _content_encoding(call)

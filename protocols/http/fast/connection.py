@@ -138,7 +138,7 @@ class FastConnection(asyncio.Protocol):
             whole = body_byte_size == infer.body_byte_size
             if whole or (not body_byte_size and infer.body_byte_size < RECEIVE_BUFFER_BYTE_SIZE):
                 call = FastCall(fast_path.inference, infer, self)
-                if self._access_log is not None or fast_path.kernel.traces:
+                if self._access_log is not None or fast_path.kernel.takes_times:
                     call.begin_ns = monotonic_ns()
                 if whole:  # all of a request, its head that of the one before
                     self._calls.append(call)
@@ -324,7 +324,7 @@ class FastConnection(asyncio.Protocol):
     def _begin_call(self, start: int, infer: InferRequestHead) -> None:
         """Begin a request whose body begins at `start` of what was received."""
         call = FastCall(self._fast_path.inference, infer, self)
-        if self._access_log is not None or self._fast_path.kernel.traces:
+        if self._access_log is not None or self._fast_path.kernel.takes_times:
             call.begin_ns = monotonic_ns()
         end = start + infer.body_byte_size
         body, self._received = self._received[start:end], self._received[end:]

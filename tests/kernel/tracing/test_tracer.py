@@ -11,6 +11,7 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.statistics import ExecutionTimes
+from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
@@ -37,7 +38,7 @@ class Door(RecordingSink):
     """A sink of a front door, which has received its request at once."""
 
     def reception(self) -> Reception:
-        return Reception(HTTP, 3, 4, sends_at_once=True)
+        return HTTP, 3, 4, True
 
 
 class Recorder:
@@ -94,7 +95,8 @@ def bench() -> Iterator[Bench]:
 
 def execution(start_ns: int = 10) -> Execution:
     times = ExecutionTimes(start_ns, start_ns + 1, start_ns + 2, start_ns + 3)
-    return Execution(times, "m_0", 4, 2, "full", 1, 5000)
+    requests = [Request("m", [], RecordingSink(), batch_size=rows) for rows in (1, 3)]
+    return Execution(times, Batch([*requests], closed_by="full"), "m_0", 1, 5000)
 
 
 def trace_of(request: Request) -> Trace:
@@ -107,13 +109,13 @@ def answer(request: Request) -> None:
 
 
 def names(record: TraceRecord) -> list[str]:
-    return [name for name, _ in record.times]
+    return [name for name in record.times if isinstance(name, str)]
 
 
 def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Bench) -> None:
     request = bench.submit()
     trace = trace_of(request)
-    trace.dispatched()
+    trace.executing += 1
     trace.executed(execution())
     answer(request)
     [record] = bench.written.records
@@ -133,7 +135,7 @@ def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Ben
 def test_a_trace_waits_for_the_times_of_an_execution_that_ends_after_the_response(bench: Bench) -> None:
     request = bench.submit()
     trace = trace_of(request)
-    trace.dispatched()
+    trace.executing += 1
     answer(request)
     assert bench.written.records == []
     trace.executed(execution())
@@ -142,7 +144,7 @@ def test_a_trace_waits_for_the_times_of_an_execution_that_ends_after_the_respons
 
 def test_a_trace_of_a_request_whose_worker_is_lost_ends_with_its_error(bench: Bench) -> None:
     request = bench.submit()
-    trace_of(request).dispatched()
+    trace_of(request).executing += 1
     trace_of(request).not_executed()
     request.fail(errors.InternalError("the worker was lost"))
     [record] = bench.written.records
@@ -273,7 +275,7 @@ def test_an_explained_request_gets_its_way_in_the_parameters_of_its_response() -
     sink = RecordingSink()
     request = bench.submit(sink=sink, explain=True)
     start_ns = request.queue_start_ns + 7
-    trace_of(request).dispatched()
+    trace_of(request).executing += 1
     trace_of(request).executed(execution(start_ns))
     request.respond(Response("m", "1", "r", outputs=[], parameters={"own": 1}))
     found = sink.responses[0].parameters

@@ -29,7 +29,12 @@ OF_COMPUTE = [("COMPUTE_START", 5), ("COMPUTE_INPUT_END", 6), ("COMPUTE_OUTPUT_S
 
 def record(*more: tuple[str, int], parent: str = "", error: str = "") -> TraceRecord:
     ids = SpanIds(TRACE, ROOT, MODEL, COMPUTE, parent, "a=b" if parent else "")
-    return TraceRecord(7, 0, "m", 3, "r", [*OF_COMPUTE, *DOOR, *OF_MODEL, *more], error=error, spans=ids)
+    times = flat([*OF_COMPUTE, *DOOR, *OF_MODEL, *more])
+    return TraceRecord(7, 0, "m", 3, "r", times, error=error, spans=ids)
+
+
+def flat(times: list[tuple[str, int]]) -> list[str | int]:
+    return [part for each in times for part in each]
 
 
 def tree(record: TraceRecord) -> list[tuple[str, str, str, int, int]]:
@@ -51,7 +56,7 @@ def test_the_span_of_a_model_has_tritons_attributes() -> None:
 
 
 def test_a_child_has_no_span_of_a_request_and_an_ensemble_none_of_a_computation() -> None:
-    child = TraceRecord(8, 7, "n", 1, "", [*OF_MODEL], spans=SpanIds(TRACE, "", MODEL, COMPUTE, CALLER))
+    child = TraceRecord(8, 7, "n", 1, "", flat(OF_MODEL), spans=SpanIds(TRACE, "", MODEL, COMPUTE, CALLER))
     assert tree(child) == [("n", MODEL, CALLER, 3, 20)]
 
 

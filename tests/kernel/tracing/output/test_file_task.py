@@ -22,7 +22,7 @@ def ids(path: Path) -> list[int]:
 
 
 def record(id: int) -> TraceRecord:
-    return TraceRecord(id, 0, "m", 1, "", [("QUEUE_START", id)])
+    return TraceRecord(id, 0, "m", 1, "", ["QUEUE_START", id])
 
 
 def test_traces_are_added_and_the_file_is_json_each_time(tmp_path: Path) -> None:

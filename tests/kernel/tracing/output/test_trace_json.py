@@ -23,8 +23,7 @@ def text(datatype: str, data: bytes, byte_size: int | None = None) -> tuple[str,
 
 
 def test_a_trace_is_a_description_and_one_object_for_each_time() -> None:
-    times = [("REQUEST_START", 20), ("HTTP_RECV_START", 5), ("HTTP_RECV_END", 20), ("REQUEST_END", 30)]
-    times = [times[1], times[2], times[0], times[3]]
+    times: list[str | int] = ["HTTP_RECV_START", 5, "REQUEST_END", 30, "HTTP_RECV_END", 20, "REQUEST_START", 20]
     assert objects(TraceRecord(7, 0, "m", 3, "r", times)) == [
         {"id": 7, "timestamps": [{"name": "HTTP_RECV_START", "ns": 5}]},
         {"id": 7, "timestamps": [{"name": "HTTP_RECV_END", "ns": 20}]},
@@ -35,7 +34,7 @@ def test_a_trace_is_a_description_and_one_object_for_each_time() -> None:
 
 
 def test_a_child_names_its_parent_and_a_failed_request_its_error() -> None:
-    found = objects(TraceRecord(8, 7, "m", 3, "", [("REQUEST_START", 1)], error='no "room"'))
+    found = objects(TraceRecord(8, 7, "m", 3, "", ["REQUEST_START", 1], error='no "room"'))
     assert found[0] == {"id": 8, "model_name": "m", "model_version": 3, "parent_id": 7, "error": 'no "room"'}
 
 
@@ -44,7 +43,7 @@ def test_inputs_follow_the_start_of_the_queue_and_outputs_that_of_their_stage() 
         TracedTensor(BACKEND_OUTPUT, "OUT", "BYTES", [1], b"\2\0\0\0ab", 6),
         TracedTensor(QUEUE_INPUT, "IN", "INT32", [1, 2], struct.pack("<2i", 1, -2), 8),
     ]
-    times = [("REQUEST_START", 1), ("QUEUE_START", 2), ("COMPUTE_OUTPUT_START", 3), ("COMPUTE_END", 4)]
+    times: list[str | int] = ["REQUEST_START", 1, "QUEUE_START", 2, "COMPUTE_OUTPUT_START", 3, "COMPUTE_END", 4]
     found = objects(TraceRecord(1, 0, "m", 1, "", times, tensors))
     assert found[3] == {
         "id": 1, "activity": "TENSOR_QUEUE_INPUT",

@@ -43,7 +43,7 @@ class Bench:
 
     def put(self, *ids: int) -> None:
         for id in ids:
-            self.output.put(TraceRecord(id, 0, "m", 1, "", [("QUEUE_START", id)]))
+            self.output.put(TraceRecord(id, 0, "m", 1, "", ["QUEUE_START", id]))
 
 
 def ids(path: Path) -> list[int]:
