@@ -32,10 +32,11 @@ def trace_context(trace: Trace) -> wire.TraceContext:
 
 def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message: wire.Executed) -> None:
     """Add an execution to the traces of the requests of its batch, before these get their responses."""
-    execution = Execution(times, batch, instance, message.copies, message.copied_byte_size)
     for request in batch.entries:
-        if request is not None and request.trace is not None:
-            request.trace.executed(execution)
+        if request is not None and (trace := request.trace) is not None:
+            if trace.explains:
+                trace.execution = Execution(times, batch, instance, message.copies, message.copied_byte_size)
+            trace.executed(times)
 
 
 def end_traces(batch: Batch) -> None:

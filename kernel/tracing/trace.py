@@ -107,9 +107,10 @@ class Trace(msgspec.Struct, eq=False):
     record: TraceRecord
     #: Where the trace goes, and those of its children; None for a trace that only explains its request, or has ended.
     output: TraceOutput | None
-    #: Whether it gets tensors.
+    #: Whether it gets tensors, and whether responses say how the request has travelled.
     tensors: bool = False
-    #: The last execution.
+    explains: bool = False
+    #: The last execution, if `explains`.
     execution: Execution | None = None
     #: How many instances execute the request: 0 or 1.
     executing: int = 0
@@ -134,10 +135,8 @@ class Trace(msgspec.Struct, eq=False):
         if len(self.record.tensors) < MOST_ENTRIES:
             self.record.tensors += tensors
 
-    def executed(self, execution: Execution) -> None:
+    def executed(self, times: ExecutionTimes) -> None:
         """The execution has ended. Perhaps the request has its final response already."""
-        times = execution[0]
-        self.execution = execution
         if len(self.record.times) < MOST_ENTRIES:
             self.record.times += (
                 COMPUTE_START, times.compute_start_ns, COMPUTE_INPUT_END, times.input_end_ns,

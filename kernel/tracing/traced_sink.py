@@ -71,8 +71,6 @@ class TracedSink(msgspec.Struct, eq=False):
     #: Of the front door; None for a request that no client has sent.
     names: FrontDoorNames | None = None
     sends_at_once: bool = False
-    #: Whether responses say how the request has travelled.
-    explains: bool = False
 
     @property
     def peer(self) -> str:
@@ -85,7 +83,7 @@ class TracedSink(msgspec.Struct, eq=False):
         """See `Sink`."""
         trace, names = self.trace, self.names
         now_ns = self.now_ns()
-        if self.explains or trace.tensors:
+        if trace.explains or trace.tensors:
             self._describe(response, now_ns)
         times = trace.record.times
         if response.final:
@@ -105,18 +103,20 @@ class TracedSink(msgspec.Struct, eq=False):
         else:  # the usual case, without further calls
             self.inner.send(response)
             times += (names.send_start, now_ns, names.send_end, self.now_ns())
-        if trace.ended and not trace.executing and not trace.sending:
-            trace.check_ended()
+        if trace.ended and not trace.executing and not trace.sending:  # as `check_ended`, without its call
+            output, trace.output = trace.output, None
+            if output is not None:
+                output.put(trace.record)
 
     def _describe(self, response: Response, now_ns: int) -> None:
         """Add an explanation to the response, and the response's tensors to the trace."""
         trace, request = self.trace, self.request
         if request is None or response.outputs is None:
             return
-        if trace.tensors and trace.execution is None and not request.dispatched:
+        if trace.tensors and not request.dispatched:
             # No worker has made the response: an ensemble, or the cache. Its large tensors are not read.
             trace.add_tensors([traced_inline(BACKEND_OUTPUT, output) for output in response.outputs])
-        if self.explains:
+        if trace.explains:
             response.parameters = {**(response.parameters or {}), **explanation(request, trace, now_ns)}
 
     def _send(self, response: Response, names: FrontDoorNames, begin_ns: int) -> None:

@@ -87,7 +87,7 @@ class Tracer:
         elif request.parent is None and self._outputs:
             self._sample(request, model)
         if request.explain and request.trace is None:
-            self._attach(request, model, TraceRecord(0, 0, model.name, model.version, request.id, [], []), None, False)
+            self._attach(request, TraceRecord(0, 0, model.name, model.version, request.id, [], []), None, False)
 
     def _sample(self, request: Request, model: Model) -> None:
         """Trace the request of a client if it is its turn, or if the client records a trace."""
@@ -108,7 +108,7 @@ class Tracer:
         record = TraceRecord(id, 0, model.name, model.version, request.id, [], [])
         if sampler.opentelemetry:
             record.spans = _root_spans(context)
-        self._attach(request, model, record, self._outputs[sampler], sampler.tensors)
+        self._attach(request, record, self._outputs[sampler], sampler.tensors)
 
     def _begin_child(self, request: Request, model: Model, parent: Trace) -> None:
         output = parent.output
@@ -119,16 +119,13 @@ class Tracer:
         spans = parent.record.spans
         if spans is not None:
             record.spans = SpanIds(spans.trace_id, "", _span_id(), _span_id(), spans.model, spans.state)
-        self._attach(request, model, record, output, parent.tensors)
+        self._attach(request, record, output, parent.tensors)
 
-    def _attach(
-        self, request: Request, model: Model, record: TraceRecord, output: TraceOutput | None, tensors: bool
-    ) -> None:
+    def _attach(self, request: Request, record: TraceRecord, output: TraceOutput | None, tensors: bool) -> None:
         received_ns = request.received_ns
         inner = request.sink
-        trace = request.trace = Trace(record, output, tensors)
-        sink = TracedSink(inner, trace, request, self._now_ns, None, False, request.explain)
-        request.sink = sink
+        request.trace = trace = Trace(record, output, tensors, request.explain)
+        request.sink = sink = TracedSink(inner, trace, request, self._now_ns)
         known = FRONT_DOORS.get(type(inner))
         if known or (known is None and is_front_door(inner)):
             names, begin_ns, end_ns, sink.sends_at_once = inner.reception()  # type: ignore[attr-defined]  # as is known

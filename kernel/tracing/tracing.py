@@ -5,12 +5,13 @@ Nothing of this exists while tracing is off: the helper is started for the first
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import Unsupported
 from kernel.serving.helper_tasks import Helpers
-from kernel.tracing.output.export import CollectorDestination, CollectorOutput, missing_packages
-from kernel.tracing.output.writer import TraceWriter
+from kernel.tracing.output.export import CollectorDestination, missing_packages
+from kernel.tracing.output.writer import TraceWriter, WriterOutput
 
 if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
@@ -53,7 +54,7 @@ class Tracing:
             return self._writer.file_output(values)
         if self._collector is None:
             self._collector = CollectorDestination(values)  # its settings stay those of the start
-        return CollectorOutput(self._writer, self._collector)
+        return WriterOutput(functools.partial(self._writer.put, self._collector))
 
     async def close(self) -> None:
         """Write what waits, and end the helpers."""

@@ -11,7 +11,6 @@ from kernel.tracing.output.writer import WriteOutcome
 
 if TYPE_CHECKING:
     from kernel.settings import TraceValues
-    from kernel.tracing.output.writer import TraceWriter
     from kernel.tracing.trace import TraceRecord
 
 #: Spans of a trace: of the request, of its model, and of the computation.
@@ -65,15 +64,3 @@ class CollectorDestination:
         if not exported.error:
             return WriteOutcome()
         return WriteOutcome(exported.lost, f"the collector of OpenTelemetry did not take them: {exported.error}")
-
-
-class CollectorOutput:
-    """The output of one sampler. A `kernel.tracing.trace.TraceOutput`."""
-
-    def __init__(self, writer: TraceWriter, destination: CollectorDestination) -> None:
-        self._writer = writer
-        self._destination = destination
-
-    def put(self, record: TraceRecord) -> None:
-        """See `TraceOutput`."""
-        self._writer.put(self._destination, record)

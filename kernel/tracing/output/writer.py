@@ -7,11 +7,12 @@ slow disk or a collector that does not answer delays no request.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -109,6 +110,17 @@ class FileDestination:
         )
 
 
+class _Group(msgspec.Struct, eq=False):
+    """Traces that are written together."""
+
+    destination: Destination
+    #: How many more there may be.
+    room: int
+    records: list[TraceRecord] = []
+    #: Of their tensors.
+    byte_size: int = 0
+
+
 class TraceWriter:
     """The queue of traces before the helper. Use it only in the kernel's event loop."""
 
@@ -116,7 +128,11 @@ class TraceWriter:
         """`stop` ends tracing until the settings are changed: nothing can be written."""
         self._helpers = helpers
         self._stop = stop
-        self._waiting: deque[tuple[Destination, TraceRecord]] = deque()
+        #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
+        self._waiting: deque[_Group] = deque()
+        self._last: _Group | None = None
+        #: How many traces wait.
+        self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._running = False
         self._idle: asyncio.Event | None = None
@@ -129,7 +145,10 @@ class TraceWriter:
 
     def file_output(self, values: TraceValues) -> TraceOutput:
         """Return the output for traces with these settings in mode `triton`."""
-        return _FileOutput(self, FileChoice(values, os.path.abspath(values.trace_file), self._files))
+        choice = FileChoice(values, os.path.abspath(values.trace_file), self._files)
+        if choice.indexed:
+            return _IndexedOutput(self, choice)
+        return WriterOutput(functools.partial(self.put, self.destination_of(choice.shared_file())))
 
     def destination_of(self, file: TraceFile) -> FileDestination:
         """Return the one destination for `file`."""
@@ -142,14 +161,23 @@ class TraceWriter:
 
     def put(self, destination: Destination, record: TraceRecord) -> None:
         """Write `record` soon. Never waits."""
-        waiting = self._waiting
-        if len(waiting) >= destination.max_waiting:
+        if self._count >= destination.max_waiting:
             self._lose(1, "too many traces wait to be written")
             return
-        waiting.append((destination, record))
+        self._count = count = self._count + 1
+        group = self._last
+        if group is None or group.room <= 0 or group.destination is not destination:
+            self._last = group = _Group(destination, destination.batch)
+            self._waiting.append(group)
+        group.records.append(record)
+        group.room -= 1
+        if record.tensors:
+            group.byte_size += sum(len(tensor.data) for tensor in record.tensors)
+            if group.byte_size > _BATCH_BYTE_SIZE:
+                group.room = 0
         if self._running:
             return
-        if len(waiting) == destination.batch:
+        if count == destination.batch:
             self._cancel_timer()
             self._start()
         elif self._timer is None:
@@ -166,8 +194,7 @@ class TraceWriter:
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
             except TimeoutError:
-                self._lose(len(self._waiting), "the server ends before they are written")
-                self._waiting.clear()
+                self._lose(self._drop_all(), "the server ends before they are written")
         self._cancel_timer()
 
     def _cancel_timer(self) -> None:
@@ -178,19 +205,13 @@ class TraceWriter:
     def _start(self) -> None:
         """Give the next traces to the helper."""
         self._timer = None
-        waiting = self._waiting
-        if self._running or not waiting:
+        if self._running or not self._waiting:
             return
-        destination = waiting[0][0]
-        records: list[TraceRecord] = []
-        byte_size = 0
-        while waiting and waiting[0][0] is destination and len(records) < destination.batch:
-            if byte_size > _BATCH_BYTE_SIZE:
-                break
-            record = waiting.popleft()[1]
-            records.append(record)
-            for tensor in record.tensors:
-                byte_size += len(tensor.data)
+        group = self._waiting.popleft()
+        if group is self._last:
+            self._last = None
+        destination, records = group.destination, group.records
+        self._count -= len(records)
         self._running = True
         self._helpers.start(_WriteTask(self, destination, records))
 
@@ -202,17 +223,22 @@ class TraceWriter:
         if outcome.stops:
             logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
             self._stop()
-            self._lose(outcome.lost + len(self._waiting), outcome.problem)
-            self._waiting.clear()
+            self._lose(outcome.lost + self._drop_all(), outcome.problem)
         elif outcome.lost:
             self._lose(outcome.lost, outcome.problem)
         if self._waiting:
             closing = self._idle is not None
-            full = len(self._waiting) >= destination.batch
+            full = self._count >= destination.batch
             delay_s = 0.0 if closing else max(took_s * _REST_FACTOR, 0.0 if full else destination.delay_s)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._start)
         elif self._idle is not None:
             self._idle.set()
+
+    def _drop_all(self) -> int:
+        """Drop what waits; returns how many traces."""
+        count, self._count, self._last = self._count, 0, None
+        self._waiting.clear()
+        return count
 
     def _lose(self, count: int, why: str) -> None:
         """Count lost traces, and log them now and then."""
@@ -224,19 +250,24 @@ class TraceWriter:
             self._loss_reported_s, self._unreported = now_s, 0
 
 
-class _FileOutput:
-    """The output of one sampler."""
+class WriterOutput(NamedTuple):
+    """The output of samplers whose traces have one destination."""
+
+    #: As in `TraceOutput`; takes no frame of its own.
+    put: Callable[[TraceRecord], None]
+
+
+class _IndexedOutput:
+    """The output of one sampler whose traces are in files with an index."""
 
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
         self._choice = choice
-        #: The one of all records, unless there are files with an index.
-        self._destination = None if choice.indexed else writer.destination_of(choice.shared_file())
 
     def put(self, record: TraceRecord) -> None:
         """See `TraceOutput`."""
         writer = self._writer
-        writer.put(self._destination or writer.destination_of(self._choice.file_of(record)), record)
+        writer.put(writer.destination_of(self._choice.file_of(record)), record)
 
 
 class _WriteTask:

@@ -93,10 +93,8 @@ def bench() -> Iterator[Bench]:
     made.close()
 
 
-def execution(start_ns: int = 10) -> Execution:
-    times = ExecutionTimes(start_ns, start_ns + 1, start_ns + 2, start_ns + 3)
-    requests = [Request("m", [], RecordingSink(), batch_size=rows) for rows in (1, 3)]
-    return Execution(times, Batch([*requests], closed_by="full"), "m_0", 1, 5000)
+def times_from(start_ns: int) -> ExecutionTimes:
+    return ExecutionTimes(start_ns, start_ns + 1, start_ns + 2, start_ns + 3)
 
 
 def trace_of(request: Request) -> Trace:
@@ -116,7 +114,7 @@ def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Ben
     request = bench.submit()
     trace = trace_of(request)
     trace.executing += 1
-    trace.executed(execution())
+    trace.executed(times_from(10))
     answer(request)
     [record] = bench.written.records
     assert (record.id, record.parent_id, record.model_name, record.model_version, record.request_id) == (
@@ -138,7 +136,7 @@ def test_a_trace_waits_for_the_times_of_an_execution_that_ends_after_the_respons
     trace.executing += 1
     answer(request)
     assert bench.written.records == []
-    trace.executed(execution())
+    trace.executed(times_from(10))
     assert [name for name in names(bench.written.records[0]) if name in COMPUTE] == COMPUTE
 
 
@@ -150,6 +148,16 @@ def test_a_trace_of_a_request_whose_worker_is_lost_ends_with_its_error(bench: Be
     [record] = bench.written.records
     assert record.error == "the worker was lost"
     assert names(record)[-3:] == ["REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END"]
+
+
+def test_a_cancelled_request_is_traced_to_its_end(bench: Bench) -> None:
+    request = bench.submit()
+    trace_of(request).executing += 1
+    bench.kernel.cancel(request)
+    assert bench.written.records == []
+    trace_of(request).executed(times_from(10))
+    request.fail(errors.RequestCancelled())
+    assert names(bench.written.records[0])[-1] == "HTTP_SEND_END"
 
 
 def test_each_response_of_a_stream_is_noted_and_its_end_is_not_sent(bench: Bench) -> None:
@@ -276,7 +284,9 @@ def test_an_explained_request_gets_its_way_in_the_parameters_of_its_response() -
     request = bench.submit(sink=sink, explain=True)
     start_ns = request.queue_start_ns + 7
     trace_of(request).executing += 1
-    trace_of(request).executed(execution(start_ns))
+    requests = [Request("m", [], RecordingSink(), batch_size=rows) for rows in (1, 3)]
+    trace_of(request).execution = Execution(times_from(start_ns), Batch([*requests], closed_by="full"), "m_0", 1, 5000)
+    trace_of(request).executed(times_from(start_ns))
     request.respond(Response("m", "1", "r", outputs=[], parameters={"own": 1}))
     found = sink.responses[0].parameters
     assert found is not None
