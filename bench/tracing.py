@@ -25,7 +25,7 @@ _MODEL = "add_sub"
 
 #: Setting → its change of the server's settings, and the most that it may cost, as a part of the CPU time without
 #: traces.
-_SETTINGS = {
+_SETTINGS: dict[str, tuple[dict[str, object], float]] = {
     "off": ({"trace_level": ["OFF"]}, 0.0),
     "one in 1000": ({"trace_level": ["TIMESTAMPS"], "trace_rate": "1000"}, 0.01),
     "all": ({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}, 0.15),

@@ -97,8 +97,11 @@ class TracedSink(msgspec.Struct, eq=False):
                 trace.record.error = response.error.message
             trace.ended = True
         if names is None or (response.outputs is None and response.error is None):
+            # Before its caller gets the response, so that a child comes before its parent.
+            trace.check_ended()
             self.inner.send(response)
-        elif response.leased or not self.sends_at_once or not response.final:
+            return
+        if response.leased or not self.sends_at_once or not response.final:
             self._send(response, names, now_ns)
         else:  # the usual case, without further calls
             self.inner.send(response)

@@ -190,6 +190,17 @@ def test_a_child_has_no_times_of_a_front_door_and_names_its_parent(bench: Bench)
     assert names(record) == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
 
 
+def test_a_child_ends_before_its_parent_which_may_respond_within_its_response(bench: Bench) -> None:
+    parent = bench.submit()
+
+    class Step(RecordingSink):
+        def send(self, response: Response) -> None:
+            answer(parent)
+
+    answer(bench.submit("n", Step(), parent=parent, trace_parent=parent))
+    assert [record.id for record in bench.written.records] == [2, 1]
+
+
 def test_a_call_of_a_model_without_a_trace_is_not_traced(bench: Bench) -> None:
     parent = bench.submit()
     assert bench.submit("n", RecordingSink(), parent=parent).trace is None
