@@ -44,6 +44,7 @@ Rounds = Annotated[
 ]
 OnlyKind = Annotated[str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch")]
 HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; waits are medians")]
+TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and not in twelve: an hour")]
 Seconds = Annotated[
     float | None,
     typer.Option(min=0.1, help="length of a window; a round has three", show_default="1.0, with --against 0.5"),
@@ -98,14 +99,16 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
 
 
 @cli.command("heavy")
-def heavy_command(only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False) -> None:
-    """What one heavy request does to other clients and to the kernel's memory: 240 rows. An hour, half without Triton.
+def heavy_command(
+    only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False, triton_in_all: TritonInAll = False
+) -> None:
+    """What one heavy request does to other clients and to the kernel's memory: 240 rows. A quarter of an hour.
 
     The exit code is 1 where a healthy client waits too long, the kernel grows too much, or a status is not the
     expected one. With --only the figures are written to build/bench/.
     """
     _warn_if_busy()
-    raise typer.Exit(heavy.run(only, rounds, with_triton=not without_triton))
+    raise typer.Exit(heavy.run(only, rounds, with_triton=not without_triton, in_all_rows=triton_in_all))
 
 
 @cli.command("density")

@@ -17,6 +17,7 @@ import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.registry import known_backends
+from backends.supervision.devices.device_regions import DeviceRegions, device_regions
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
 
@@ -99,6 +99,7 @@ class Server:
         self._options = options
         self._zygote = zygote
         self._owner = owner
+        self._devices: DeviceRegions | None = None
         self._log = LogSettings(
             LogValues(
                 log_file=options.log.file,
@@ -227,9 +228,9 @@ class Server:
             processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
-        # A helper of its own, started for the first trace: a full disk or a collector that hangs delays no other task.
         writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
         self._tracing = Tracing(self._kernel, writers, options.trace)
+        self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         limits = ExecutionLimits(
@@ -267,6 +268,8 @@ class Server:
                         await self._caching.close()
                     await self._tracing.close()
                     await self._helpers.close()
+                    if self._devices is not None:
+                        await self._devices.close()
                     await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()

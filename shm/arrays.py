@@ -16,12 +16,20 @@ from shm.strings import decode_strings, encode_strings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shm.tensor import Buffer
+
     Array = np.ndarray[Any, np.dtype[Any]]
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {row.name: np.dtype(row.numpy) for row in DATATYPES.values() if row.numpy}
 #: The types whose `array.tobytes()` is the raw form: native byte order, which is little-endian on x86-64 and ARM.
 RAW_TYPES = frozenset(dtype for dtype in NUMPY_TYPES.values() if not dtype.hasobject)
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+
+
+def address_of(data: Buffer) -> int:
+    """Return where the bytes of a contiguous buffer begin, which may be read-only."""
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def datatype_of(array: Array) -> str | None:

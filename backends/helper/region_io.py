@@ -1,14 +1,14 @@
 """Reads and writes spans of client regions, in a helper, because the kernel never accesses client memory.
 
-Uses pread and pwrite: a region that its owner has shortened causes an error, not a signal.
+Uses pread and pwrite: a region that its owner has shortened causes an error, not a signal. Memory of CUDA devices is
+copied.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from backends.transport import wire
-from backends.worker.memory import AttachedRegion
 from kernel.errors import ServingError
 from shm.tensor import Tensor
 
@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 
     from backends.worker.memory import AttachedRegions
     from backends.worker.output_memory import OutputMemory
-    from shm.tensor import Span
+    from shm.tensor import Buffer, Span
+
+
+class CopyableRegion(Protocol):
+    """A region whose bytes can be copied without mapping: `AttachedRegion` and `DeviceRegion`."""
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """See `WorkerRegion.view`."""
+
+    def read_into(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory` with the bytes at `offset`. Raises `ServingError`."""
+
+    def write_from(self, offset: int, data: Buffer) -> None:
+        """Write `data` at `offset`. Raises `ServingError`."""
 
 
 class RegionIo:
@@ -56,7 +69,6 @@ class RegionIo:
             return
         self._send(wire.SpanWritten(message.task))
 
-    def _region(self, span: Span) -> AttachedRegion:
-        region = self._regions.get(span.lease.region_number)
-        assert isinstance(region, AttachedRegion), f"region {span.lease.region_number} has no descriptor"
-        return region
+    def _region(self, span: Span) -> CopyableRegion:
+        # Helpers share memory with the kernel: no region of theirs was transferred.
+        return cast("CopyableRegion", self._regions.get(span.lease.region_number))

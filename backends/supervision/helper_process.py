@@ -85,11 +85,7 @@ class Helper:
             async with asyncio.timeout(self._task_timeout_s):
                 return await self._task_result
         except TimeoutError:
-            logger.error("%s took more than %.0f s for a task and is killed", self._title, self._task_timeout_s)
-            if self._session is session:
-                self._session = None
-                self._lost("its task took too long")
-            await session.stop(0)
+            await self._kill(session)
             raise Unavailable(f"a message was not decoded or encoded within {self._task_timeout_s:.0f} s") from None
         finally:
             self._task = self._task_result = None
@@ -120,6 +116,14 @@ class Helper:
             await self._run_task(session, wire.WriteSpan(next(self._numbers), block.span, place))
         finally:
             block.release()
+
+    async def _kill(self, session: WorkerSession) -> None:
+        """Kill the process because of its task, if it is still the same; the next task starts another one."""
+        logger.error("%s took more than %.0f s for a task and is killed", self._title, self._task_timeout_s)
+        if self._session is session:
+            self._session = None
+            self._lost("its task took too long")
+        await session.stop(0)
 
     async def close(self) -> None:
         """Stop the helper. What it does fails, and it is not started any more."""
@@ -154,7 +158,11 @@ class Helper:
         self._tasks[message.task] = future
         session.send(message)
         try:
-            return await future
+            async with asyncio.timeout(self._task_timeout_s):
+                return await future
+        except TimeoutError:
+            await self._kill(session)
+            raise Unavailable(f"a region was not read or written within {self._task_timeout_s:.0f} s") from None
         finally:
             del self._tasks[message.task]
 

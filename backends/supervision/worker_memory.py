@@ -13,7 +13,7 @@ from backends.transport import wire
 from kernel.loop.iteration_end import IterationEnd
 from shm.lease import LeasedBlock
 from shm.memfd import check_sealed, read_only_fd
-from shm.region import FileHandle, Region, RegionKind
+from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
 from shm.tensor import Span
 
 if TYPE_CHECKING:
@@ -121,11 +121,15 @@ class WorkerMemory:
         region.on_closed(self._detach)
         if region.copied:
             self.mapped_client_regions.pop(region.number, None)
-        elif region.of_client:
+        elif region.kind is RegionKind.SYSTEM:
             self.mapped_client_regions[region.number] = region
             region.on_copied(self._attach_copied)
 
     def _send_region(self, region: Region, *, writable: bool) -> None:
+        if isinstance(region.handle, CudaIpcHandle):
+            handle = region.handle
+            self._session.send(wire.AttachDevice(region.number, region.byte_size, handle.device_id, handle.raw))
+            return
         message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client, region.copied)
         if writable:
             self._session.send_with_fd(message, region.fd)

@@ -4,7 +4,7 @@ A message is a msgpack array whose first element is the tag. `backends/transport
 Kernel and worker have the same version, so there is no negotiation beyond `Hello`.
 
     kernel → worker   Complete, Load, Joined, Execute, EndSequence, Cancel, Credit, FreeBlocks, Stop
-                      Attach*, OwnArena*, Detach, Transfer, Chunk
+                      Attach*, AttachDevice, OwnArena*, Detach, Transfer, Chunk
                       ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
                       AddMember*                                                   (processes of several models)
                       Recall, CallResponded, ModelControlled                       (see "What comes next")
@@ -220,6 +220,17 @@ class Attach(Message):
     volatile: bool = False
     #: Whether the worker copies the bytes, because the client may shorten the region: it must not map it.
     copied: bool = False
+
+
+class AttachDevice(Message):
+    """Memory of a CUDA device that later messages name by `number`: a client's region. The worker opens the handle when
+    it first uses the region, and closes it at `Detach`."""
+
+    number: int
+    byte_size: int
+    device_id: int
+    #: The 64 bytes of a `cudaIpcMemHandle_t`.
+    handle: bytes
 
 
 class OwnArena(Message):
@@ -599,6 +610,7 @@ ToWorker = (
     | Joined
     | Stop
     | Attach
+    | AttachDevice
     | OwnArena
     | Transfer
     | Chunk

@@ -38,6 +38,7 @@ class RegionMessages:
         """The method for each kind of message."""
         return {
             wire.Attach: self._attach,
+            wire.AttachDevice: self._attach_device,
             wire.OwnArena: self._own_arena,
             wire.Transfer: self._transfer,
             wire.Chunk: self._chunk,
@@ -58,6 +59,12 @@ class RegionMessages:
             volatile=message.volatile,
             private_writes=self._private_writes,
         )
+        self._regions.attach(message.number, region)
+
+    def _attach_device(self, message: wire.AttachDevice) -> None:
+        from backends.worker.devices.device_memory import DeviceRegion  # few servers have such regions
+
+        region = DeviceRegion(message.handle, message.byte_size, message.device_id, self._copy_buffers)
         self._regions.attach(message.number, region)
 
     def _own_arena(self, message: wire.OwnArena) -> None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from bench.heavy.attack import Attack
 
 
+#: How much of a response is kept, in characters.
+_TEXT_SIZE = 400
+
+
 class Order(msgspec.Struct, frozen=True):
     """Attack like the row says, with bodies of about `byte_size`, at the port of its protocol."""
 
@@ -71,7 +75,7 @@ def run(attack: Attack, order: Order, protocol: str) -> Outcome:
         connections.close()
     return Outcome(
         statuses=dict(Counter(status for each in exchanges for status in each.statuses)),
-        texts=[*dict.fromkeys(text for each in exchanges for text in each.texts)],
+        texts=[*dict.fromkeys(text[:_TEXT_SIZE] for each in exchanges for text in each.texts)],
         seconds=seconds,
         body_byte_size=attack.byte_size,
         response_byte_size=sum(each.response_byte_size for each in exchanges),

@@ -19,7 +19,7 @@ from bench.heavy.attacker import Order
 from bench.heavy.healthy import INTERVAL_S, Waits
 from bench.heavy.measurement import Attackers, RowFailed, RowSample, healthy_client, measure_row
 from bench.heavy.report import HeavyReport, HeavyResult, print_report
-from bench.heavy.rows.table import heavy_rows
+from bench.heavy.rows.table import COMPARED, heavy_rows
 from bench.heavy.verdict import GROWTH_FACTOR, LONGEST_LIMIT_MS, P99_LIMIT_MS, judge
 from bench.machine import TRITON as TRITON_VERSION
 from bench.machine import this_machine
@@ -53,8 +53,11 @@ def our_flags(budget_byte_size: int) -> list[str]:
     return [NOT_POLLING, f"--memory-byte-size={budget_byte_size}"]
 
 
-def run(only: str, rounds: int, *, with_triton: bool) -> int:
-    """Measure, print the table, and write it as JSON. Returns 1 if our server exceeds a limit in a row, else 0."""
+def run(only: str, rounds: int, *, with_triton: bool, in_all_rows: bool = False) -> int:
+    """Measure, print the table, and write it as JSON. Returns 1 if our server exceeds a limit in a row, else 0.
+
+    Triton is measured in the rows `COMPARED`, or `in_all_rows`.
+    """
     machine = this_machine()
     rows = [row for row in heavy_rows() if only in row.name]
     with tempfile.TemporaryDirectory(prefix="naiad-bench-") as temporary, Attackers() as attackers:
@@ -62,7 +65,8 @@ def run(only: str, rounds: int, *, with_triton: bool) -> int:
         write_echoes(ours, builtin=True)
         if theirs is not None:
             write_echoes(theirs, builtin=False)
-        measurement = _Measurement(ours, theirs, attackers, rounds)
+        compared = frozenset(row.name for row in rows) if in_all_rows else COMPARED
+        measurement = _Measurement(ours, theirs, attackers, rounds, compared)
         undisturbed = measurement.undisturbed()
         results: list[HeavyResult] = []
         with progress() as shown:
@@ -93,11 +97,14 @@ def run(only: str, rounds: int, *, with_triton: bool) -> int:
 class _Measurement:
     """Runs rows on servers over two repositories. Without Triton after it was not available once."""
 
-    def __init__(self, ours: Path, theirs: Path | None, attackers: Attackers, rounds: int) -> None:
+    def __init__(
+        self, ours: Path, theirs: Path | None, attackers: Attackers, rounds: int, compared: frozenset[str]
+    ) -> None:
         self._ours = ours
         self._theirs = theirs
         self._attackers = attackers
         self._rounds = rounds
+        self._compared = compared
 
     def undisturbed(self) -> dict[str, tuple[float, float]]:
         """Return p99 and longest wait of the healthy client without an attack, in milliseconds, by server."""
@@ -118,8 +125,9 @@ class _Measurement:
         """Measure a row on all servers."""
         samples: dict[str, list[RowSample]] = {}
         failures: dict[str, str] = {}
+        theirs = self._theirs if row.name in self._compared else None
         try:
-            with contenders(self._ours, self._theirs, *FLAGS, our_flags=our_flags(BUDGET_BYTE_SIZE)) as servers:
+            with contenders(self._ours, theirs, *FLAGS, our_flags=our_flags(BUDGET_BYTE_SIZE)) as servers:
                 for server in servers * self._rounds:
                     if server.name not in failures:
                         self._measure(row, server, samples, failures)

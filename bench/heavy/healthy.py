@@ -1,8 +1,8 @@
 """A healthy client: small requests over HTTP and gRPC, one of each every few milliseconds, and how long they took.
 
-A request is due at a fixed time, also while the one before it waits for its response, and its time counts from when it
-was due. So a server that stands still for a second has made all requests of that second wait, as it would those of many
-clients. `python -m bench.heavy.healthy PORTS` begins to count at each line that it reads, and at the next line prints
+A request is due at a fixed time, also while those before it wait for their responses, and its time counts from when it
+was due. Each is sent over a connection that has no other request: they stand for clients that know nothing of one
+another. `python -m bench.heavy.healthy PORTS` begins to count at each line that it reads, and at the next line prints
 what it has counted, `Waits` of each protocol as JSON.
 """
 
@@ -22,6 +22,9 @@ from bench.load_clients import BadResponse
 
 #: Seconds between two requests of a protocol.
 INTERVAL_S = 0.005
+
+#: Connections of a protocol: enough for all requests that are due while the server stands still for 0.16 s.
+CONNECTIONS = 32
 
 
 class Waits(msgspec.Struct, frozen=True):
@@ -43,46 +46,64 @@ def waits(latencies_s: list[float], failures: list[str]) -> Waits:
 
 
 class HealthySide:
-    """The connection of one protocol, and its requests: when they were due, and how long they took."""
+    """The connections of one protocol, and its requests: when they were due, and how long they took."""
 
-    def __init__(self, protocol: str, port: int) -> None:
+    def __init__(self, protocol: str, port: int, poll: select.epoll) -> None:
         self.protocol = protocol
         self._spec = Spec(protocol, port, 1, ["healthy"], 0, 0)
-        self.connection = LoadConnection(self._spec, 0)
-        self.waiting = False
+        self._poll = poll
+        self._idle: list[LoadConnection] = []
+        #: Connections whose requests wait, by descriptor, and when these were due.
+        self._waiting: dict[int, tuple[LoadConnection, float]] = {}
+        #: When the next request is due.
         self.due = 0.0
-        self.latencies_s: list[float] = []
-        self.failures: list[str] = []
+        self._latencies_s: list[float] = []
+        self._failures: list[str] = []
+        for _ in range(CONNECTIONS):
+            self._connect()
 
-    def send(self) -> None:
-        """Send the request that is due."""
-        self.waiting = True
-        self.connection.send()
+    def _connect(self) -> None:
+        connection = LoadConnection(self._spec, 0)
+        self._poll.register(connection.socket, select.EPOLLIN)
+        self._idle.append(connection)
 
-    def receive(self) -> bool:
-        """Read once. Returns whether the connection is another one."""
+    def send_due(self, until: float) -> None:
+        """Send the requests that are due until this time, as far as there are connections."""
+        while self._idle and self.due <= until:
+            connection = self._idle.pop()
+            self._waiting[connection.socket.fileno()] = connection, self.due
+            self.due += INTERVAL_S
+            connection.send()
+
+    def wait_s(self, now: float) -> float:
+        """Return the time until the next request can be sent, if no response comes before."""
+        return max(0.0, self.due - now) if self._idle else INTERVAL_S
+
+    def is_over(self, last_due: float) -> bool:
+        """Whether all requests that were due until then have their responses."""
+        return not self._waiting and self.due > last_due
+
+    def receive(self, descriptor: int) -> None:
+        """Read once from a connection, if it is one of this protocol."""
+        connection, due = self._waiting.get(descriptor, (None, 0.0))
+        if connection is None:
+            return
         try:
-            if self.connection.receive():
-                self._end()
-            else:
-                self.connection.flush()
+            if not connection.receive():
+                connection.flush()
+                return
+            self._idle.append(connection)
         except (BadResponse, OSError) as error:
-            self.failures.append(str(error)[:200])
-            self._end()
-            self.connection.socket.close()
-            self.connection = LoadConnection(self._spec, 0)
-            return True
-        return False
-
-    def _end(self) -> None:
-        self.waiting = False
-        self.latencies_s.append(time.perf_counter() - self.due)
-        self.due += INTERVAL_S
+            self._failures.append(str(error)[:200])
+            connection.socket.close()
+            self._connect()
+        del self._waiting[descriptor]
+        self._latencies_s.append(time.perf_counter() - due)
 
     def counted(self) -> Waits:
         """Return what was counted, and count from now on."""
-        found = waits(self.latencies_s, self.failures)
-        self.latencies_s, self.failures = [], []
+        found = waits(self._latencies_s, self._failures)
+        self._latencies_s, self._failures = [], []
         return found
 
 
@@ -90,11 +111,8 @@ class HealthyClient:
     """Sends until its standard input ends."""
 
     def __init__(self, ports: dict[str, int]) -> None:
-        self._sides = [HealthySide(protocol, port) for protocol, port in ports.items()]
         self._poll = select.epoll()
-        self._by_descriptor = {each.connection.socket.fileno(): each for each in self._sides}
-        for descriptor in self._by_descriptor:
-            self._poll.register(descriptor, select.EPOLLIN)
+        self._sides = [HealthySide(protocol, port, self._poll) for protocol, port in ports.items()]
         self._poll.register(sys.stdin, select.EPOLLIN)
         #: No request begins that is due later.
         self._last_due = math.inf
@@ -108,23 +126,16 @@ class HealthyClient:
         while True:
             now = time.perf_counter()
             for side in self._sides:
-                if not side.waiting and side.due <= min(now, self._last_due):
-                    side.send()
-            if not any(side.waiting or side.due <= self._last_due for side in self._sides):
+                side.send_due(min(now, self._last_due))
+            if all(side.is_over(self._last_due) for side in self._sides):
                 self._print()
-            wait_s = min(side.due - now if not side.waiting else INTERVAL_S for side in self._sides)
-            for descriptor, _ in self._poll.poll(max(0.0, wait_s)):
-                side_ready = self._by_descriptor.get(descriptor)
-                if side_ready is not None:
-                    self._receive(descriptor, side_ready)
-                elif not self._command():
-                    return
-
-    def _receive(self, descriptor: int, side: HealthySide) -> None:
-        if side.receive():
-            del self._by_descriptor[descriptor]
-            self._by_descriptor[side.connection.socket.fileno()] = side
-            self._poll.register(side.connection.socket, select.EPOLLIN)
+            for descriptor, _ in self._poll.poll(min(side.wait_s(now) for side in self._sides)):
+                if descriptor == sys.stdin.fileno():
+                    if not self._command():
+                        return
+                else:
+                    for side in self._sides:
+                        side.receive(descriptor)
 
     def _command(self) -> bool:
         """Begin or end to count. Returns False at the end of standard input."""

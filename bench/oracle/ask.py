@@ -63,7 +63,6 @@ class AskedServer:
             "stream": self._stream,
             "racing": self._racing,
             "region": _make_region,
-            "together": self._together,
             "read_region": _read_region,
             "remove_region": _remove_region,
         }
@@ -94,15 +93,6 @@ class AskedServer:
         call = getattr(self._stub, name)
         response = call(_message(f"{name}Request", request, raw), timeout=timeout, metadata=_pairs(metadata))
         return StepResponse("grpc OK", _document(response))
-
-    def _together(self, parts: list[Document]) -> StepResponse:
-        def send(part: Document) -> StepResponse:
-            time.sleep(part["after_ms"] / 1000)
-            return self._ask(part["args"], part["kind"])
-
-        with ThreadPoolExecutor(len(parts)) as threads:
-            found = list(threads.map(send, parts))
-        return StepResponse("together", [asdict(each) for each in found])
 
     def _stream(
         self, requests: list[Document], raws: list[list[bytes]], metadata: dict[str, str] | None = None

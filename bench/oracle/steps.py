@@ -137,12 +137,6 @@ def racing(*steps: tuple[int, Step], order: bool = True, ignore: tuple[str, ...]
     return Step("racing", {"steps": inner, "order": order}, ignore)
 
 
-def together(*steps: tuple[int, Step]) -> Step:
-    """Steps side by side, each sent its delay in ms after the begin. The body has their responses, in order."""
-    parts = [{"after_ms": after_ms, "kind": step.kind, "args": step.args} for after_ms, step in steps]
-    return Step("together", {"parts": parts}, tuple(name for _, step in steps for name in step.ignore))
-
-
 def region(key: str, content: bytes) -> Step:
     """Create the POSIX shared memory `key` with this content. It replaces an older one."""
     return Step("region", {"key": key, "content": content})

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.generated.model_config_pb2 import DataType, ModelSequenceBatching
-from shm.datatypes import BY_CONFIG_NAME
+from kernel.config.generated.model_config_pb2 import TYPE_STRING, ModelSequenceBatching
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -40,9 +39,8 @@ class SequenceBatching(msgspec.Struct, frozen=True):
     iterative: bool = False
     #: Whether the worker keeps implicit state.
     has_state: bool = False
-    #: The control tensor with the correlation id and its datatype; both empty if there is none.
-    correlation_id_input: str = ""
-    correlation_id_datatype: str = ""
+    #: Whether the model gets the correlation id as a text.
+    correlation_id_is_text: bool = False
 
 
 def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
@@ -55,7 +53,6 @@ def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
     if oldest and batching.oldest.max_candidate_sequences > 0:
         slots = batching.oldest.max_candidate_sequences
     strategy = batching.oldest if oldest else batching.direct
-    name, datatype = _correlation_id_control(batching)
     return SequenceBatching(
         oldest=oldest,
         slot_count=slots,
@@ -65,14 +62,11 @@ def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
         preferred_batch_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
         iterative=batching.iterative_sequence,
         has_state=bool(batching.state),
-        correlation_id_input=name,
-        correlation_id_datatype=datatype,
+        correlation_id_is_text=_correlation_id_is_text(batching),
     )
 
 
-def _correlation_id_control(batching: ModelSequenceBatching) -> tuple[str, str]:
-    for control_input in batching.control_input:
-        for control in control_input.control:
-            if control.kind == ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID:
-                return control_input.name, BY_CONFIG_NAME[DataType.Name(control.data_type)].name
-    return "", ""
+def _correlation_id_is_text(batching: ModelSequenceBatching) -> bool:
+    controls = [control for control_input in batching.control_input for control in control_input.control]
+    kind = ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+    return any(control.kind == kind and control.data_type == TYPE_STRING for control in controls)

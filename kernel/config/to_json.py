@@ -1,7 +1,7 @@
 """`ModelConfig` → the JSON of /config. Python models and workers receive the same JSON.
 
-The format is Triton's: every field without presence is written, in the order of the .proto file. Enums are
-written as names, 64-bit integers as numbers. Three 64-bit fields stay strings, as in Triton.
+The format is that of Triton 2.51: every field without presence that it knows is written, in the order of the .proto
+file. Enums are written as names, 64-bit integers as numbers. Three 64-bit fields stay strings, as in Triton.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ _LEFT_AS_STRINGS = frozenset(
 )
 
 
+#: Fields that Triton 2.51 does not have: they are written only where they are set, so that an ensemble without them has
+#: the same JSON.
+_NEWER = frozenset({"inference.ModelEnsembling.max_inflight_requests"})
+
+
 def to_json(config: ModelConfig) -> str:
     """Return the compact JSON text of /config."""
     return _encoder.encode(to_dict(config)).decode()
@@ -50,8 +55,12 @@ def _message(descriptor: Descriptor, message: Message) -> dict[str, Any]:
     return {
         field.name: _field(field, getattr(message, field.name))
         for field in _in_order(descriptor)
-        if not field.has_presence or message.HasField(field.name)
+        if (message.HasField(field.name) if field.has_presence else _is_written(field, message))
     }
+
+
+def _is_written(field: FieldDescriptor, message: Message) -> bool:
+    return field.full_name not in _NEWER or bool(getattr(message, field.name))
 
 
 def _in_order(descriptor: Descriptor) -> list[FieldDescriptor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kernel.descriptors import is_reserved
 from kernel.errors import (
@@ -28,7 +28,7 @@ from kernel.memory.distrust import DISTRUST_NS, DistrustedUsers
 from kernel.memory.region_tables import RegionTables
 from shm import posix
 from shm.lease import Lease
-from shm.region import FileHandle, Region, RegionKind
+from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
 from shm.tensor import Span
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 #: Limits the descriptors that clients can make the server hold. No known client needs as many.
 MAX_REGIONS = 1024
 _UINT64_MAX = 2**64 - 1
+_MAX_DEVICE_ID = 2**31 - 1
 
 
 class CopiedLease(Lease):
@@ -70,6 +71,13 @@ class CopiedLease(Lease):
             self._lease.release()
 
 
+class DeviceMemoryCheck(Protocol):
+    """Opens memory of GPUs in another process. Implemented by `backends.supervision.devices.device_regions`."""
+
+    async def check(self, region: Region) -> None:
+        """Open the memory, and keep it open until the region is dropped. Raises `ServingError` if that fails."""
+
+
 class RegionRegistry:
     """Client regions by name.
 
@@ -92,6 +100,8 @@ class RegionRegistry:
 
         `per_peer_limit` is the most regions of a client; 0 for no limit. Copies of regions count in `budget`.
         """
+        #: Opens memory of GPUs; None if this server can use none.
+        self.devices: DeviceMemoryCheck | None = None
         #: Whether `lease` needs to know the client.
         self.owned = owned
         self.per_peer_limit = per_peer_limit
@@ -147,9 +157,28 @@ class RegionRegistry:
 
     # ---- CUDA shared memory ------------------------------------------------------------------
 
-    def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int, peer: str = "") -> None:
-        """Refuse: no worker of this server can open device memory."""
-        raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+    async def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int, peer: str = "") -> None:
+        """Register `byte_size` bytes of the allocation that a handle of another process names. Raises `ServingError`.
+
+        Another process opens the memory, so this takes a moment.
+        """
+        if self.devices is None:
+            raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        if name in self._tables.names(peer):
+            raise RegionExists(name)
+        self._check_count(name, peer)
+        if not 0 < byte_size <= _UINT64_MAX or not 0 <= device_id <= _MAX_DEVICE_ID:
+            raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+        region = Region(name, RegionKind.CUDA, CudaIpcHandle(raw_handle, device_id), byte_size)
+        try:
+            await self.devices.check(region)
+            if name in self._tables.names(peer):
+                raise RegionExists(name)
+            self._check_count(name, peer)
+        except BaseException:
+            region.drop()
+            raise
+        self._tables.add(region, peer)
 
     # ---- both --------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Tracing:
     """Traces of one server."""
 
     def __init__(self, kernel: Kernel, helpers: TraceHelpers, startup: TraceValues) -> None:
-        """`helpers` are closed by `close`. Each runs one task after the other, and is started for its first task.
+        """`helpers` have no other tasks, so that a full disk or a collector that hangs delays none; `close` closes them.
 
         Raises `Unsupported` if the settings at the start need packages that are not installed.
         """

@@ -115,12 +115,17 @@ def test_the_http_client_sends_string_ids(server: ServerProcess) -> None:
     client.close()
 
 
-def test_an_id_of_the_wrong_type_is_refused(server: ServerProcess) -> None:
-    client = Client(server, "direct", "text")
-    assert client.send(1, start=True) is None
-    assert client.error.endswith(
-        "sequence batching control 'CORRID' data-type is 'BYTES', but model 'direct' expects 'UINT64'"
-    )
+def test_a_text_is_an_id_where_the_model_gets_a_number(server: ServerProcess) -> None:
+    client, other = Client(server, "direct", "text"), Client(server, "direct", "other")
+    assert (client.send(1, start=True), other.send(5, start=True), client.send(2, end=True)) == (1, 5, 3)
+    assert client.info["corrid"] != other.info["corrid"]
+    assert other.send(1, end=True) == 6
+
+
+def test_a_number_is_an_id_where_the_model_gets_a_text(server: ServerProcess) -> None:
+    client = Client(server, "strings", 5)
+    assert (client.send(1, start=True), client.send(2, end=True)) == (1, 3)
+    assert client.info["corrid"] == "5"
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest", "two"])

@@ -13,6 +13,7 @@ import msgspec
 if TYPE_CHECKING:
     from kernel.config.autoscale import AutoscaleSettings
     from kernel.config.spec import ModelSpec
+    from kernel.limiting.limiter import InstanceNeeds
 
 
 class ModelPlan(msgspec.Struct, kw_only=True):
@@ -31,6 +32,8 @@ class ModelPlan(msgspec.Struct, kw_only=True):
     restart_ns: int = 2_000_000
     #: The number of instances follows the load.
     autoscale: AutoscaleSettings | None = None
+    #: What each instance needs of the rate limiter; None if the model is not under it.
+    needs: InstanceNeeds | None = None
     #: Whether clients call the model. The steps of an ensemble may be for the ensemble alone.
     called: bool = True
 

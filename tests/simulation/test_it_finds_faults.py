@@ -18,6 +18,7 @@ from kernel.serving.instances import InstanceSet
 from kernel.serving.request import Request
 from schedulers.dynamic.batcher import DynamicBatcher
 from schedulers.queue import RequestQueue
+from schedulers.ratelimit import RateLimiter
 from schedulers.registry import choose_scheduler
 from schedulers.shapes import BatchKeys
 from tests.simulation.run import Simulation
@@ -106,6 +107,9 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the newest goes first": (RequestQueue, "take", lambda self, count: REAL_TAKE(self, count)[::-1]),
     "nobody wakes up after the delay": (DynamicBatcher, "wait_until_ns", lambda self: None),
     "no delay ever ends": (DynamicBatcher, "take", lambda self, now_ns: []),
+    "resources are given twice": (RateLimiter, "_fits", lambda self, needs, kept: True),
+    "resources are never given back": (RateLimiter, "ended", ignoring),
+    "who waits for resources is not woken": (RateLimiter, "wake_waiting", ignoring),
     "an idle instance tells nobody": (InstanceSet, "_post_idle", ignoring),
 }
 

@@ -20,6 +20,7 @@ from kernel.repository.retirement import Retirement
 from kernel.serving.catalog import UNLOADED, Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.settings import LogSettings, TraceSettings
+from schedulers.ratelimit import RateLimiter
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 from tests.simulation.clients import Client, InnerRequest
@@ -66,6 +67,8 @@ class World:
             self.catalog, regions, placer, self.clock, KernelSettings(trace=TraceSettings(), log=LogSettings())
         )
         self.schedule: SchedulerFactory = partial(schedule, caller=self.kernel)
+        #: Shared by all models that need resources.
+        self.limiter = RateLimiter()
         self.retirement = Retirement(self.catalog, 0 if scenario.impatient_unload else 300)
         self.clients: list[Client] = []
         #: Requests of steps.
@@ -311,6 +314,7 @@ class World:
             arena = version.model.input_arena
             if arena is not None:
                 self.check(not arena._charged, "%s keeps blocks: %s", title, arena._charged)
+        self.limiter.check()
         self.check(not self.budget.used_byte_size, "%s bytes are still charged", self.budget.used_byte_size)
 
     def close(self) -> None:

@@ -48,6 +48,8 @@ class WorkerProcesses:
         #: Starts workers of models, and helpers.
         self.launcher: SpawningLauncher | ForkingLauncher = models
         self.helper_launcher: SpawningLauncher | ForkingLauncher = helpers
+        #: Starts processes that use a GPU.
+        self.device_launcher = helpers
         if worker_start == "spawn":
             return
         try:

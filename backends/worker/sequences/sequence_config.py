@@ -7,6 +7,7 @@ Sources of the rules: sequence_batch_scheduler.cc and sequence_state.cc of Trito
 from __future__ import annotations
 
 import struct
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,13 +52,21 @@ class CorrelationIdControl(msgspec.Struct, frozen=True):
     datatype: str
 
     def value(self, correlation_id: int | str) -> bytes:
-        """Return the tensor's bytes. Integers lose what is too long for the datatype, as in Triton."""
+        """Return the tensor's bytes. Integers lose what is too long for the datatype, as in Triton.
+
+        A text becomes a number by its digest, which is the same in each process and each run.
+        """
         if self.datatype == "BYTES":
             text = str(correlation_id).encode()
             return struct.pack("<I", len(text)) + text
-        number = correlation_id if isinstance(correlation_id, int) else 0
+        number = correlation_id if isinstance(correlation_id, int) else _number_of(correlation_id)
         size = DATATYPES[self.datatype].byte_size
         return (number & _MASKS[self.datatype]).to_bytes(size, "little")
+
+
+def _number_of(text: str) -> int:
+    """Return 64 bits of a digest of an id; 0 for "", which is no id."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") if text else 0
 
 
 class StateTensor(msgspec.Struct, frozen=True):

@@ -28,9 +28,12 @@ OTHERS = (
 #: The usual status and text, and those of some rows.
 _REFUSED = ("RESOURCE_EXHAUSTED", "larger than max")
 _FAILED, _MANY = "failed to load 'spare'", "expected at most"
+_NO_FILES = "that are no files take more than"
 EXPECTED = {
-    "RepositoryModelLoad: long name": ("UNIMPLEMENTED", "'repository_name' specification is not supported"),
-    "RepositoryModelLoad: a configuration": ("INVALID_ARGUMENT", "at most 1048576 are allowed"),
+    "RepositoryModelLoad: long name": ("INVALID_ARGUMENT", _NO_FILES),
+    "RepositoryModelLoad: a configuration": ("INVALID_ARGUMENT", _NO_FILES),
+    "RepositoryModelLoad: several configurations": ("INVALID_ARGUMENT", _NO_FILES),
+    "RepositoryModelLoad: unknown fields": ("INVALID_ARGUMENT", _MANY),
     "RepositoryModelLoad: a file": ("INTERNAL", _FAILED),
     "RepositoryModelLoad: many files": ("INVALID_ARGUMENT", _MANY),
     "RepositoryModelLoad: parameters": ("INVALID_ARGUMENT", _MANY),
@@ -59,6 +62,10 @@ def _control() -> list[HeavyRow]:
     def file(byte_size: int) -> bytes:
         return load(b"file:1/a", wire.delimited(4, bytes(byte_size)))
 
+    def configurations(byte_size: int) -> bytes:
+        value = wire.delimited(2, wire.delimited(3, b"a" * (byte_size // 100)))
+        return _SPARE + b"".join(wire.delimited(3, wire.delimited(1, b"%d" % each) + value) for each in range(100))
+
     def values(byte_size: int) -> bytes:
         setting = wire.delimited(2, wire.repeated(wire.delimited(1, b""), byte_size))
         return wire.delimited(1, wire.delimited(1, b"trace_level") + setting)
@@ -73,6 +80,8 @@ def _control() -> list[HeavyRow]:
     number, files = b"\x10\x01", wire.delimited(4, b"")
     return [
         _row("a configuration", "RepositoryModelLoad", lambda n: load(b"config", wire.delimited(3, b"a" * n))),
+        _row("several configurations", "RepositoryModelLoad", configurations),
+        _row("unknown fields", "RepositoryModelLoad", lambda n: _SPARE + wire.repeated(_UNKNOWN_FIELD, n)),
         _row("a file", "RepositoryModelLoad", file),
         _row("many files", "RepositoryModelLoad", lambda n: _SPARE + wire.map_entries(3, files, n, b"file:1/")),
         _row("parameters", "RepositoryModelLoad", lambda n: _SPARE + wire.map_entries(3, number, n)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidRequest, Unsupported, request_prefix
+from kernel.errors import InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,8 +50,7 @@ class LiveSequences:
         self._model_name = model_name
         #: A sequence ends when the model does not reschedule its last request.
         self.iterative = batching.iterative
-        self._control = batching.correlation_id_input
-        self._control_type = batching.correlation_id_datatype
+        self._ids_are_text = batching.correlation_id_is_text
         #: The sequences to which further requests may belong.
         self._by_id: dict[int | str, Sequence] = {}
         self._all: dict[Sequence, None] = {}
@@ -112,13 +111,6 @@ class LiveSequences:
 
     def _check(self, request: Request) -> None:
         correlation_id = request.correlation_id
-        if correlation_id and self._control:
-            datatype = "BYTES" if isinstance(correlation_id, str) else "UINT64"
-            if (datatype == "BYTES") is not (self._control_type == "BYTES"):
-                raise InvalidRequest(
-                    f"{request_prefix(request.id)}sequence batching control '{self._control}' data-type is "
-                    f"'{datatype}', but model '{self._model_name}' expects '{self._control_type}'"
-                )
         if isinstance(correlation_id, str) and len(correlation_id.encode()) > MAX_ID_BYTES:
             raise Unsupported(f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters")
         if request.batch_size > 1:
@@ -135,7 +127,7 @@ class LiveSequences:
         """Return an id for a sequence that a client has not given one, of the type that the model gets."""
         while True:
             self._last_own_id += 1
-            own: int | str = str(self._last_own_id) if self._control_type == "BYTES" else self._last_own_id
+            own: int | str = str(self._last_own_id) if self._ids_are_text else self._last_own_id
             if own not in self._by_id:
                 return own
 

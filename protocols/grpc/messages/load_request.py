@@ -17,35 +17,38 @@ if TYPE_CHECKING:
 #: Numbers of the fields: a parameter of a request, its key and value in the map, the bytes in a value.
 _PARAMETER, _KEY, _VALUE, _BYTES = 3, 1, 2, 4
 
+#: The fields beside the parameters: the names of the repository and of the model.
+_OTHER_FIELDS = 2
+
 #: Parameters up to this size are parsed by protobuf.
 _SMALL_BYTE_SIZE = 4096
 
-#: The largest parameter that is no file. The configuration has a smaller limit of its own.
-_MAX_BYTE_SIZE = 1 << 20
+#: The most bytes of a request without its large files: protobuf copies them in one piece. The configuration has a
+#: smaller limit of its own.
+_MAX_BYTE_SIZE = 2 << 20
 
 
 def parse_load_request(message: Buffer) -> tuple[RepositoryModelLoadRequest, dict[str, memoryview]]:
     """Return the request without its large files, and those by their keys, as views of `message`.
 
-    Raises `InvalidArgument` for too many parameters, and protobuf's `DecodeError`.
+    Raises `InvalidArgument` for too many parameters or bytes that are no file, and protobuf's `DecodeError`.
     """
     view = memoryview(message)
     rest: list[memoryview] = []
     files: dict[str, memoryview] = {}
-    count = 0
-    for field in fields_of(view):
-        if field.number == _PARAMETER:
-            count += 1
-            check_count("parameters", count)
-            found = _large_file(view[field.start : field.end]) if field.end - field.start > _SMALL_BYTE_SIZE else None
+    rest_size = 0
+    for count, field in enumerate(fields_of(view), 1):
+        check_count("parameters", count - _OTHER_FIELDS)
+        if field.number == _PARAMETER and field.end - field.start > _SMALL_BYTE_SIZE:
+            found = _large_file(view[field.start : field.end])
             if found is not None:
                 files[found[0]] = found[1]
                 continue
-            if field.end - field.start > _MAX_BYTE_SIZE:
-                raise InvalidArgument(
-                    f"a load parameter that is no file has {field.end - field.start} bytes, at most {_MAX_BYTE_SIZE} "
-                    "are allowed"
-                )
+        rest_size += field.end - field.begin
+        if rest_size > _MAX_BYTE_SIZE:
+            raise InvalidArgument(
+                f"the names and parameters of the load request that are no files take more than {_MAX_BYTE_SIZE} bytes"
+            )
         rest.append(view[field.begin : field.end])
     return RepositoryModelLoadRequest.FromString(b"".join(rest)), files
 

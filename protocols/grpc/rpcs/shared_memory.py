@@ -58,7 +58,7 @@ class SharedMemoryRpcs:
         self, message: pb.CudaSharedMemoryRegisterRequest, caller: Caller
     ) -> pb.CudaSharedMemoryRegisterResponse:
         self._kernel.check_client_shm(local_peer=caller.local)
-        self._kernel.regions.register_cuda(
+        await self._kernel.regions.register_cuda(
             message.name, message.raw_handle, message.device_id, message.byte_size, caller.identity
         )
         return pb.CudaSharedMemoryRegisterResponse()

@@ -35,7 +35,7 @@ async def system_status(call: HttpCall) -> web.Response:
 async def cuda_status(call: HttpCall) -> web.Response:
     return json_response(
         [
-            {"name": region.name, "byte_size": region.byte_size}
+            {"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size}
             for region in call.kernel.regions.status(RegionKind.CUDA, call.names["region"], _peer(call))
         ]
     )
@@ -64,7 +64,7 @@ async def cuda_register(call: HttpCall) -> web.Response:
         handle = b""
     if len(handle) != _CUDA_HANDLE_BYTE_SIZE:
         raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    call.kernel.regions.register_cuda(name, handle, device_id, byte_size, _peer(call))
+    await call.kernel.regions.register_cuda(name, handle, device_id, byte_size, _peer(call))
     return empty_response()
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from bench.oracle.steps import Case, Document, Step, get, infer, post, rpc, tensor
 
 MODEL = "late_chain"
-#: Triton 2.51 does not have this field yet.
-CONFIG = get(f"/v2/models/{MODEL}/config", ignore=("max_inflight_requests",))
+CONFIG = get(f"/v2/models/{MODEL}/config")
 
 
 def step(inputs: Document, outputs: Document, model: str = "late_doubled", version: int = -1) -> Document:

@@ -26,7 +26,7 @@ def request(
     return {"model_name": f"queue_{model}", "id": id, "inputs": inputs, "parameters": given}, raw
 
 
-def together(*requests: tuple[Document, list[bytes]]) -> Step:
+def on_one_stream(*requests: tuple[Document, list[bytes]]) -> Step:
     return stream([document for document, _ in requests], [raw for _, raw in requests])
 
 
@@ -37,7 +37,7 @@ def levels(id: str, priority: int, values: int = 0) -> tuple[Document, list[byte
 CASES = [
     Case(
         "priorities",
-        together(
+        on_one_stream(
             levels("first", 1, 601),
             levels("low", 3),
             levels("none", 0),
@@ -49,8 +49,8 @@ CASES = [
     ),
     Case(
         "delayed requests go behind the others of their level",
-        together(levels("first", 1, 601), levels("delayed", 3), levels("second", 1, 300), levels("high", 2)),
-        together(
+        on_one_stream(levels("first", 1, 601), levels("delayed", 3), levels("second", 1, 300), levels("high", 2)),
+        on_one_stream(
             levels("first", 1, 601),
             *(levels(str(number), 3) for number in range(6)),
             levels("default", 0),
@@ -58,38 +58,42 @@ CASES = [
     ),
     Case(
         "limits of a queue",
-        together(request("limits", "first", 301), *(request("limits", str(number)) for number in range(5))),
-        together(
+        on_one_stream(request("limits", "first", 301), *(request("limits", str(number)) for number in range(5))),
+        on_one_stream(
             request("limits", "first", 2501),
             request("limits", "short", timeout=200_000),
             request("limits", "long", timeout=5_000_000),
             request("limits", "none"),
         ),
-        together(request("limits", "first", 401), request("limits", "long", timeout=5_000_000), request("limits", "b")),
+        on_one_stream(
+            request("limits", "first", 401), request("limits", "long", timeout=5_000_000), request("limits", "b")
+        ),
         rpc("ModelStatistics", {"name": "queue_limits"}),
     ),
     Case(
         "without a default timeout a request cannot have one",
-        together(request("override", "first", 401), request("override", "second", timeout=100_000)),
+        on_one_stream(request("override", "first", 401), request("override", "second", timeout=100_000)),
     ),
     Case(
         "preferred sizes",
-        together(request("batches", "lone", 1)),
-        together(*(request("batches", str(number), 1 if not number else 0) for number in range(2))),
-        together(request("batches", "first", 401, rows=4), *(request("batches", str(number)) for number in range(6))),
-        together(
+        on_one_stream(request("batches", "lone", 1)),
+        on_one_stream(*(request("batches", str(number), 1 if not number else 0) for number in range(2))),
+        on_one_stream(
+            request("batches", "first", 401, rows=4), *(request("batches", str(number)) for number in range(6))
+        ),
+        on_one_stream(
             request("batches", "a", 401, rows=4),
             request("batches", "b", rows=3),
             request("batches", "c", rows=3),
             request("batches", "d"),
             request("batches", "e", rows=3),
         ),
-        together(request("batches", "too many", 1, rows=5), request("batches", "right", 1, rows=4)),
+        on_one_stream(request("batches", "too many", 1, rows=5), request("batches", "right", 1, rows=4)),
         rpc("ModelStatistics", {"name": "queue_batches"}),
     ),
     Case(
         "shapes",
-        together(
+        on_one_stream(
             request("shapes", "a", [1, 0]),
             request("shapes", "b", [0, 0], rows=2),
             request("shapes", "c", [0]),
@@ -99,7 +103,7 @@ CASES = [
     ),
     Case(
         "optional inputs",
-        together(
+        on_one_stream(
             request("shapes", "a", 1),
             request("shapes", "b", more=True),
             request("shapes", "c", more=True),
@@ -108,7 +112,7 @@ CASES = [
     ),
     Case(
         "ragged",
-        together(
+        on_one_stream(
             request("ragged", "a", [1, 0]),
             request("ragged", "b", [0]),
             request("ragged", "c", [0, 0, 0], rows=2),

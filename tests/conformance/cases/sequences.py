@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bench.oracle.steps import ERROR, Case, Document, Step, get, infer, post, racing, rpc, stream, tensor
+from bench.oracle.steps import Case, Document, Step, get, infer, post, racing, rpc, stream, tensor
 
 MODEL = "late_sequence"
 STATISTICS = get(f"/v2/models/{MODEL}/stats")
@@ -69,13 +69,7 @@ def message(sequence: Document, value: int, flags: str = "") -> Document:
     return {"model_name": MODEL, "inputs": [given], "parameters": parameters}
 
 
-#: Triton does not compare the types.
-GARBAGE = "Triton gives the model the bytes of a pointer as the number"
-NUMBER_WANTED = (
-    "[request id: <id_unknown>] sequence batching control 'CORRID' data-type is 'BYTES', but model 'late_sequence' "
-    "expects '{}'"
-)
-TEXT_WANTED = NUMBER_WANTED.replace("'BYTES'", "'UINT64'").replace("{}", "BYTES")
+GARBAGE = "Triton 2.51 gives the model the bytes of a pointer as the number, ours a digest of the text"
 NO_TEXTS = "Triton 2.51 makes a control tensor of two strings, and refuses it"
 
 SEVEN = {"int64_param": "7"}
@@ -107,7 +101,7 @@ CASES = [
         send(5, 1, "s", rows=2),
         send(5, 1, "s", rows=3),
         send(5, 1, "s", rows=None),
-        send("text", 1, "se").differs(GARBAGE, status="http 400", body=ERROR, error=NUMBER_WANTED.format("UINT64")),
+        send("text", 1, "se").differs(GARBAGE, body=...),
         send(2**64 - 1, 1, "se"),
         send(5, 1, "s", sequence_start="yes"),
         send(5, 1, "s", sequence_end=1),
@@ -139,7 +133,7 @@ CASES = [
         load(START, END, control("CORRID", "CORRID", data_type="TYPE_STRING")),
         send("blue", 1, "s").differs(NO_TEXTS, status="http 200", body=..., error=None),
         send("blue", 2, "e").differs(NO_TEXTS, status="http 200", body=..., error=None),
-        send(7, 1, "s").differs(NO_TEXTS, body=ERROR, error=TEXT_WANTED),
+        send(7, 1, "s").differs(NO_TEXTS, status="http 200", body=..., error=None),
         send("", 1, "s"),
         send("x" * 128, 1, "se").differs(NO_TEXTS, status="http 200", body=..., error=None),
         send("x" * 129, 1, "se"),
@@ -152,7 +146,7 @@ CASES = [
             send(7, 1, "se"),
             send(2**31, 1, "se"),
             send(2**33 + 5, 2, "se"),
-            send("text", 1, "se").differs(GARBAGE, status="http 400", body=ERROR, error=NUMBER_WANTED.format(datatype)),
+            send("text", 1, "se").differs(GARBAGE, body=...),
             UNLOAD,
         )
         for datatype in ("INT32", "UINT32", "INT64")
@@ -246,9 +240,7 @@ CASES = [
         load(*ALL),
         stream([message(SEVEN, 1, "s"), message(SEVEN, 2), message(SEVEN, 3, "e")]),
         stream([message(SEVEN, 1)]),
-        rpc("ModelInfer", message({"string_param": "blue"}, 1, "se")).differs(
-            GARBAGE, status="grpc INVALID_ARGUMENT", body=None, error=NUMBER_WANTED.format("UINT64")
-        ),
+        rpc("ModelInfer", message({"string_param": "blue"}, 1, "se")).differs(GARBAGE, body=...),
         rpc("ModelInfer", message({"string_param": ""}, 1, "s")),
         rpc("ModelInfer", message({"int64_param": "-1"}, 1, "s")),
         rpc("ModelInfer", message({"bool_param": True}, 1, "s")),

@@ -42,8 +42,7 @@ def test_settings_of_direct(prepared: Prepare) -> None:
         minimum_slot_utilization=0.5,
         iterative=True,
         has_state=True,
-        correlation_id_input="ID",
-        correlation_id_datatype="BYTES",
+        correlation_id_is_text=True,
     )
 
 

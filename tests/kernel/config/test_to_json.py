@@ -48,9 +48,10 @@ def test_an_ensemble_shows_versions_as_numbers_and_maps_in_order() -> None:
                 "model_namespace": "",
             }
         ],
-        "max_inflight_requests": 0,
     }
     assert '"input_map":{"A":"a","B":"b"}' in to_json(config)
+    config.ensemble_scheduling.max_inflight_requests = 3
+    assert to_dict(config)["ensemble_scheduling"]["max_inflight_requests"] == 3
 
 
 def test_64_bit_numbers_keep_their_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import types
@@ -170,7 +171,7 @@ def test_status_lists_regions_by_name_and_kind(registry: RegionRegistry, key: st
 
 def test_device_memory_is_refused_where_there_is_no_gpu(registry: RegionRegistry) -> None:
     with pytest.raises(InvalidArgument, match="GPUs not supported$"):
-        registry.register_cuda("c", bytes(64), 0, 64)
+        asyncio.run(registry.register_cuda("c", bytes(64), 0, 64))
 
 
 def open_descriptors() -> set[str]:

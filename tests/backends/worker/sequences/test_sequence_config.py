@@ -61,6 +61,11 @@ def test_start_is_the_kind_that_json_leaves_out() -> None:
         ("INT32", (1 << 40) + 7, np.int32(7).tobytes()),
         ("BYTES", "ä", b"\x02\0\0\0\xc3\xa4"),
         ("BYTES", "", b"\0\0\0\0"),
+        ("BYTES", 5, b"\x01\0\0\0005"),
+        ("UINT64", "", b"\0" * 8),
+        # The digest is the same in each process: an instance that is started again knows the number.
+        ("UINT64", "seq-a", np.uint64(7469151566616978284).tobytes()),
+        ("INT32", "seq-a", np.uint32(3452035948).tobytes()),
     ],
 )
 def test_a_correlation_id_has_the_type_of_its_control(datatype: str, correlation_id: int | str, data: bytes) -> None:

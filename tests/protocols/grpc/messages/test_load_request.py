@@ -37,14 +37,28 @@ def test_large_files_are_views_of_the_message() -> None:
 def test_large_parameters_that_are_no_files_are_parsed_up_to_a_limit() -> None:
     request, files = parse_load_request(load_request(config="x" * 5000))
     assert (len(request.parameters["config"].string_param), files) == (5000, {})
-    with pytest.raises(InvalidArgument, match="a load parameter that is no file has 10485.. bytes, at most 1048576"):
-        parse_load_request(load_request(config="x" * (1 << 20)))
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        load_request(config="x" * (2 << 20)),
+        load_request(**{f"config{number}": "x" * (1 << 19) for number in range(5)}),
+        pb.RepositoryModelLoadRequest(repository_name="x" * (2 << 20)).SerializeToString(),
+        pb.RepositoryModelLoadRequest(model_name="x" * (2 << 20)).SerializeToString(),
+    ],
+    ids=["one", "several", "repository", "model"],
+)
+def test_long_texts_that_are_no_files_are_refused_before_they_are_parsed(octets: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="that are no files take more than 2097152 bytes"):
+        parse_load_request(octets)
 
 
 def test_too_many_parameters_are_refused_before_they_are_parsed() -> None:
     parse_load_request(load_request(**{str(number): number for number in range(MAX_PARTS)}))
-    with pytest.raises(InvalidArgument, match="the request has too many parameters, expected at most 512"):
-        parse_load_request(load_request(**{str(number): number for number in range(MAX_PARTS + 1)}))
+    for octets in (load_request(**{str(number): number for number in range(MAX_PARTS + 2)}), b"\x78\0" * 1000):
+        with pytest.raises(InvalidArgument, match="the request has too many parameters, expected at most 512"):
+            parse_load_request(octets)
 
 
 @pytest.mark.parametrize("octets", [b"\x1a\xff\xff\xff\xff\x0f", b"\x03", b"\x00\x00", b"\x1a\x05abc"])

@@ -1,0 +1,72 @@
+"""Checks memory of CUDA devices that clients register, in a process of its own: a driver can hang or end it.
+
+The process starts with the first registration, and keeps the memory open as long as the region is registered.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from backends.supervision.helper_process import Helper
+from kernel.errors import InvalidArgument
+from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE, is_installed
+from shm.region import CudaIpcHandle
+from shm.tensor import Span
+
+if TYPE_CHECKING:
+    from backends.supervision.launcher import Launcher
+    from shm.region import Region
+
+logger = logging.getLogger(__name__)
+
+#: How long a driver may take to start and to open a handle, in seconds.
+CHECK_TIMEOUT_S = 30.0
+
+#: For one byte of each region at a time.
+_ARENA_BYTE_SIZE = 1 << 20
+
+
+def device_regions(launcher: Launcher) -> DeviceRegions | None:
+    """Return what opens memory of GPUs, or None where cuda-bindings is not installed. See `DeviceRegions`."""
+    return DeviceRegions(launcher) if is_installed() else None
+
+
+class DeviceRegions:
+    """Implements `kernel.memory.client_regions.DeviceMemoryCheck`."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        """`launcher` starts processes that were not forked from one that has used a driver."""
+        self._helper = Helper(launcher, _ARENA_BYTE_SIZE, title="device helper", task_timeout_s=CHECK_TIMEOUT_S)
+        #: Why there is no GPU; empty while there may be one.
+        self._unavailable = ""
+
+    async def check(self, region: Region) -> None:
+        """See `DeviceMemoryCheck`."""
+        if not self._unavailable:
+            lease = region.lease()
+            try:
+                copy = await self._helper.read(Span(lease, region.byte_size - 1, 1))
+                copy.lease.release()
+                return
+            except InvalidArgument as error:
+                self._explain(region, error.message)
+            finally:
+                lease.release()
+        raise InvalidArgument(f"failed to register CUDA shared memory region: '{region.name}', GPUs not supported")
+
+    def _explain(self, region: Region, text: str) -> None:
+        """Log the reason, and raise `InvalidArgument` with the text that Triton has for it, if there is a GPU."""
+        logger.warning("the CUDA shared memory region '%s' is not registered: %s", region.name, text)
+        if text.startswith(UNAVAILABLE):
+            self._unavailable = text
+        elif isinstance(region.handle, CudaIpcHandle) and len(region.handle.raw) != HANDLE_BYTE_SIZE:
+            raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+        elif text.startswith(TOO_SMALL):
+            raise InvalidArgument(f"failed to register shared memory region '{region.name}': invalid args")
+        else:
+            raise InvalidArgument("failed to register shared memory region: invalid args")
+
+    async def close(self) -> None:
+        """Stop the process."""
+        await self._helper.close()

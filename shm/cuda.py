@@ -1,0 +1,195 @@
+"""All calls of CUDA, and no others: memory of devices that clients share by IPC handles, and copies of it.
+
+Only workers and helpers call them. The kernel makes no CUDA context: a driver that misbehaves can end a worker and
+never the kernel. Importing this module loads nothing; `cuda()` loads cuda-bindings, and says what is missing.
+
+Facts about handles: they come from `cudaMalloc` in another process, name the whole allocation, and are opened once for
+each process and device. What is copied is complete when the function returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from shm.tensor import Buffer
+
+#: The bytes of a `cudaIpcMemHandle_t`.
+HANDLE_BYTE_SIZE = 64
+
+#: Names the package with `runtime` and `driver` that takes the place of `cuda.bindings`, for tests without a GPU.
+BINDINGS_VARIABLE = "NAIAD_CUDA_BINDINGS"
+_BINDINGS = "cuda.bindings"
+
+#: How errors of a region begin, where the kernel tells clients apart what Triton does.
+UNAVAILABLE, TOO_SMALL = "no GPU can be used: ", "the CUDA allocation has only "
+
+#: Errors after which the process can use no device any more: the context is lost (CUDA runtime API, cudaError_t).
+_STICKY = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999})
+
+#: What usually is the reason for an error when a handle is opened.
+_OPENING = {
+    1: "it is no handle of a live allocation, or the GPU is not visible in both containers",
+    101: "there is no such device",
+    201: "the exporting process is this one, or in another PID namespace (containers need a shared one)",
+    400: "the exporting process has freed the memory, or has ended",
+}
+
+
+class CudaUnavailable(Exception):
+    """There is no GPU to use; the message says what is missing."""
+
+
+class CudaError(Exception):
+    """A call has failed."""
+
+    def __init__(self, call: str, name: str, code: int) -> None:
+        super().__init__(f"{call} failed: {name} ({code})")
+        self.call = call
+        self.code = code
+
+    @property
+    def is_sticky(self) -> bool:
+        """Whether this process cannot use the device any more."""
+        return self.code in _STICKY
+
+    @property
+    def reason(self) -> str:
+        """The usual reason where a handle was opened; empty if there is none."""
+        return _OPENING.get(self.code, "") if self.call == "cudaIpcOpenMemHandle" else ""
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """Memory of another process that is open in this one."""
+
+    address: int
+    #: From `address` to the end of the allocation.
+    byte_size: int
+    device_id: int
+
+
+class Cuda:
+    """The devices of this process. Any thread may call; a device is chosen for each call."""
+
+    def __init__(self, runtime: Any, driver: Any) -> None:
+        """The modules are those of cuda-bindings, or others with the same functions. Raises `CudaUnavailable`."""
+        self._runtime = runtime
+        self._driver = driver
+        self._streams = threading.local()
+        code, count = runtime.cudaGetDeviceCount()
+        if int(code) or not count:
+            raise CudaUnavailable(_no_device(int(code)))
+        #: Devices are 0 to `device_count` - 1.
+        self.device_count: int = count
+
+    # ---- memory of other processes ---------------------------------------------------------------
+
+    def open_handle(self, raw: bytes, device_id: int) -> DeviceMemory:
+        """Open the memory of a handle; `close_handle` follows. Raises `CudaError`, ValueError for a wrong size."""
+        if len(raw) != HANDLE_BYTE_SIZE:
+            raise ValueError(f"a handle of {len(raw)} bytes, expected {HANDLE_BYTE_SIZE}")
+        runtime = self._runtime
+        self._use(device_id)
+        handle = runtime.cudaIpcMemHandle_t()
+        ctypes.memmove(int(handle.getPtr()), raw, HANDLE_BYTE_SIZE)
+        flags = runtime.cudaIpcMemLazyEnablePeerAccess
+        address = int(self._call("cudaIpcOpenMemHandle", handle, flags))
+        try:
+            base, byte_size = self._checked("cuMemGetAddressRange", self._driver.cuMemGetAddressRange(address))
+        except CudaError:
+            self.close_handle(DeviceMemory(address, 0, device_id))
+            raise
+        return DeviceMemory(address, int(byte_size) - (address - int(base)), device_id)
+
+    def close_handle(self, memory: DeviceMemory) -> None:
+        """Close what `open_handle` has returned. Raises `CudaError`."""
+        self._use(memory.device_id)
+        self._call("cudaIpcCloseMemHandle", memory.address)
+
+    # ---- copies ----------------------------------------------------------------------------------
+
+    def copy_to_host(self, memory: DeviceMemory, offset: int, target: memoryview) -> None:
+        """Fill `target`, which is writable, with the bytes at `offset` of `memory`. Raises `CudaError`."""
+        if len(target):
+            from shm.arrays import address_of  # of numpy, which the kernel does not import
+
+            kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+            self._copy(memory, address_of(target), memory.address + offset, len(target), kind)
+
+    def copy_from_host(self, memory: DeviceMemory, offset: int, source: Buffer) -> None:
+        """Write `source` at `offset` of `memory`. Raises `CudaError`."""
+        if len(source):
+            from shm.arrays import address_of  # as above
+
+            kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+            self._copy(memory, memory.address + offset, address_of(source), len(source), kind)
+
+    def _copy(self, memory: DeviceMemory, target: int, source: int, byte_size: int, kind: Any) -> None:
+        self._use(memory.device_id)
+        stream = self._stream(memory.device_id)
+        self._call("cudaMemcpyAsync", target, source, byte_size, kind, stream)
+        self._call("cudaStreamSynchronize", stream)
+
+    def _stream(self, device_id: int) -> Any:
+        """Return a stream of this thread: copies wait for nothing that other threads or the model do."""
+        streams: dict[int, Any] = self._streams.__dict__.setdefault("by_device", {})
+        if device_id not in streams:
+            streams[device_id] = self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
+        return streams[device_id]
+
+    # ---- calls -----------------------------------------------------------------------------------
+
+    def _use(self, device_id: int) -> None:
+        self._call("cudaSetDevice", device_id)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._checked(name, getattr(self._runtime, name)(*arguments))
+
+    def _checked(self, name: str, result: tuple[Any, ...]) -> Any:
+        """Return the values after the error code: none, one, or a tuple. Raises `CudaError`."""
+        code, *values = result
+        if int(code):
+            if hasattr(self._runtime, "cudaGetLastError"):
+                self._runtime.cudaGetLastError()  # an error that is not sticky must not come back from the next call
+            raise CudaError(name, getattr(code, "name", "unknown error"), int(code))
+        if not values:
+            return None
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+def is_installed() -> bool:
+    """Whether cuda-bindings can be imported. Imports nothing of it."""
+    try:
+        return importlib.util.find_spec(_package()) is not None
+    except ModuleNotFoundError:  # the package `cuda` is not there
+        return False
+
+
+@functools.cache
+def cuda() -> Cuda:
+    """Return the devices of this process. Raises `CudaUnavailable`, which says what is missing."""
+    package = _package()
+    try:
+        runtime = importlib.import_module(f"{package}.runtime")
+        driver = importlib.import_module(f"{package}.driver")
+    except ImportError as error:
+        raise CudaUnavailable(f"cuda-bindings is not installed: pip install 'naiad[gpu]' ({error})") from None
+    return Cuda(runtime, driver)
+
+
+def _package() -> str:
+    return os.environ.get(BINDINGS_VARIABLE) or _BINDINGS
+
+
+def _no_device(code: int) -> str:
+    reasons = {0: "no GPU is visible (CUDA_VISIBLE_DEVICES?)", 35: "the NVIDIA driver is not installed, or too old",
+               100: "no GPU is visible (CUDA_VISIBLE_DEVICES?)"}  # fmt: skip
+    return reasons.get(code, f"the NVIDIA driver reports error {code}")
