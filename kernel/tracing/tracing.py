@@ -33,7 +33,7 @@ class Tracing:
     """Traces of one server."""
 
     def __init__(self, kernel: Kernel, helpers: TraceHelpers, startup: TraceValues) -> None:
-        """`helpers` have no other tasks, so that a full disk or a collector that hangs delays none; `close` closes them.
+        """`helpers` have no other tasks: a full disk or a collector that hangs delays none. `close` closes them.
 
         Raises `Unsupported` if the settings at the start need packages that are not installed.
         """
