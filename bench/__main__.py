@@ -1,4 +1,4 @@
-"""`python -m bench [rows | curve | growth | heavy | density | start | restart | micro | draw]`: measurements."""
+"""`python -m bench [rows | curve | growth | heavy | density | start | restart | tracing | micro | draw]`."""
 
 from __future__ import annotations
 
@@ -130,6 +130,17 @@ def start_command() -> None:
 def restart_command() -> None:
     """Time from the kill of a worker until the next one responds, forked and spawned. 20 seconds."""
     restart.run()
+
+
+@cli.command("tracing")
+def tracing_command() -> None:
+    """What traces cost the kernel: CPU time of a small request without, with one in 1000, with all. 1 minute.
+
+    The exit code is 1 where one in 1000 costs more than 1 %, or all more than 15 %.
+    """
+    from bench import tracing  # as below
+
+    raise typer.Exit(tracing.run())
 
 
 @cli.command("micro")

@@ -46,6 +46,7 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
+from kernel.tracing.tracing import Tracing
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
-
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
@@ -143,7 +143,7 @@ class Server:
             owned=options.shared_memory_owner == "peer", per_peer_limit=options.regions_per_peer, budget=budget
         )
         settings = KernelSettings(
-            trace=TraceSettings(options.trace, lambda line: logger.warning("%s", line)),
+            trace=TraceSettings(options.trace),
             log=self._log,
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,
@@ -231,6 +231,8 @@ class Server:
             processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
         )
         self._kernel.helpers = helpers
+        writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
+        self._tracing = Tracing(self._kernel, writers, options.trace)
         self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
@@ -270,6 +272,7 @@ class Server:
                     await self._lifecycle.close(at_once=bool(code))
                     if self._caching is not None:
                         await self._caching.close()
+                    await self._tracing.close()
                     await self._helpers.close()
                     if self._devices is not None:
                         await self._devices.close()

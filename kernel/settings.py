@@ -1,7 +1,7 @@
 """Trace and log settings, which clients read and change while the server runs.
 
 Rules and texts are Triton's (trace and logging extensions), with one difference: a change with an error changes
-nothing at all. This module only stores the settings.
+nothing at all. This module only stores the settings; `kernel.tracing.tracer` and `kernel.observe.logs` act on them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,11 @@ import msgspec
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 #: In the order of responses.
 TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 _OFF = ("OFF",)
-
-#: The text for all settings and flags that enable traces.
-NOT_RECORDED = (
-    "traces are not recorded yet; the server only stores the settings and shows them to clients (/v2/trace/setting)"
-)
 
 #: Number setting → its range in Triton's errors.
 _RANGES = {
@@ -43,7 +38,7 @@ class TraceValues(msgspec.Struct, frozen=True):
 
     #: ("OFF",), or some of the other levels.
     trace_level: tuple[str, ...] = _OFF
-    #: One of this many requests is traced.
+    #: One of this many requests is traced; 0 for those only whose clients ask for it (OpenTelemetry).
     trace_rate: int = 1000
     #: The most requests that are traced; -1 for no limit.
     trace_count: int = -1
@@ -78,19 +73,40 @@ TraceChange = dict[str, list[str] | None]
 _Own = dict[str, object]
 
 
+def _uncounted(model: str) -> None:
+    """Return that nobody counts the traces of `model`."""
+
+
+def _ignored(model: str) -> None:
+    """Ignore a change."""
+
+
 class TraceSettings:
     """The settings of the server and of single models. A model inherits the settings that it does not change."""
 
-    def __init__(self, startup: TraceValues | None = None, warn: Callable[[str], object] | None = None) -> None:
-        """`warn` gets a log line after each change with which tracing is on, because traces are not recorded yet."""
+    def __init__(self, startup: TraceValues | None = None) -> None:
         self._startup = startup or TraceValues()
-        self._warn = warn
         self._server: _Own = {}
         self._models: dict[str, _Own] = {}
+        #: Returns how many more requests may be traced with the settings of a model, "" for the server; None if nobody
+        #: counts them. Set by who samples requests.
+        self.remaining: Callable[[str], int | None] = _uncounted
+        #: Called with the model, "" for the server, whose settings have changed.
+        self.on_change: Callable[[str], object] = _ignored
+
+    @property
+    def models(self) -> Collection[str]:
+        """The models with settings of their own."""
+        return self._models
 
     def get(self, model: str = "") -> TraceValues:
-        """Return the settings of `model`, or of the server if it is empty."""
-        return self._values(self._server, self._models.get(model, {}))
+        """Return the settings of `model`, or of the server if it is empty. The count is what remains of it (Triton)."""
+        own = self._models.get(model)
+        values = self._values(self._server, own or {})
+        remaining = self.remaining(model if own else "")
+        if remaining is None or remaining == values.trace_count:
+            return values
+        return msgspec.structs.replace(values, trace_count=remaining)
 
     def update(self, change: TraceChange, model: str = "", *, got: str = "got:") -> TraceValues:
         """Apply `change` to `model`, or to the server if it is empty, and return the new settings.
@@ -98,11 +114,17 @@ class TraceSettings:
         `got` is the text before a wrong trace count in the front door's error. Raises `ServingError`; then nothing
         has changed.
         """
+        self._note_remaining()
         values = self._update(change, model, got)
-        if change and values.trace_level != _OFF and self._warn is not None:
-            owner = f"model '{model}'" if model else "the server"
-            self._warn(f"trace settings of {owner}: trace level {', '.join(values.trace_level)}, but {NOT_RECORDED}")
+        if change:
+            self.on_change(model)
         return values
+
+    def _note_remaining(self) -> None:
+        """Put what remains of counts in their place: a change of another setting does not begin them again."""
+        for name, own in (("", self._server), *self._models.items()):
+            if "trace_count" in own and (remaining := self.remaining(name)) is not None:
+                own["trace_count"] = remaining
 
     def _update(self, change: TraceChange, model: str, got: str) -> TraceValues:
         own = _changed(self._models.get(model, {}) if model else self._server, change, got)
@@ -129,7 +151,7 @@ def _check(values: TraceValues) -> None:
     """Raise `InvalidArgument` if tracing is on and cannot work with these settings."""
     if values.trace_level == _OFF:
         return
-    if values.trace_rate == 0:
+    if values.trace_rate == 0 and values.trace_mode == "triton":
         raise InvalidArgument("Attempting to set invalid trace setting :sample rate must be non-zero")
     if values.trace_mode == "triton" and not values.trace_file:
         raise InvalidArgument("Attempting to set invalid trace setting :trace file name is not given")

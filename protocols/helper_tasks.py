@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.cache.digest_task import DIGEST, digest_task
+from kernel.tracing.output.export_task import EXPORT_TRACES, export_traces_task
+from kernel.tracing.output.file_task import WRITE_TRACES, write_traces_task
 from protocols.grpc.messages.tasks import DECODE_MESSAGE, decode_message_task
 from protocols.http.bodies.load_request import DECODE_LOAD, decode_load_task
 from protocols.http.generate.tasks import (
@@ -26,4 +28,6 @@ TASKS: dict[str, TaskFunction] = {
     DECODE_LOAD: decode_load_task,
     DECODE_MESSAGE: decode_message_task,
     DIGEST: digest_task,
+    WRITE_TRACES: write_traces_task,
+    EXPORT_TRACES: export_traces_task,
 }

@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
+from kernel.tracing.traced_sink import HTTP, Reception
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +100,7 @@ class StreamSink:
 class StreamPort:
     """The sink of one request on a stream."""
 
-    __slots__ = ("_stream", "header", "request")
+    __slots__ = ("_stream", "begin_ns", "header", "request")
 
     #: Such requests name no regions.
     peer = ""
@@ -108,6 +109,12 @@ class StreamPort:
         self._stream = stream
         self.header = header
         self.request: Request | None = None
+        #: When the HTTP request came, in monotonic nanoseconds; 0 unless requests are traced.
+        self.begin_ns = 0
+
+    def reception(self) -> Reception:
+        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        return HTTP, self.begin_ns, 0, False
 
     def send(self, response: Response) -> None:
         request = self.request

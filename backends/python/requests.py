@@ -20,6 +20,7 @@ from backends.python.responses import ResponseSender
 from backends.python.tensors import Tensor
 from backends.worker.calls.interface import CallRequest
 from kernel.errors import InvalidArgument
+from kernel.tracing.trace_context import context_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -295,7 +296,9 @@ class InferenceRequest:
     def trace(self) -> InferenceTrace:
         """Return the request's trace, for requests that the model makes while it executes this one."""
         if self._trace is None:
-            self._trace = InferenceTrace()
+            given = None if self._request is None else self._request.ref.trace
+            context = None if given is None else context_as_json(given.traceparent, given.tracestate)
+            self._trace = InferenceTrace(context)
             if self._request is not None:
                 self._trace.request_number = self._request.ref.number
         return self._trace

@@ -16,6 +16,7 @@ from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported_metrics import ReportedMetrics
 from backends.supervision.reported_statistics import ReportedStatistics
+from backends.supervision.request_traces import add_traced_tensors, end_traces, trace_context, trace_execution
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
@@ -111,6 +112,7 @@ class WorkerHandle:
         number = batch.first_request_number = self._next_number
         messages: list[wire.RequestMessage] = []
         in_flight = 0
+        tensors_traced = False
         for request in batch.entries:
             if request is None:
                 messages.append(wire.RequestMessage(number, []))
@@ -138,13 +140,17 @@ class WorkerHandle:
                         request.parameters,
                     )
                 )
+                if request.trace is not None:
+                    batch.traced = True
+                    messages[-1].trace = context = trace_context(request.trace)
+                    tensors_traced = tensors_traced or context.tensors
             number += 1
         self._next_number = number
         if batch.slots is not None:
             _add_sequence_entries(messages, batch, batch.slots)
         poller = self._poller
         poller.moved(in_flight)
-        self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns))
+        self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns, tensors_traced))
         if not self._watched_batch and len(self.record.batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
@@ -233,6 +239,8 @@ class WorkerHandle:
                 self._rescheduled(number)
             case wire.Started(batch=batch):
                 self._started(batch)
+            case wire.TensorsTraced(request=number, tensors=tensors):
+                add_traced_tensors(self._requests.get(number), tensors)
             case wire.Transfer(number=number, byte_size=byte_size):
                 self._memory.begin_transfer(number, byte_size)
             case wire.Chunk(number=number, offset=offset, data=data):
@@ -272,6 +280,12 @@ class WorkerHandle:
             batch = self.record.executed(message.batch)
         except KeyError:
             raise ValueError(f"batch {message.batch} is not being executed") from None
+        offset = self._session.clock_offset_ns
+        times = ExecutionTimes(
+            start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
+        )
+        if batch.traced:
+            trace_execution(batch, times, self.name, message)
         if message.responses:
             numbers = batch.request_numbers()
             if len(message.responses) != len(numbers):
@@ -281,10 +295,6 @@ class WorkerHandle:
         self.has_executed = True
         if self._reports.pending:
             batch.reports = self._reports.of_batch(batch)
-        offset = self._session.clock_offset_ns
-        times = ExecutionTimes(
-            start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
-        )
         if message.copies:
             self._model.statistics.record_copies(message.copies, message.copied_byte_size)
         if not message.responses and self._requests:
@@ -337,6 +347,8 @@ class WorkerHandle:
         self._granted.pop(number, None)
         self._poller.moved(-1)
         batch.reschedule(request)
+        if request.trace is not None:
+            request.trace.not_executed()
         if request.in_use:
             self._memory.finished(number)
             request.in_use = False
@@ -377,6 +389,8 @@ class WorkerHandle:
         self._poller.polling.busy_workers -= not self._requests
         self._poller.moved(-1)
         self.record.batches[batch_number].remove(request)
+        if request.trace is not None:
+            request.trace.not_executed()
         request.in_use = False
         if request.finished:
             request.release_leases()
@@ -481,6 +495,8 @@ class WorkerHandle:
                     del self._requests[number]
                     request.in_use = False
                     returned.append(request)
+        for batch, _ in unfinished:
+            end_traces(batch)
         requests, self._requests = self._requests, {}
         self.record.batches.clear()
         for number, request in requests.items():

@@ -32,11 +32,12 @@ class HelperPool:
         budget: ByteBudget | None = None,
         *,
         count: int,
+        title: str = "helper",
         task_timeout_s: float = TASK_TIMEOUT_S,
     ) -> None:
-        """There are at most `count` helpers. The other arguments are those of `Helper`."""
+        """There are at most `count` helpers, named `title` and a number. The other arguments are those of `Helper`."""
         self._free = [
-            Helper(launcher, arena_byte_size, budget, title=f"helper {number}", task_timeout_s=task_timeout_s)
+            Helper(launcher, arena_byte_size, budget, title=f"{title} {number}", task_timeout_s=task_timeout_s)
             for number in reversed(range(count))
         ]
         self._first = self._free[-1]

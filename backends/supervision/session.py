@@ -223,6 +223,7 @@ class WorkerSession:
                     | wire.Started()
                     | wire.HealthChecked()
                     | wire.Rescheduled()
+                    | wire.TensorsTraced()
                     | wire.Transfer()
                     | wire.Chunk()
                     | wire.SpanRead()

@@ -12,7 +12,7 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
                       ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
                       MemberEnded                                                  (processes of several models)
-                      Started, HealthChecked, Rescheduled, Reported, MemoryUsed
+                      Started, HealthChecked, Rescheduled, Reported, MemoryUsed, TensorsTraced
                       Submit, CancelCall, CallConsumed, Released, ModelFile, ControlModel, Recalled  (calls)
 
 Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
@@ -34,8 +34,6 @@ adds the difference that it computes from `Hello.now_ns`.
 
 Calls of other models. A worker sends `Submit` at any time after `Loaded`, from any of its threads; `CallResponded`
 brings the responses of the call in order, with at most one that is final. `ControlModel` may come before `Loaded` too.
-
-What comes next. Traces (`RequestMessage.trace`) are defined and not built yet: a peer that gets one ends the session.
 """
 
 from __future__ import annotations
@@ -44,10 +42,11 @@ from typing import Union
 
 import msgspec
 
+from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 10
+PROTOCOL = 11
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -75,12 +74,14 @@ class Message(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag
     """Base of all messages."""
 
 
-class TraceContext(msgspec.Struct, array_like=True, gc=False):
-    """The trace that a request belongs to: its id, that of the parent, and the client's W3C trace context."""
+class TraceContext(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The trace of a request. The worker may send activities of the model for it."""
 
-    id: int
-    parent_id: int = 0
+    #: The W3C trace context for what the model calls while it executes; empty without OpenTelemetry.
     traceparent: str = ""
+    tracestate: str = ""
+    #: Whether the worker sends the tensors of the request (`TensorsTraced`).
+    tensors: bool = False
 
 
 class SequenceEntry(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -327,6 +328,8 @@ class Execute(Message):
     requests: list[RequestMessage]
     #: How long the worker may poll for the next message after the batch, before it sleeps, in nanoseconds.
     poll_ns: int = 0
+    #: Whether the trace of a request has tensors (`TraceContext.tensors`).
+    tensors_traced: bool = False
 
 
 class Cancel(Message):
@@ -586,6 +589,13 @@ class Rescheduled(Message):
     request: int
 
 
+class TensorsTraced(Message):
+    """The inputs or outputs of a request whose trace has tensors. It comes before the response that has them."""
+
+    request: int
+    tensors: list[TracedTensor]
+
+
 # ---- worker to kernel: other models ---------------------------------------------------------
 
 
@@ -746,6 +756,7 @@ ToKernel = (
     | Recalled
     | HealthChecked
     | Rescheduled
+    | TensorsTraced
     | Submit
     | CancelCall
     | CallConsumed

@@ -18,6 +18,7 @@ from backends.helper.region_io import RegionIo
 from backends.helper.tasks import TaskRunner
 from backends.process_control import run_on
 from backends.registry import backend_class
+from backends.traced_tensors import send_inputs
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
@@ -352,6 +353,8 @@ class Worker:
             requests = self._inputs.read(self._responder.open_batch(message.requests))
         else:
             requests = self._read_sequences(message, self._sequences)
+        if message.tensors_traced:
+            send_inputs(requests, self._send)
         if requests:
             self._progress[0] = begun | IN_MODEL
             self._run_backend(requests, timings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from backends.traced_tensors import send_outputs
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.texts import shortened
@@ -202,6 +203,9 @@ class BatchResponder:
         if request.response_count and self.single_response:
             self._drop(request, "another response", final)
             return
+        trace = request.ref.trace
+        if trace is not None and trace.tensors:
+            send_outputs(request, outputs, self._send)
         try:
             refs = self._outputs.write(request, outputs, pass_on=final and request.ref.number in self._batch)
         except ServingError as error:

@@ -1,4 +1,4 @@
-"""The commands: `naiad run | models | infer`, also of `python -m kernel`.
+"""The commands: `naiad run | models | infer | trace` and others, also of `python -m kernel`.
 
 `kernel/command/main.py` runs `run` without this module.
 """
@@ -156,6 +156,20 @@ def infer(
     from kernel.command.infer import infer_and_print
 
     raise typer.Exit(infer_and_print(url, model, inputs or [], classes))
+
+
+@cli.command()
+def trace(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Trace files, of this server or of Triton.")],
+    show_trace: Annotated[bool, typer.Option("--show-trace", "-t", help="Print each trace, with its tensors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture: a waterfall for each request.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="Write a file for the viewer ui.perfetto.dev.")] = None,
+) -> None:
+    """Summarize trace files: where the time of requests went, by model and stage."""
+    from kernel.command.traces.command import print_traces
+
+    raise typer.Exit(print_traces(files, as_json=as_json, each=show_trace, svg_file=svg, perfetto_file=perfetto))
 
 
 @cli.command()

@@ -27,6 +27,12 @@ class Batch(msgspec.Struct, eq=False):
     slots: list[int] | None = None
     #: The rows of requests that the model has given back, to execute them again. They are not entries any more.
     rescheduled_rows: int = 0
+    #: Why the batch did not wait for more requests: it is `full` or has a `preferred size`, the queue `delay` is over,
+    #: an `idle instance` could take all that waited, it has one request of each of some `sequences`, or a request is
+    #: `alone` because its model does not batch.
+    closed_by: str = "alone"
+    #: Whether a request is traced. Set by the instance.
+    traced: bool = False
     #: Unique among the batches of the instance. Set by `InstanceSet.dispatch`.
     number: int = 0
     #: The number of the first entry in messages to the worker; the other entries have the next numbers. Set by the

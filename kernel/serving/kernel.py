@@ -26,6 +26,7 @@ from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
+from kernel.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +103,12 @@ class Kernel:
         self.identity = settings.identity
         self.trace: TraceSettings = settings.trace
         self.log: LogSettings = settings.log
+        self.tracer = Tracer(settings.trace, clock)
+        #: Whether any request can be traced, and whether one of the next may be: then front doors take the times at
+        #: which they receive requests.
+        self.traces = self.takes_times = False
+        self.tracer.on_switch = self._switch_traces
+        self.tracer.on_near = self._switch_times
         #: Set by the composition root, before any front door starts.
         self.repository: RepositoryControl
         #: Also set by the composition root.
@@ -115,6 +122,8 @@ class Kernel:
         self.connections: dict[str, Callable[[], int]] = {}
         #: Returns how many lines of the log were lost.
         self.lost_log_lines: Callable[[], int] = int
+        #: Returns how many traces were written, and how many were lost.
+        self.trace_counts: Callable[[], tuple[int, int]] = _no_traces
         #: What the response cache has done; None without one.
         self.cache_figures: CacheFigures | None = None
         #: The requests that models send to other models.
@@ -240,8 +249,16 @@ class Kernel:
             except BaseException:
                 request.release_leases()
                 raise
+        if self.traces or request.explain:
+            self.tracer.begin(request, model)
         model.submit(request)
         return model
+
+    def _switch_traces(self, on: bool) -> None:
+        self.traces = on
+
+    def _switch_times(self, on: bool) -> None:
+        self.takes_times = on
 
     def _resolve_for(self, request: Request) -> Model:
         """Return the model of a request that is not prepared; if that fails, the request keeps no lease."""
@@ -327,6 +344,11 @@ class Kernel:
         """Fail all requests that have no final response: the exit timeout has expired."""
         for model in self.catalog.executing_models():
             model.abandon(Unavailable("Server exiting: the request took longer than the exit timeout"))
+
+
+def _no_traces() -> tuple[int, int]:
+    """Return that no trace was written or lost."""
+    return 0, 0
 
 
 class KernelSettings(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernel.observe.composed_times import ComposedTimes
     from kernel.serving.response import Sink
     from kernel.serving.sequences.live_sequences import Sequence
+    from kernel.tracing.trace import Trace
     from shm.tensor import RequestedOutput, Tensor
 
 #: The types of a custom request or response parameter.
@@ -39,13 +40,6 @@ class RequestOwner(Protocol):
 
     def cancelled(self, request: Request) -> None:
         """The client of `request` has gone. The request still gets its final response."""
-
-
-class ActivityTrace(Protocol):
-    """The trace of a request, as far as backends add to it."""
-
-    def stamp(self, name: str, at_ns: int) -> None:
-        """Add an activity and its time in monotonic nanoseconds of the kernel's clock."""
 
 
 class _NoSink:
@@ -89,13 +83,17 @@ class Request(msgspec.Struct, eq=False):
     #: The name of a unary call in errors, such as `ModelInfer RPC` (Triton's words).
     entry_point: str = "inference"
 
+    #: Whether the client wants to know how the request travels; see `kernel.tracing.explanation`.
+    explain: bool = False
+
     #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
     #: parent lives, also while the server drains, and its tensors were paid for by the parent.
     parent: Request | None = None
-    #: The trace of this request; None if it is not traced.
-    trace: ActivityTrace | None = None
-    #: The request whose trace a model has passed on with this call (`InferenceRequest(trace=...)`).
+    #: The request of whose trace this one's trace is a child: that to the ensemble, or that of a model which has passed
+    #: its trace on with a call. None if there is none; then the request is not traced, unless it is a client's.
     trace_parent: Request | None = None
+    #: The trace of this request; set by `Kernel.submit` if it is traced.
+    trace: Trace | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
 

@@ -60,6 +60,8 @@ class DynamicBatcher:
         self._rule = rule
         self._hold_until_count = hold_until_count
         self.queue = RequestQueue(settings, spec.fair)
+        #: Why the batch that was taken last did not wait for more; see `Batch`.
+        self.closed_by = "alone"
 
     def add(self, request: Request) -> bool:
         """Queue a request; returns False if the queue is full."""
@@ -78,9 +80,17 @@ class DynamicBatcher:
         overdue = self.delay_ns > 0 and now_ns - batch.oldest_ns >= self.delay_ns
         # A preferred size counts only while no request has waited too long.
         if batch.preferred_count and not overdue:
+            self.closed_by = "preferred size"
             return self.queue.take(batch.preferred_count)
-        ready = batch.full or batch.rows >= self._max_preferred or overdue or not self.delay_ns
-        return self.queue.take(batch.count) if ready else []
+        if batch.full or batch.rows >= self._max_preferred:
+            self.closed_by = "full" if not self._alone else "alone"
+        elif overdue:
+            self.closed_by = "delay"
+        elif self.delay_ns:
+            return []
+        else:
+            self.closed_by = "idle instance"
+        return self.queue.take(batch.count)
 
     def wait_until_ns(self) -> int | None:
         """Return when `take` may return a batch without another event, or None."""

@@ -93,7 +93,7 @@ class _Dispatcher:
             if order is not None:
                 order.reserve(requests)
             entries: list[Request | None] = [*requests]
-            self._dispatch(instance, Batch(entries))
+            self._dispatch(instance, Batch(entries, closed_by=batcher.closed_by))
 
     def wake_ns(self) -> int | None:
         """Return when to act without another event, or None. Without a free instance only expiries count."""

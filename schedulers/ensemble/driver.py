@@ -14,6 +14,7 @@ from kernel.errors import InternalError, InvalidArgument, RequestCancelled, Serv
 from kernel.observe.composed_times import ComposedTimes
 from kernel.serving.events import ChildResponded
 from kernel.serving.response import Response
+from kernel.tracing.tracer import trace_ensemble_inputs
 from schedulers.ensemble.plan import EnsemblePlan
 from schedulers.ensemble.run import Run
 from schedulers.ensemble.stalls import LONGEST_STALL_NS, StalledStreams, feeding_themselves
@@ -118,6 +119,8 @@ class EnsembleDriver:
     def begin(self, request: Request) -> None:
         """Start the first steps of a new request."""
         request.composed = ComposedTimes()
+        if request.trace is not None:
+            trace_ensemble_inputs(request)
         try:
             models = self._current_models()
             run = Run(self._plan, request, models, self._clock.now_ns(), self._prepaid)

@@ -119,6 +119,7 @@ class Run:
             parent.timeout_us,
             streaming=True,
             parent=parent,
+            trace_parent=parent,
             leased=leased,
         )
 

@@ -65,7 +65,7 @@ class DirectBatches:
             last = max(last, sequence.slot)
             del ready[sequence]
         entries: list[Request | None] = [None] * (last + 1)
-        batch = Batch(entries, slots=list(range(last + 1)))
+        batch = Batch(entries, slots=list(range(last + 1)), closed_by="sequences")
         for sequence in taken:
             entries[sequence.slot] = sequence.queue.pop(0)
             sequence.batch = batch

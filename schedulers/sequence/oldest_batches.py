@@ -55,14 +55,14 @@ class OldestBatches:
         only = self._only
         if only is not None:
             self._only = None
-            only.batch = batch = Batch([only.queue.pop(0)], slots=[only.slot])
+            only.batch = batch = Batch([only.queue.pop(0)], slots=[only.slot], closed_by="sequences")
             self._running[batch] = [only]
             return batch
         requests = self._batcher.take(now_ns)
         if not requests:
             return None
         slots: list[int] = []
-        batch = Batch([*requests], slots=slots)
+        batch = Batch([*requests], slots=slots, closed_by="sequences")
         self._running[batch] = taken = []
         for request in requests:
             sequence = request.sequence

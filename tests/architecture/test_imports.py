@@ -34,18 +34,19 @@ _KERNEL_BASE = {"kernel", "kernel/errors", "kernel/server_paths", "kernel/texts"
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
     "kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/server_paths", "kernel/serving",
-    "kernel/texts",
+    "kernel/texts", "kernel/tracing",
 }  # fmt: skip
 _WORKER_SIDE = {
     "backends/backend_file", "backends/base", "backends/batch_input", "backends/config_requirements",
     "backends/gather", "backends/helper", "backends/lifecycle", "backends/metric_registry", "backends/model_names",
     "backends/process_control",
-    "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming",
+    "backends/registry", "backends/reshape", "backends/scatter", "backends/streaming", "backends/traced_tensors",
     "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
     "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/health", "kernel/loop", "kernel/memory",
     "kernel/observe", "kernel/options", "kernel/server_paths", "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel/tracing",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -73,9 +74,11 @@ ROOMS = {
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
+    "kernel/tracing": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings"},
     "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
-    | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"},
+    | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
+    | {"kernel/tracing"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",
@@ -110,7 +113,7 @@ ROOMS = {
         "kernel/settings",
         "kernel/start",
     },
-    "backends/transport": {"kernel/errors", "kernel/loop"},
+    "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
     # The harness is only for `backends.python.testing`, which no worker imports.
     "backends/python": _FOR_WORKERS | _WORKER_SIDE | {"backends/harness"},

@@ -28,8 +28,8 @@ _MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
 
 #: Flags of other programs that documents name.
 FLAGS_OF_OTHERS = {
-    "--against", "--check", "--help", "--model", "--only", "--output", "--quick", "--record", "--rounds", "--seed",
-    "--seeds", "--story", "--strict", "--timeout", "--without-triton",
+    "--against", "--check", "--help", "--json", "--model", "--only", "--output", "--perfetto", "--quick", "--record",
+    "--rounds", "--seed", "--seeds", "--show-trace", "--story", "--strict", "--svg", "--timeout", "--without-triton",
 }  # fmt: skip
 
 SOURCES = [

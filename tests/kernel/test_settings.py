@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.errors import InvalidArgument, ServingError, Unavailable, Unsupported
-from kernel.settings import NOT_RECORDED, LogSettings, TraceSettings, TraceValues
+from kernel.settings import LogSettings, TraceSettings, TraceValues
 
 TRACING = TraceValues(("TIMESTAMPS",), trace_rate=5, trace_file="/t.json")
 
@@ -175,24 +175,32 @@ def test_a_verbose_level_is_a_signed_32_bit_number_and_never_negative(given: int
     assert LogSettings().update({"log_verbose_level": given}).log_verbose_level == level
 
 
-def test_a_change_that_enables_traces_is_logged_once_as_without_effect() -> None:
-    lines: list[str] = []
-    settings = TraceSettings(TRACING, lines.append)
-    assert lines == [], "the command line logs its own settings"
+def test_each_change_is_told_with_the_model_that_it_is_for() -> None:
+    changed: list[str] = []
+    settings = TraceSettings(TRACING)
+    settings.on_change = changed.append
     settings.update({"trace_rate": ["7"]})
     settings.update({"trace_level": ["TENSORS", "TIMESTAMPS"]}, "m")
-    assert lines == [
-        f"trace settings of the server: trace level TIMESTAMPS, but {NOT_RECORDED}",
-        f"trace settings of model 'm': trace level TIMESTAMPS, TENSORS, but {NOT_RECORDED}",
-    ]
-
-
-def test_trace_settings_that_are_off_refused_or_only_read_are_not_logged() -> None:
-    lines: list[str] = []
-    settings = TraceSettings(TRACING, lines.append)
     settings.update({})
     settings.get("m")
     problem(settings, {"trace_rate": ["0"]})
-    settings.update({"trace_level": ["OFF"]})
-    settings.update({"trace_rate": ["7"]})
-    assert lines == []
+    assert changed == ["", "m"]
+
+
+def test_what_remains_of_a_count_is_shown_and_kept_by_a_change_of_another_setting() -> None:
+    settings = TraceSettings(TRACING)
+    settings.update({"trace_count": ["9"]})
+    settings.update({"trace_count": ["5"]}, "m")
+    left = {"": 8, "m": 2}
+    settings.remaining = left.get
+    assert (settings.get().trace_count, settings.get("m").trace_count, settings.get("other").trace_count) == (8, 2, 8)
+    left.clear()  # a new sampler begins with the settings
+    settings.remaining = {"": 8, "m": 2}.get
+    settings.update({"trace_rate": ["7"]}, "m")
+    settings.remaining = left.get
+    assert (settings.get().trace_count, settings.get("m").trace_count) == (8, 2)
+
+
+def test_a_rate_of_zero_leaves_the_choice_to_clients_in_mode_opentelemetry() -> None:
+    settings = TraceSettings(TraceValues(("TIMESTAMPS",), trace_mode="opentelemetry"))
+    assert settings.update({"trace_rate": ["0"]}).trace_rate == 0

@@ -260,11 +260,10 @@ def _old_trace_flag(name: str, kind: Kind, instead: str, *, repeat: bool = False
 
 _TRACES = FlagGroup(
     "Traces",
-    "Traces are not recorded yet. The server only stores the settings and shows them to clients (/v2/trace/setting).",
+    "Clients may change most of these (/v2/trace/setting). `python -m kernel trace FILE` summarizes trace files.",
     (
         Flag(name="trace-config", kind=TRACE_SETTING, option="trace", repeat=True,
-             help="Traces are not recorded yet: a level other than OFF is shown to clients and has no other effect. "
-             "level=OFF|TIMESTAMPS|TENSORS, rate=N (one request of N), count=N (-1 for no limit), "
+             help="level=OFF|TIMESTAMPS|TENSORS, rate=N (one request of N), count=N (-1 for no limit), "
              "mode=triton|opentelemetry; triton,file=FILE; triton,log-frequency=N; opentelemetry,url=URL; "
              "opentelemetry,resource=KEY=VALUE."),
         _old_trace_flag("file", TEXT, "triton,file=FILE"),

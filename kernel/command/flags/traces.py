@@ -11,7 +11,7 @@ import msgspec
 
 from kernel.command.flags.values import BadValue, parse_integer
 from kernel.options import BadOption
-from kernel.settings import NOT_RECORDED, TRACE_LEVELS, TraceValues
+from kernel.settings import TRACE_LEVELS, TraceValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -76,13 +76,33 @@ def trace_values(
             raise BadOption(f"--trace-config {f'{mode},' if mode else ''}{key}: {error}") from None
     on = tuple(level for level in TRACE_LEVELS if level in levels and level != "OFF")
     values = msgspec.structs.replace(values, trace_level=on or ("OFF",))
-    if on:
-        notes.append(f"--trace-config level={','.join(on)} has no effect: {NOT_RECORDED}")
+    if on and (lacking := _lacking(values)):
+        notes.append(f"--trace-config level={','.join(on)} has no effect: {lacking}")
     if values.trace_mode == "opentelemetry":
         for key, variable, default in _EXPORTER_DEFAULTS:
             exporter.setdefault(key, [environment.get(variable, default)])
+            _check_positive(key, exporter[key][-1])
         values = msgspec.structs.replace(values, exporter=tuple((key, tuple(texts)) for key, texts in exporter.items()))
     return values, notes
+
+
+def _check_positive(key: str, text: str) -> None:
+    """Raise `BadOption` unless a setting of OpenTelemetry's batches is a number above 0."""
+    try:
+        number = _int(text)
+    except BadValue as error:
+        raise BadOption(f"--trace-config opentelemetry,{key}: {error}") from None
+    if number <= 0:
+        raise BadOption(f"--trace-config opentelemetry,{key}: expected a number above 0, got {text}")
+
+
+def _lacking(values: TraceValues) -> str:
+    """Return why nothing is traced with these settings, and what to do; empty if that is not so."""
+    if values.trace_mode != "triton":
+        return ""
+    if not values.trace_file:
+        return "trace file name is not given; add --trace-config triton,file=FILE"
+    return "" if values.trace_rate else "sample rate must be non-zero; give --trace-config rate=N"
 
 
 def _split(text: str) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ the server, cancels the request.
 from __future__ import annotations
 
 import asyncio
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,8 @@ from grpclib.const import Status
 
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
+from kernel.tracing.explanation import take_explain
+from kernel.tracing.traced_sink import GRPC, Reception
 from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
@@ -87,9 +90,14 @@ class InferCall(msgspec.Struct, eq=False):
     _buffer: ReceiveBuffer | None = None
     #: Decodes the request, where a helper does that.
     _task: RequestTask | None = None
+    #: When the call and its message came, in monotonic nanoseconds; 0 unless requests are traced.
+    _begin_ns: int = 0
+    _received_ns: int = 0
 
     def expect(self) -> None:
         """Start the deadline of the call, if it has one, and get ready for its message, if it is still to arrive."""
+        if self._inference.kernel.takes_times:
+            self._begin_ns = monotonic_ns()
         timeout_s = self._stream.request_head.timeout_s
         if timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
@@ -109,6 +117,8 @@ class InferCall(msgspec.Struct, eq=False):
                 return
         inference = self._inference
         kernel = inference.kernel
+        if self._begin_ns:
+            self._received_ns = monotonic_ns()
         try:
             if inference.calls.stopping:
                 raise ServerShuttingDown
@@ -215,6 +225,7 @@ class InferCall(msgspec.Struct, eq=False):
         request = start_request(parsed, self, streaming=False)
         request.entry_point = ENTRY_POINT
         decode_request(parsed, request, raw_contents)
+        request.explain = take_explain(request)
         return request
 
     # ---- protocols.helpers.request_task.Preparing ----------------------------------------------------
@@ -235,6 +246,7 @@ class InferCall(msgspec.Struct, eq=False):
         """See `Preparing`."""
         request, self._task = self._request, None
         assert request is not None, "the request was cancelled"
+        request.explain = take_explain(request)
         forwarder = self._inference.forwarder
         forwarded = forwarder.of_call(self._stream.request_head) if forwarder is not None else None
         if forwarded:
@@ -258,6 +270,10 @@ class InferCall(msgspec.Struct, eq=False):
 
     def header(self, name: str) -> str:
         return last_value(self._stream.request_head.fields, name)
+
+    def reception(self) -> Reception:
+        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        return GRPC, self._begin_ns, self._received_ns, False
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.outputs is None or not response.final:  # unusual

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from google.protobuf.message import DecodeError
 from kernel.errors import InternalError, NoMemory, ServingError
 from kernel.serving.request import Request
 from kernel.serving.response import Response
+from kernel.tracing.explanation import take_explain
 from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
 from protocols.grpc.messages.message_task import message_task
@@ -208,6 +210,8 @@ class StreamCall:
         """Give the request in `message` to the kernel, or respond why it is refused."""
         kernel = self._kernel
         sink = StreamRequestSink(self)
+        if kernel.takes_times:
+            sink.begin_ns = monotonic_ns()
         if isinstance(message, (CompressedMessage, RefusedMessage)) or not (
             received_in is None or received_in.of_model
         ):
@@ -239,6 +243,7 @@ class StreamCall:
             else:
                 opened.ordered = not kernel.resolve(request.model_name, request.model_version).spec.decoupled
                 opened.wants_empty_final = decode_request(parsed, request, raw_contents)
+                request.explain = take_explain(request)
 
                 def keep(checked: Request, model: Model) -> None:
                     self._prepared.add(message, checked, model, wants_empty_final=opened.wants_empty_final)
@@ -280,6 +285,7 @@ class StreamCall:
         """Submit the request that a helper has decoded, and take more messages."""
         self._task = None
         opened.wants_empty_final = bool(response_options)
+        request.explain = take_explain(request)
         self._submitting = True
         try:
             opened.ordered = not self._kernel.resolve(request.model_name, request.model_version).spec.decoupled

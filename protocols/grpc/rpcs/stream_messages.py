@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
+from kernel.tracing.traced_sink import GRPC, Reception
 from protocols.forwarding import last_value
 from protocols.grpc.generated.grpc_service_pb2 import ModelStreamInferResponse
 from protocols.grpc.messages.codec import encode_stream_end, encode_stream_error, stream_response_parts
@@ -88,6 +89,12 @@ class StreamRequestSink(msgspec.Struct, eq=False):
 
     call: StreamCall
     request: Request | None = None
+    #: When the message came, in monotonic nanoseconds; 0 unless requests are traced.
+    begin_ns: int = 0
+
+    def reception(self) -> Reception:
+        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        return GRPC, self.begin_ns, self.begin_ns, False
 
     @property
     def peer(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -114,6 +115,8 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
     model = call.kernel.resolve(call.names["model"], call.names["version"])
     stream = StreamSink()
     port = stream.port(functools.partial(last_value, call.http.raw_headers))
+    if call.kernel.takes_times:
+        port.begin_ns = monotonic_ns()
     request = Request(call.names["model"], [], port, model_version=call.names["version"], streaming=True)
     port.request = request
     try:

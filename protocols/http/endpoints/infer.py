@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
 from kernel.serving.request import Request
+from kernel.tracing.explanation import EXPLAIN_HEADER
 from protocols.access.peer_identity import Peer
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.helpers.request_task import LOOP_BYTE_SIZE
 from protocols.http.bodies.collector import BodyCollector
 from protocols.http.bodies.reading import json_too_large, read_body_into
 from protocols.http.call import REQUEST_ID
-from protocols.http.inference.call import ENTRY_POINT, HttpInferCall
+from protocols.http.inference.call import ENTRY_POINT, EXPLAINS, HttpInferCall
 from protocols.http.inference.compression import (
     IDENTITY,
     SUPPORTED,
@@ -48,6 +50,7 @@ async def infer(call: HttpCall) -> web.StreamResponse:
     """Execute a request that has exactly one response. Raises `ServingError` until the body is there."""
     http = call.http
     name, version = call.names["model"], call.names["version"]
+    begin_ns = monotonic_ns() if call.kernel.takes_times else 0
     model = call.kernel.resolve_unary(name, version, ENTRY_POINT)
     announced = _announced_header_length(call)
     encoding = _content_encoding(call)
@@ -66,9 +69,10 @@ async def infer(call: HttpCall) -> web.StreamResponse:
             encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
             forwarded=call.rules.forwarded(http.raw_headers),
             headers=http.raw_headers,
+            explain=http.headers.get(EXPLAIN_HEADER, "").encode(errors="replace") in EXPLAINS,
         )
         waiter = _FutureWaiter(Peer(http.transport))
-        infer_call = AiohttpInferCall(call.inference, head, waiter)
+        infer_call = AiohttpInferCall(call.inference, head, waiter, begin_ns=begin_ns)
         if body is not None:
             infer_call.start(body)
         else:

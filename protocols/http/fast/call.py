@@ -17,8 +17,6 @@ class FastCall(HttpInferCall):
     """A call whose response its connection writes."""
 
     response: ResponseBytes | None = None
-    #: When the head of the request came; only set where that is logged.
-    begin_ns: int = 0
 
     def send(self, response: Response) -> None:
         template = self._template

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
 from protocols.access.peer_identity import Peer
@@ -144,6 +145,8 @@ class FastConnection(asyncio.Protocol):
                 call = FastCall(fast_path.inference, infer, self)
                 if self._access_log is not None:
                     self._access_log.begun(call)
+                elif fast_path.kernel.takes_times:
+                    call.begin_ns = monotonic_ns()
                 if whole:  # all of a request, its head that of the one before
                     self._calls.append(call)
                     call.start(data[len(known.text) :])
@@ -330,6 +333,8 @@ class FastConnection(asyncio.Protocol):
         call = FastCall(self._fast_path.inference, infer, self)
         if self._access_log is not None:
             self._access_log.begun(call)
+        elif self._fast_path.kernel.takes_times:
+            call.begin_ns = monotonic_ns()
         end = start + infer.body_byte_size
         body, self._received = self._received[start:end], self._received[end:]
         if len(body) == infer.body_byte_size:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
+from kernel.tracing.explanation import EXPLAIN_HEADER
 from protocols.access.restricted import Category
 from protocols.http.fast.request_head import HttpRequestHead, InferFields, parse_head
 from protocols.http.fast.response_bytes import header_lines
-from protocols.http.inference.call import ENTRY_POINT
+from protocols.http.inference.call import ENTRY_POINT, EXPLAINS
 from protocols.http.inference.head import InferRequestHead
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.responses import RESTRICTED
@@ -102,4 +103,5 @@ class KnownRequestHeads:
             self._rules.forwarded(head.headers),
             head.headers,
             headers,
+            head.header(EXPLAIN_HEADER) in EXPLAINS,
         )

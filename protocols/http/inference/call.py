@@ -7,6 +7,7 @@ path and the endpoint for aiohttp only receive the body and send the response.
 from __future__ import annotations
 
 import functools
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -14,6 +15,8 @@ import msgspec
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
 from kernel.serving.response import peer_of_sink
+from kernel.tracing.explanation import take_explain
+from kernel.tracing.traced_sink import HTTP, Reception
 from protocols.forwarding import last_value
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 
 #: What Triton calls this call in errors.
 ENTRY_POINT = "HTTP end point"
+
+#: Values of the header that asks for an explanation.
+EXPLAINS = frozenset({b"1", b"true"})
 
 
 class HttpInference:
@@ -79,6 +85,10 @@ class HttpInferCall(msgspec.Struct, eq=False):
     waiter: ResponseWaiter | None
     #: The id of the request, for the access log.
     request_id: str = ""
+    #: When the head of the request and all of its body came, in monotonic nanoseconds; 0 unless these are noted, for
+    #: the access log or because requests are traced.
+    begin_ns: int = 0
+    received_ns: int = 0
     #: The submitted request, until it has its response.
     _request: Request | None = None
     _outputs: OutputFormat | None = None
@@ -98,6 +108,8 @@ class HttpInferCall(msgspec.Struct, eq=False):
         """
         head, inference = self.head, self.inference
         kernel = inference.kernel
+        if self.begin_ns:
+            self.received_ns = monotonic_ns()
         try:
             found = inference.prepared_bodies.match(head, body, kernel.catalog.generation, self)
             if found is not None and (received_in is None or received_in.of_model):
@@ -123,6 +135,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
             self.decode_in_helper(request, sources, head.header_length)
             return
         outputs = decode_body(body, head.header_length, request, head.model, inference.max_input_size)
+        request.explain = head.explain or take_explain(request)
         self._outputs, self._request, self.request_id = outputs, request, request.id
         keep = functools.partial(inference.prepared_bodies.add, head, body, outputs)
         if head.forwarded is None:
@@ -196,6 +209,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         assert request is not None, "the request was cancelled"
         self._task, self.preparing = None, False
         self._outputs, self.request_id = read_output_format(response_options), request.id
+        request.explain = self.head.explain or take_explain(request)
         if self.head.forwarded is not None:
             request.parameters = self.head.forwarded.added_to(request.parameters)
         try:
@@ -221,6 +235,10 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     def header(self, name: str) -> str:
         return last_value(self.head.headers, name)
+
+    def reception(self) -> Reception:
+        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        return HTTP, self.begin_ns, self.received_ns or self.begin_ns, True
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.empty or not response.final:  # unusual

@@ -30,10 +30,13 @@ class InferRequestHead(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     #: Lines that the head of every response carries, with their ends (CORS).
     response_headers: bytes = b""
+    #: Whether the client wants to know how the request travels (`X-Naiad-Explain`).
+    explain: bool = False
     #: Requests whose heads have the same key, and whose JSON is the same but for the id, share a prepared request
     #: and a response template. A text: its hash is computed once.
     prepared_key: str = ""
 
     def __post_init__(self) -> None:
-        key = "\n".join((self.model_name, self.model_version, self.encoding, self.response_headers.decode("latin-1")))
+        parts = (self.model_name, self.model_version, self.encoding, self.response_headers.decode("latin-1"))
+        key = "\n".join((*parts, "explained") if self.explain else parts)
         msgspec.structs.force_setattr(self, "prepared_key", key)

@@ -34,6 +34,14 @@ class ServerMetrics:
             "Number of log lines that were dropped because nobody read the log, or could not be written",
             registry=self.registry,
         )
+        self._traces = Counter(
+            "naiad_traces_total", "Number of traces that were written or exported", registry=self.registry
+        )
+        self._lost_traces = Counter(
+            "naiad_traces_lost_total",
+            "Number of traces that were lost because they could not be written or exported, or too many waited",
+            registry=self.registry,
+        )
 
     def render(self, now_ns: int) -> str:
         """Return the lines in Prometheus' text format, each with its end."""
@@ -45,6 +53,9 @@ class ServerMetrics:
         for protocol, count in self._kernel.connections.items():
             self._connections.set({"protocol": protocol}, count())
         self._lost_log_lines.set({}, self._kernel.lost_log_lines())
+        written, lost = self._kernel.trace_counts()
+        self._traces.set({}, written)
+        self._lost_traces.set({}, lost)
         text: bytes
         # There is one format only. In OpenMetrics, which Prometheus prefers, counters must end in `_total`: it
         # would not find Triton's names.

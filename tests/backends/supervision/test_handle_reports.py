@@ -62,7 +62,7 @@ def test_a_request_that_is_reported_after_its_batch_is_counted_anew() -> None:
 def test_activities_go_to_the_trace_of_their_request() -> None:
     async def scenario(bench: Bench) -> None:
         request, trace = bench.submit(), NotedTrace()
-        request.trace = trace
+        request.trace = trace  # type: ignore[assignment]  # only `stamp` is used
         other = wire.Activity(9, "LOST", 1)
         await bench.say(wire.Reported(1, activities=[wire.Activity(1, "LOOKUP_START", 5), other]), executed(1))
         assert trace.stamped == [("LOOKUP_START", 5 + bench.session.clock_offset_ns)]

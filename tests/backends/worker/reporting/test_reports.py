@@ -26,7 +26,7 @@ class Reports:
         self.reports = ReportCollector(self.sent.append, lambda *line: self.logged.append(line), lambda: NOW)
 
     def request(self, number: int = 1, *, traced: bool = False) -> WorkerRequest:
-        trace = wire.TraceContext(7) if traced else None
+        trace = wire.TraceContext() if traced else None
         responder: Responder = self  # type: ignore[assignment]  # only its reports are used
         return WorkerRequest(wire.RequestMessage(number, [], id="r", trace=trace), [], responder)
 

@@ -6,7 +6,7 @@ import pytest
 
 from kernel.command.flags.traces import trace_values
 from kernel.options import BadOption
-from kernel.settings import NOT_RECORDED, TraceValues
+from kernel.settings import TraceValues
 
 
 def values(*config: str, **old: list[str]) -> TraceValues:
@@ -85,7 +85,15 @@ def test_wrong_values_are_refused(setting: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_levels_that_enable_traces_are_logged_as_without_effect() -> None:
-    line = f"--trace-config level=TIMESTAMPS,TENSORS has no effect: {NOT_RECORDED}"
-    assert trace_values(["level=tensors"], {"level": ["max"]}, {})[1] == [line]
+def test_levels_that_cannot_be_traced_are_logged_as_without_effect() -> None:
+    no_file = "trace file name is not given; add --trace-config triton,file=FILE"
+    assert trace_values(["level=tensors"], {"level": ["max"]}, {})[1] == [
+        f"--trace-config level=TIMESTAMPS,TENSORS has no effect: {no_file}"
+    ]
+    no_rate = "sample rate must be non-zero; give --trace-config rate=N"
+    assert trace_values(["level=max", "rate=0", "triton,file=/t"], {}, {})[1] == [
+        f"--trace-config level=TIMESTAMPS has no effect: {no_rate}"
+    ]
     assert trace_values(["level=OFF", "rate=5"], {}, {})[1] == []
+    assert trace_values(["level=max", "triton,file=/t"], {}, {})[1] == []
+    assert trace_values(["level=max", "mode=opentelemetry", "rate=0"], {}, {})[1] == []

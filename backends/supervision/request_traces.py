@@ -1,0 +1,54 @@
+"""The traces of requests that a worker executes: what the worker is told of them, and what becomes of its reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.transport import wire
+from kernel.tracing.trace import Execution
+
+if TYPE_CHECKING:
+    from kernel.observe.statistics import ExecutionTimes
+    from kernel.serving.batch import Batch
+    from kernel.serving.request import Request
+    from kernel.tracing.trace import Trace, TracedTensor
+
+#: The most tensors that a worker may send for a request at a time: more than any model has.
+_MOST_TENSORS = 4096
+
+
+#: What a worker is told of most traces.
+_OF_TIMES, _OF_TENSORS = wire.TraceContext(), wire.TraceContext(tensors=True)
+
+
+def trace_context(trace: Trace) -> wire.TraceContext:
+    """Return what the worker gets to know of a trace whose request it executes from now on."""
+    trace.executing += 1
+    spans = trace.record.spans
+    if spans is None:
+        return _OF_TENSORS if trace.tensors else _OF_TIMES
+    return wire.TraceContext(trace.traceparent, spans.state)
+
+
+def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message: wire.Executed) -> None:
+    """Add an execution to the traces of the requests of its batch, before these get their responses."""
+    for request in batch.entries:
+        if request is not None and (trace := request.trace) is not None:
+            if trace.explains:
+                trace.execution = Execution(times, batch, instance, message.copies, message.copied_byte_size)
+            trace.executed(times)
+
+
+def end_traces(batch: Batch) -> None:
+    """Note that a lost worker does not execute the requests of `batch` any more."""
+    if batch.traced:
+        for request in batch.requests:
+            if request.trace is not None:
+                request.trace.not_executed()
+
+
+def add_traced_tensors(request: Request | None, tensors: list[TracedTensor]) -> None:
+    """Add tensors to the trace of a request. Raises ValueError for a request that is not being traced so."""
+    if request is None or request.trace is None or not request.trace.tensors or len(tensors) > _MOST_TENSORS:
+        raise ValueError("tensors of a request whose tensors are not traced")
+    request.trace.add_tensors(tensors)

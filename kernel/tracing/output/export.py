@@ -1,0 +1,66 @@
+"""Where traces go in mode `opentelemetry`: to a collector, by a helper. Settings have the names of --trace-config."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from typing import TYPE_CHECKING
+
+from kernel.tracing.output.export_task import EXPORT_TRACES, ExportArguments, decode_export_result, encode_arguments
+from kernel.tracing.output.writer import WriteOutcome
+
+if TYPE_CHECKING:
+    from kernel.settings import TraceValues
+    from kernel.tracing.trace import TraceRecord
+
+#: Spans of a trace: of the request, of its model, and of the computation.
+_SPANS_OF_TRACE = 3
+
+#: What has to be installed.
+_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+def missing_packages() -> str:
+    """Return what is wrong if traces cannot be exported on this installation; else an empty text."""
+    try:
+        if all(importlib.util.find_spec(name) is not None for name in _PACKAGES):
+            return ""
+    except ModuleNotFoundError:
+        pass
+    return (
+        "--trace-config mode=opentelemetry needs packages that are not installed: "
+        "pip install 'naiad-server[opentelemetry]'"
+    )
+
+
+class CollectorDestination:
+    """A collector. Implements `kernel.tracing.output.writer.Destination`."""
+
+    task = EXPORT_TRACES
+
+    def __init__(self, values: TraceValues) -> None:
+        settings = dict(values.exporter)
+
+        def number(name: str, default: int) -> int:
+            return int(settings[name][-1]) if name in settings else default
+
+        self.delay_s = number("bsp_schedule_delay", 5000) / 1000
+        # OpenTelemetry counts spans.
+        self.batch = max(1, number("bsp_max_export_batch_size", 512) // _SPANS_OF_TRACE)
+        self.max_waiting = max(1, number("bsp_max_queue_size", 2048) // _SPANS_OF_TRACE)
+        self._url = settings["url"][-1] if "url" in settings else ""
+        self._resource = {
+            key: value for key, _, value in (text.partition("=") for text in settings.get("resource", ()))
+        }
+
+    def arguments(self, records: list[TraceRecord]) -> bytes:
+        """See `Destination`."""
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        return encode_arguments(ExportArguments(self._url, self._resource, offset_ns, records))
+
+    def done(self, result: bytes) -> WriteOutcome:
+        """See `Destination`."""
+        exported = decode_export_result(result)
+        if not exported.error:
+            return WriteOutcome()
+        return WriteOutcome(exported.lost, f"the collector of OpenTelemetry did not take them: {exported.error}")

@@ -1,0 +1,297 @@
+"""Gives traces that have ended to a helper process, which writes them. The kernel neither formats nor waits.
+
+What waits is limited: traces that find the queue full are counted and lost. The helper does nothing else, so that a
+slow disk or a collector that does not answer delays no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from kernel.errors import InternalError
+from kernel.tracing.output.file_task import WRITE_TRACES, WriteArguments, decode_write_result, encode_arguments
+from kernel.tracing.output.files import FileChoice, TraceFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.errors import ServingError
+    from kernel.serving.helper_tasks import Helpers
+    from kernel.settings import TraceValues
+    from kernel.tracing.output.files import TraceFile
+    from kernel.tracing.trace import TraceOutput, TraceRecord
+    from shm.tensor import Span, Tensor
+
+logger = logging.getLogger(__name__)
+
+#: The most traces that wait.
+MAX_WAITING = 16384
+
+#: How long traces wait for others that are written with them, in seconds.
+FLUSH_S = 0.25
+
+#: The most traces, and bytes of tensors, that are written at a time. To encode them for the helper takes about 2 ms.
+_BATCH = 512
+_BATCH_BYTE_SIZE = 1 << 20
+
+#: The helper rests this many times as long as it has written: it copies a file to add traces to it.
+_REST_FACTOR = 10
+
+#: The largest file.
+MAX_FILE_BYTE_SIZE = 256 << 20
+
+#: How often losses are logged, in seconds.
+_LOSS_REPORT_S = 60.0
+
+
+class WriteOutcome(msgspec.Struct, frozen=True):
+    """What has become of traces that a helper got."""
+
+    lost: int = 0
+    #: Why traces were lost, or why no more can be written.
+    problem: str = ""
+    #: Whether nothing can be written before the settings change.
+    stops: bool = False
+
+
+class Destination(Protocol):
+    """Where a helper puts traces."""
+
+    #: The name of the helper's function.
+    task: str
+    #: How long traces wait for others, in seconds; how many are given to the helper at a time, and may wait.
+    delay_s: float
+    batch: int
+    max_waiting: int
+
+    def arguments(self, records: list[TraceRecord]) -> bytes:
+        """Return the arguments of the helper's function."""
+
+    def done(self, result: bytes) -> WriteOutcome:
+        """Take the result of the helper's function."""
+
+
+class FileDestination:
+    """A file."""
+
+    task = WRITE_TRACES
+    delay_s = FLUSH_S
+    batch = _BATCH
+    max_waiting = MAX_WAITING
+
+    def __init__(self, file: TraceFile) -> None:
+        self._file = file
+
+    def arguments(self, records: list[TraceRecord]) -> bytes:
+        """See `Destination`."""
+        return encode_arguments(WriteArguments(self._file.path, self._file.kept_byte_size, records))
+
+    def done(self, result: bytes) -> WriteOutcome:
+        """See `Destination`."""
+        written = decode_write_result(result)
+        if written.error:
+            problem = f"the trace file '{self._file.path}' cannot be written: {written.error}"
+            return WriteOutcome(written.lost, problem, stops=True)
+        self._file.kept_byte_size = written.kept_byte_size
+        if written.kept_byte_size <= MAX_FILE_BYTE_SIZE:
+            return WriteOutcome()
+        return WriteOutcome(
+            problem=f"the trace file '{self._file.path}' has {written.kept_byte_size >> 20} MiB; to have several "
+            "files, set a log frequency (--trace-config triton,log-frequency=N)",
+            stops=True,
+        )
+
+
+class _Group(msgspec.Struct, eq=False):
+    """Traces that are written together."""
+
+    destination: Destination
+    #: How many more there may be.
+    room: int
+    records: list[TraceRecord] = []
+    #: Of their tensors.
+    byte_size: int = 0
+
+
+class TraceWriter:
+    """The queue of traces before the helper. Use it only in the kernel's event loop."""
+
+    def __init__(self, helpers: Helpers, stop: Callable[[], object]) -> None:
+        """`stop` ends tracing until the settings are changed: nothing can be written."""
+        self._helpers = helpers
+        self._stop = stop
+        #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
+        self._waiting: deque[_Group] = deque()
+        self._last: _Group | None = None
+        #: How many traces wait.
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._running = False
+        self._idle: asyncio.Event | None = None
+        self._files = TraceFiles()
+        self._destinations: dict[TraceFile, FileDestination] = {}
+        self._loss_reported_s = -_LOSS_REPORT_S
+        self._unreported = 0
+        #: Traces that were written or exported, and those that were lost.
+        self.written_count = self.lost_count = 0
+
+    def file_output(self, values: TraceValues) -> TraceOutput:
+        """Return the output for traces with these settings in mode `triton`."""
+        choice = FileChoice(values, os.path.abspath(values.trace_file), self._files)
+        if choice.indexed:
+            return _IndexedOutput(self, choice)
+        return WriterOutput(functools.partial(self.put, self.destination_of(choice.shared_file())))
+
+    def destination_of(self, file: TraceFile) -> FileDestination:
+        """Return the one destination for `file`."""
+        found = self._destinations.get(file)
+        if found is None:
+            if len(self._destinations) > _BATCH:  # of files that are complete, but for a few
+                self._destinations.clear()
+            found = self._destinations[file] = FileDestination(file)
+        return found
+
+    def put(self, destination: Destination, record: TraceRecord) -> None:
+        """Write `record` soon. Never waits."""
+        if self._count >= destination.max_waiting:
+            self._lose(1, "too many traces wait to be written")
+            return
+        self._count = count = self._count + 1
+        group = self._last
+        if group is None or group.room <= 0 or group.destination is not destination:
+            self._last = group = _Group(destination, destination.batch)
+            self._waiting.append(group)
+        group.records.append(record)
+        group.room -= 1
+        if record.tensors:
+            group.byte_size += sum(len(tensor.data) for tensor in record.tensors)
+            if group.byte_size > _BATCH_BYTE_SIZE:
+                group.room = 0
+        if self._running:
+            return
+        if count == destination.batch:
+            self._cancel_timer()
+            self._start()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(destination.delay_s, self._start)
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
+        if self._waiting or self._running:
+            self._idle = asyncio.Event()
+            if not self._running:
+                self._cancel_timer()
+                self._start()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                self._lose(self._drop_all(), "the server ends before they are written")
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self) -> None:
+        """Give the next traces to the helper."""
+        self._timer = None
+        if self._running or not self._waiting:
+            return
+        group = self._waiting.popleft()
+        if group is self._last:
+            self._last = None
+        destination, records = group.destination, group.records
+        self._count -= len(records)
+        self._running = True
+        self._helpers.start(_WriteTask(self, destination, records))
+
+    def ended(self, destination: Destination, count: int, took_s: float, result: bytes | ServingError) -> None:
+        """The helper has written, or failed to write, `count` traces."""
+        self._running = False
+        outcome = destination.done(result) if isinstance(result, bytes) else WriteOutcome(count, result.message)
+        self.written_count += count - outcome.lost
+        if outcome.stops:
+            logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
+            self._stop()
+            self._lose(outcome.lost + self._drop_all(), outcome.problem)
+        elif outcome.lost:
+            self._lose(outcome.lost, outcome.problem)
+        if self._waiting:
+            closing = self._idle is not None
+            full = self._count >= destination.batch
+            delay_s = 0.0 if closing else max(took_s * _REST_FACTOR, 0.0 if full else destination.delay_s)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._start)
+        elif self._idle is not None:
+            self._idle.set()
+
+    def _drop_all(self) -> int:
+        """Drop what waits; returns how many traces."""
+        count, self._count, self._last = self._count, 0, None
+        self._waiting.clear()
+        return count
+
+    def _lose(self, count: int, why: str) -> None:
+        """Count lost traces, and log them now and then."""
+        self.lost_count += count
+        self._unreported += count
+        now_s = time.monotonic()
+        if self._unreported and now_s - self._loss_reported_s >= _LOSS_REPORT_S:
+            logger.warning("%d traces were lost: %s", self._unreported, why)
+            self._loss_reported_s, self._unreported = now_s, 0
+
+
+class WriterOutput(NamedTuple):
+    """The output of samplers whose traces have one destination."""
+
+    #: As in `TraceOutput`; takes no frame of its own.
+    put: Callable[[TraceRecord], None]
+
+
+class _IndexedOutput:
+    """The output of one sampler whose traces are in files with an index."""
+
+    def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
+        self._writer = writer
+        self._choice = choice
+
+    def put(self, record: TraceRecord) -> None:
+        """See `TraceOutput`."""
+        writer = self._writer
+        writer.put(writer.destination_of(self._choice.file_of(record)), record)
+
+
+class _WriteTask:
+    """What a helper does. A `kernel.serving.helper_tasks.HelperTask`."""
+
+    peer = ""
+
+    def __init__(self, writer: TraceWriter, destination: Destination, records: list[TraceRecord]) -> None:
+        self.name = destination.task
+        self.arguments = destination.arguments(records)
+        self.sources: list[Tensor] = []
+        self._writer = writer
+        self._destination = destination
+        self._count = len(records)
+        self._begun_s = time.monotonic()
+
+    def needs_memory(self, message: bytes) -> Span:
+        """Refuse: the result is small."""
+        raise InternalError("writing traces needs no memory of the server")
+
+    def done(self, result: bytes, output: Tensor | None) -> None:
+        """See `HelperTask`."""
+        self._writer.ended(self._destination, self._count, time.monotonic() - self._begun_s, result)
+
+    def failed(self, error: ServingError) -> None:
+        """See `HelperTask`."""
+        self._writer.ended(self._destination, self._count, time.monotonic() - self._begun_s, error)

@@ -1,0 +1,165 @@
+"""The trace of one request: what happened to it, and when. It is written when everything that it waits for has ended.
+
+A trace ends when its request has its final response, no worker executes the request, and the front door has sent what
+it had to send. A child belongs to a request that another request has caused (a step of an ensemble, a call of a model).
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from kernel.observe.statistics import ExecutionTimes
+    from kernel.serving.batch import Batch
+
+#: Triton's names of activities (`TRITONSERVER_InferenceTraceActivityString`).
+REQUEST_START, QUEUE_START, REQUEST_END = "REQUEST_START", "QUEUE_START", "REQUEST_END"
+COMPUTE_START, COMPUTE_INPUT_END = "COMPUTE_START", "COMPUTE_INPUT_END"
+COMPUTE_OUTPUT_START, COMPUTE_END = "COMPUTE_OUTPUT_START", "COMPUTE_END"
+QUEUE_INPUT, BACKEND_OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
+#: Triton's front doors take it when the final response reaches them.
+RESPONSE_COMPLETE = "INFER_RESPONSE_COMPLETE"
+
+#: How many bytes of a tensor are traced.
+TRACED_BYTE_SIZE = 4096
+
+#: The most names and times, and tensors, in one trace: a stream may have any number of responses.
+MOST_ENTRIES = 4096
+
+
+class TracedTensor(msgspec.Struct, array_like=True, gc=False):
+    """The beginning of a tensor in a trace."""
+
+    #: `QUEUE_INPUT` or `BACKEND_OUTPUT`.
+    activity: str
+    name: str
+    datatype: str
+    shape: list[int]
+    #: At most `TRACED_BYTE_SIZE` bytes, in the form of the protocols.
+    data: bytes
+    #: How many bytes the tensor has.
+    byte_size: int
+
+
+class SpanIds(msgspec.Struct, array_like=True, gc=False):
+    """The ids of a trace for OpenTelemetry, in hexadecimal digits."""
+
+    #: 32 digits, the same for all that a client's request causes.
+    trace_id: str
+    #: The spans `InferRequest` (only of a request of a client), of the model, and `compute`; 16 digits each.
+    root: str
+    model: str
+    compute: str
+    #: The span of which the first of these is a part; empty for none.
+    parent: str
+    #: The client's `tracestate`.
+    state: str = ""
+
+
+class TraceRecord(msgspec.Struct, array_like=True, gc=False):
+    """A trace as it is given to the process that writes it."""
+
+    #: Unique in the server; larger for younger traces.
+    id: int
+    #: 0 for the trace of a client's request.
+    parent_id: int
+    model_name: str
+    model_version: int
+    request_id: str
+    #: Names and monotonic nanoseconds in turn, not in the order of time. `pairs` returns them as pairs: making these
+    #: for each request would take longer than all else.
+    times: list[str | int] = []
+    tensors: list[TracedTensor] = []
+    #: Why the request failed; empty if it did not.
+    error: str = ""
+    spans: SpanIds | None = None
+
+    def pairs(self) -> list[tuple[str, int]]:
+        """Return names and times in the order of time."""
+        found: list[tuple[str, int]] = list(zip(self.times[::2], self.times[1::2], strict=True))  # type: ignore[arg-type]  # in turn
+        return sorted(found, key=itemgetter(1))
+
+
+class TraceOutput(Protocol):
+    """Takes traces that have ended."""
+
+    def put(self, record: TraceRecord) -> None:
+        """Write `record` soon. Never waits."""
+
+
+class Execution(NamedTuple):
+    """How a request was executed: the batch, its times, and what the worker said about it."""
+
+    times: ExecutionTimes
+    batch: Batch
+    instance: str
+    #: Large tensors of the batch that the worker has copied before and after the model, and their bytes.
+    copies: int
+    copied_byte_size: int
+
+
+class Trace(msgspec.Struct, eq=False):
+    """A trace of a request that has not ended."""
+
+    record: TraceRecord
+    #: Where the trace goes, and those of its children; None for a trace that only explains its request, or has ended.
+    output: TraceOutput | None
+    #: Whether it gets tensors, and whether responses say how the request has travelled.
+    tensors: bool = False
+    explains: bool = False
+    #: The last execution, if `explains`.
+    execution: Execution | None = None
+    #: How many instances execute the request: 0 or 1.
+    executing: int = 0
+    #: How many responses are on their way to the client.
+    sending: int = 0
+    #: Whether the request has its final response.
+    ended: bool = False
+
+    @property
+    def traceparent(self) -> str:
+        """The W3C trace context for whatever the model calls while it executes; empty without OpenTelemetry."""
+        spans = self.record.spans
+        return "" if spans is None else f"00-{spans.trace_id}-{spans.compute}-01"
+
+    def stamp(self, name: str, at_ns: int) -> None:
+        """Add an activity and its time in monotonic nanoseconds. A backend may add activities with names of its own."""
+        if len(self.record.times) < MOST_ENTRIES:
+            self.record.times += (name, at_ns)
+
+    def add_tensors(self, tensors: list[TracedTensor]) -> None:
+        """Add inputs or outputs; their data is cut already."""
+        if len(self.record.tensors) < MOST_ENTRIES:
+            self.record.tensors += tensors
+
+    def executed(self, times: ExecutionTimes) -> None:
+        """The execution has ended. Perhaps the request has its final response already."""
+        if len(self.record.times) < MOST_ENTRIES:
+            self.record.times += (
+                COMPUTE_START, times.compute_start_ns, COMPUTE_INPUT_END, times.input_end_ns,
+                COMPUTE_OUTPUT_START, times.output_start_ns, COMPUTE_END, times.compute_end_ns,
+            )  # fmt: skip
+        self.executing -= 1
+        if self.ended:
+            self.check_ended()
+
+    def not_executed(self) -> None:
+        """The instance that had the request is lost, or has given it back."""
+        self.executing -= 1
+        self.check_ended()
+
+    def end_send(self, name: str, at_ns: int) -> None:
+        """The client's socket has taken a response, or nobody wants it any more; `name` is what the front door calls
+        this."""
+        self.stamp(name, at_ns)
+        self.sending -= 1
+        self.check_ended()
+
+    def check_ended(self) -> None:
+        """Write the trace if nothing is to come."""
+        if self.ended and not self.executing and not self.sending and self.output is not None:
+            output, self.output = self.output, None
+            output.put(self.record)

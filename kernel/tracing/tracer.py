@@ -1,0 +1,193 @@
+"""Begins the traces of requests: decides which are traced, and gives them their ids.
+
+`Kernel.submit` asks for each request while something can be traced at all. A change of the settings takes effect with
+the next request.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from kernel.tracing.sampling import NEAR, Sampler
+from kernel.tracing.trace import QUEUE_INPUT, REQUEST_START, SpanIds, Trace, TraceRecord
+from kernel.tracing.trace_context import parse_trace_context
+from kernel.tracing.traced_sink import FRONT_DOORS, TracedSink, is_front_door
+from kernel.tracing.traced_tensors import traced_inline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.loop.clock import Clock
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+    from kernel.settings import TraceSettings, TraceValues
+    from kernel.tracing.trace import TraceOutput
+    from kernel.tracing.trace_context import CallerContext
+
+
+class Tracer:
+    """The samplers of the server and of models with settings of their own."""
+
+    def __init__(self, settings: TraceSettings, clock: Clock) -> None:
+        """Nothing is traced before `start`."""
+        self._settings = settings
+        self._now_ns = clock.now_ns
+        self._output_for: Callable[[TraceValues], TraceOutput] | None = None
+        #: By model, "" for the server; with the settings that are on only. A model with settings of its own that are
+        #: off has None.
+        self._samplers: dict[str, Sampler | None] = {}
+        self._outputs: dict[Sampler, TraceOutput] = {}
+        #: The sampler of all requests, if no model has settings of its own and clients cannot ask to be traced.
+        self._only: Sampler | None = None
+        self._last_id = 0
+        #: Called when it changes whether anything can be traced.
+        self.on_switch: Callable[[bool], object] = _ignored
+        #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
+        self.on_near: Callable[[bool], object] = _ignored
+
+    def start(self, output_for: Callable[[TraceValues], TraceOutput]) -> None:
+        """Trace from now on. `output_for` returns where traces with given settings go."""
+        self._output_for = output_for
+        self._settings.remaining = self._remaining
+        self._settings.on_change = self._changed
+        self._changed("")
+
+    @property
+    def on(self) -> bool:
+        """Whether any request can be traced."""
+        return bool(self._outputs)
+
+    def stop(self) -> None:
+        """Begin no more traces before the settings change: they cannot be written."""
+        self._samplers = dict.fromkeys(self._samplers)
+        self._outputs.clear()
+        self._switch()
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def begin(self, request: Request, model: Model) -> None:
+        """Trace a checked request if it is its turn, or if it asks for an explanation."""
+        only = self._only
+        if only is not None and request.parent is None and not request.explain:
+            # The usual case, without further calls: all models have the settings of the server.
+            only.until -= 1
+            if only.until:
+                if only.until == NEAR:
+                    self.on_near(True)
+                return
+            if only.begin_next():
+                self._begin_root(request, model, only, None)
+            self.on_near(only.until <= NEAR)
+            return
+        parent = request.trace_parent
+        if parent is not None:
+            if parent.trace is not None:
+                self._begin_child(request, model, parent.trace)
+        elif request.parent is None and self._outputs:
+            self._sample(request, model)
+        if request.explain and request.trace is None:
+            self._attach(request, TraceRecord(0, 0, model.name, model.version, request.id, [], []), None, False)
+
+    def _sample(self, request: Request, model: Model) -> None:
+        """Trace the request of a client if it is its turn, or if the client records a trace."""
+        samplers, name = self._samplers, model.name
+        sampler = samplers[name] if name in samplers else samplers.get("")
+        if sampler is None:
+            return
+        context: CallerContext | None = None
+        if sampler.opentelemetry:
+            traceparent = request.sink.header("traceparent")
+            if traceparent:
+                context = parse_trace_context(traceparent, request.sink.header("tracestate"))
+        if sampler.hit() or (context is not None and context.sampled):
+            self._begin_root(request, model, sampler, context)
+
+    def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
+        self._last_id = id = self._last_id + 1
+        record = TraceRecord(id, 0, model.name, model.version, request.id, [], [])
+        if sampler.opentelemetry:
+            record.spans = _root_spans(context)
+        self._attach(request, record, self._outputs[sampler], sampler.tensors)
+
+    def _begin_child(self, request: Request, model: Model, parent: Trace) -> None:
+        output = parent.output
+        if output is None:  # it is explained only, or has ended
+            return
+        self._last_id = id = self._last_id + 1
+        record = TraceRecord(id, parent.record.id, model.name, model.version, request.id, [], [])
+        spans = parent.record.spans
+        if spans is not None:
+            record.spans = SpanIds(spans.trace_id, "", _span_id(), _span_id(), spans.model, spans.state)
+        self._attach(request, record, output, parent.tensors)
+
+    def _attach(self, request: Request, record: TraceRecord, output: TraceOutput | None, tensors: bool) -> None:
+        received_ns = request.received_ns
+        inner = request.sink
+        request.trace = trace = Trace(record, output, tensors, request.explain)
+        request.sink = sink = TracedSink(inner, trace, request, self._now_ns)
+        known = FRONT_DOORS.get(type(inner))
+        if known or (known is None and is_front_door(inner)):
+            names, begin_ns, end_ns, sink.sends_at_once = inner.reception()  # type: ignore[attr-defined]  # as is known
+            sink.names = names
+            begin_ns = begin_ns or received_ns
+            record.times += (names.receive_start, begin_ns, names.receive_end, end_ns or begin_ns)
+        record.times += (REQUEST_START, received_ns)
+
+    # ---- settings ----------------------------------------------------------------------------
+
+    def _remaining(self, model: str) -> int | None:
+        sampler = self._samplers.get(model)
+        return None if sampler is None else sampler.remaining
+
+    def _changed(self, model: str) -> None:
+        if model:
+            self._make_sampler(model)
+        else:
+            for name in ("", *self._settings.models):
+                self._make_sampler(name)
+        self._switch()
+
+    def _switch(self) -> None:
+        """The samplers have changed."""
+        shared = self._samplers.get("")
+        alone = shared is not None and len(self._samplers) == 1 and not shared.opentelemetry
+        self._only = shared if alone else None
+        self.on_switch(self.on)
+        self.on_near(self.on and (self._only is None or self._only.until <= NEAR))
+
+    def _make_sampler(self, model: str) -> None:
+        former = self._samplers.pop(model, None)
+        if former is not None:
+            self._outputs.pop(former, None)
+        if model and model not in self._settings.models:
+            return
+        values = self._settings.get(model)
+        works = values.trace_level != ("OFF",) and not (
+            values.trace_mode == "triton" and (not values.trace_file or not values.trace_rate)
+        )
+        self._samplers[model] = None
+        if works and self._output_for is not None:
+            sampler = self._samplers[model] = Sampler(values)
+            self._outputs[sampler] = self._output_for(values)
+
+
+def trace_ensemble_inputs(request: Request) -> None:
+    """Add the inputs of a request that no worker will get: the steps of an ensemble have them."""
+    trace = request.trace
+    if trace is not None and trace.tensors:
+        trace.add_tensors([traced_inline(QUEUE_INPUT, tensor) for tensor in request.inputs])
+
+
+def _root_spans(context: CallerContext | None) -> SpanIds:
+    if context is None:
+        return SpanIds(secrets.token_hex(16), _span_id(), _span_id(), _span_id(), "")
+    return SpanIds(context.trace_id, _span_id(), _span_id(), _span_id(), context.span_id, context.state)
+
+
+def _span_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _ignored(on: bool) -> None:
+    """Ignore a change."""

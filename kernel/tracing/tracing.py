@@ -1,0 +1,62 @@
+"""Traces of a server as a whole: starts the helper that writes them, chooses where they go, and ends both.
+
+Nothing of this exists while tracing is off: the helper is started for the first trace that has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.errors import Unsupported
+from kernel.serving.helper_tasks import Helpers
+from kernel.tracing.output.export import CollectorDestination, missing_packages
+from kernel.tracing.output.writer import TraceWriter, WriterOutput
+
+if TYPE_CHECKING:
+    from kernel.serving.kernel import Kernel
+    from kernel.settings import TraceValues
+    from kernel.tracing.trace import TraceOutput
+
+#: How long the last traces may take to be written when the server stops, in seconds.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class TraceHelpers(Helpers, Protocol):
+    """Helpers that do nothing but write traces."""
+
+    async def close(self) -> None:
+        """Stop the helpers. Tasks that wait or run fail."""
+
+
+class Tracing:
+    """Traces of one server."""
+
+    def __init__(self, kernel: Kernel, helpers: TraceHelpers, startup: TraceValues) -> None:
+        """`helpers` have no other tasks: a full disk or a collector that hangs delays none. `close` closes them.
+
+        Raises `Unsupported` if the settings at the start need packages that are not installed.
+        """
+        if startup.trace_mode == "opentelemetry" and (missing := missing_packages()):
+            raise Unsupported(missing)
+        self._kernel = kernel
+        self._helpers = helpers
+        self._writer = TraceWriter(helpers, kernel.tracer.stop)
+        self._collector: CollectorDestination | None = None
+        kernel.trace_counts = self._counts
+        kernel.tracer.start(self._output_for)
+
+    def _counts(self) -> tuple[int, int]:
+        return self._writer.written_count, self._writer.lost_count
+
+    def _output_for(self, values: TraceValues) -> TraceOutput:
+        if values.trace_mode == "triton":
+            return self._writer.file_output(values)
+        if self._collector is None:
+            self._collector = CollectorDestination(values)  # its settings stay those of the start
+        return WriterOutput(functools.partial(self._writer.put, self._collector))
+
+    async def close(self) -> None:
+        """Write what waits, and end the helpers."""
+        await self._writer.close(CLOSE_TIMEOUT_S)
+        await self._helpers.close()

@@ -1,0 +1,131 @@
+"""The queue of traces before the helper that writes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.errors import Unavailable
+from kernel.settings import TraceValues
+from kernel.tracing.output import writer as module
+from kernel.tracing.output.writer import TraceWriter
+from kernel.tracing.trace import TraceRecord
+from protocols.testing import DirectHelpers, LateHelpers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernel.serving.helper_tasks import HelperTask
+    from kernel.tracing.trace import TraceOutput
+
+
+pytestmark = pytest.mark.anyio
+
+
+class LosingHelpers(DirectHelpers):
+    def start(self, task: HelperTask) -> None:
+        task.failed(Unavailable("the helper process was lost (exit code 1)"))
+
+
+class Bench:
+    def __init__(self, path: Path, helpers: DirectHelpers, **settings: int) -> None:
+        self.stops = 0
+        self.path = path
+        self.writer = TraceWriter(helpers, self._stop)
+        values = TraceValues(("TIMESTAMPS",), trace_file=str(path), **settings)  # type: ignore[arg-type]
+        self.output: TraceOutput = self.writer.file_output(values)
+
+    def _stop(self) -> None:
+        self.stops += 1
+
+    def put(self, *ids: int) -> None:
+        for id in ids:
+            self.output.put(TraceRecord(id, 0, "m", 1, "", ["QUEUE_START", id]))
+
+
+def ids(path: Path) -> list[int]:
+    return [each["id"] for each in json.loads(path.read_text())]
+
+
+async def test_what_waits_is_written_when_the_server_stops(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "t", DirectHelpers())
+    bench.put(1, 2)
+    assert not bench.path.exists()
+    await bench.writer.close(5)
+    assert ids(bench.path) == [1, 2]
+    assert (bench.writer.written_count, bench.writer.lost_count) == (2, 0)
+
+
+async def test_a_full_batch_is_written_at_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "t", DirectHelpers())
+    bench.put(*range(1, 513))
+    assert len(ids(bench.path)) == 512
+    bench.put(513)
+    await bench.writer.close(5)
+    assert len(ids(bench.path)) == 513
+
+
+async def test_each_file_with_an_index_is_written(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "t", DirectHelpers(), log_frequency=2)
+    bench.put(1, 2, 3, 4, 5)
+    await bench.writer.close(5)
+    assert [ids(tmp_path / f"t.{index}") for index in range(3)] == [[1, 2], [3, 4], [5]]
+
+
+async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module.FileDestination, "max_waiting", 600)
+    helpers = LateHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    with caplog.at_level(logging.WARNING):
+        bench.put(*range(1, 1513))
+    assert bench.writer.lost_count == 1512 - 512 - 600
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 traces were lost: too many traces wait to be written"
+    ]
+    helpers.run_all()
+    assert len(ids(bench.path)) == 512
+
+
+async def test_a_file_that_cannot_be_written_stops_tracing_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path / "no" / "t", DirectHelpers())
+    bench.put(1, 2, 3)
+    with caplog.at_level(logging.WARNING):
+        await bench.writer.close(5)
+    assert bench.stops == 1
+    assert (bench.writer.written_count, bench.writer.lost_count) == (0, 3)
+    problem = f"the trace file '{bench.path}' cannot be written: No such file or directory"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"tracing stops until its settings are changed: {problem}", f"3 traces were lost: {problem}",
+    ]  # fmt: skip
+
+
+async def test_a_file_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FILE_BYTE_SIZE", 100)
+    bench = Bench(tmp_path / "t", DirectHelpers())
+    bench.put(1, 2, 3)
+    await bench.writer.close(5)
+    assert ids(bench.path) == [1, 2, 3]
+    assert (bench.stops, bench.writer.written_count, bench.writer.lost_count) == (1, 3, 0)
+
+
+async def test_a_lost_helper_loses_what_it_had_and_nothing_else(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "t", LosingHelpers())
+    bench.put(1)
+    await bench.writer.close(5)
+    assert (bench.stops, bench.writer.lost_count) == (0, 1)
+
+
+async def test_the_end_does_not_wait_for_ever(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "t", LateHelpers())
+    bench.put(1)
+    await bench.writer.close(0.001)
+    bench.put(2)
+    await bench.writer.close(0.001)
+    assert bench.writer.lost_count == 1, "what the helper has may still be written"

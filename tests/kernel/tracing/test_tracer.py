@@ -1,0 +1,327 @@
+"""Traces of requests from `Kernel.submit` to their end: names and times, children, samplers, explanations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel import errors
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.input_placement import InputPlacer
+from kernel.observe.statistics import ExecutionTimes
+from kernel.serving.batch import Batch
+from kernel.serving.catalog import Catalog, ModelState
+from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.model import Model
+from kernel.serving.request import Request
+from kernel.serving.response import Response
+from kernel.settings import LogSettings, TraceSettings, TraceValues
+from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
+from kernel.tracing.trace import Execution, TraceRecord
+from kernel.tracing.traced_sink import HTTP, Reception
+from schedulers.direct import direct
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernel.tracing.trace import Trace
+
+EVERY = TraceValues(("TIMESTAMPS",), trace_rate=1, trace_file="/t")
+COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"
+
+
+class Door(RecordingSink):
+    """A sink of a front door, which has received its request at once."""
+
+    def reception(self) -> Reception:
+        return HTTP, 3, 4, True
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.records: list[TraceRecord] = []
+
+    def put(self, record: TraceRecord) -> None:
+        self.records.append(record)
+
+
+class Bench:
+    """A kernel with the models `m` and `n`, of one fake instance each."""
+
+    def __init__(self, values: TraceValues) -> None:
+        self.settings = TraceSettings(values)
+        self.clock = FakeClock()
+        catalog = Catalog()
+        self.regions = RegionRegistry()
+        self.kernel = Kernel(
+            catalog, self.regions, InputPlacer(self.regions, 1 << 20), self.clock,
+            KernelSettings(self.settings, LogSettings()),
+        )  # fmt: skip
+        self.written = Recorder()
+        self.kernel.tracer.start(lambda values: self.written)
+        self.models = []
+        for name in ("m", "n"):
+            model = Model(model_spec(name, dims=(-1,)), ModelConfig(), 1, direct, self.clock)
+            model.start()
+            model.instances.add(FakeInstance(name))
+            catalog.set_state(name, 1, ModelState.READY, "", model)
+            self.models.append(model)
+
+    def submit(self, model: str = "m", sink: RecordingSink | None = None, **more: object) -> Request:
+        tensor = Tensor("IN", "FP32", [1], bytes(4))
+        request = Request(model, [tensor], sink or Door(), id="r", **more)  # type: ignore[arg-type]
+        self.kernel.submit(request)
+        return request
+
+    def traced(self, *models: str) -> list[bool]:
+        return [self.submit(model).trace is not None for model in models]
+
+    def close(self) -> None:
+        for model in self.models:
+            model.close(errors.ServerStopping(""))
+        self.regions.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench(EVERY)
+    yield made
+    made.close()
+
+
+def times_from(start_ns: int) -> ExecutionTimes:
+    return ExecutionTimes(start_ns, start_ns + 1, start_ns + 2, start_ns + 3)
+
+
+def trace_of(request: Request) -> Trace:
+    assert request.trace is not None
+    return request.trace
+
+
+def answer(request: Request) -> None:
+    request.respond(Response("m", "1", "r", outputs=[]))
+
+
+def names(record: TraceRecord) -> list[str]:
+    return [name for name in record.times if isinstance(name, str)]
+
+
+def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Bench) -> None:
+    request = bench.submit()
+    trace = trace_of(request)
+    trace.executing += 1
+    trace.executed(times_from(10))
+    answer(request)
+    [record] = bench.written.records
+    assert (record.id, record.parent_id, record.model_name, record.model_version, record.request_id) == (
+        1,
+        0,
+        "m",
+        1,
+        "r",
+    )
+    assert names(record) == [
+        "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", *COMPUTE, "INFER_RESPONSE_COMPLETE", "QUEUE_START",
+        "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
+    ]  # fmt: skip
+
+
+def test_a_trace_waits_for_the_times_of_an_execution_that_ends_after_the_response(bench: Bench) -> None:
+    request = bench.submit()
+    trace = trace_of(request)
+    trace.executing += 1
+    answer(request)
+    assert bench.written.records == []
+    trace.executed(times_from(10))
+    assert [name for name in names(bench.written.records[0]) if name in COMPUTE] == COMPUTE
+
+
+def test_a_trace_of_a_request_whose_worker_is_lost_ends_with_its_error(bench: Bench) -> None:
+    request = bench.submit()
+    trace_of(request).executing += 1
+    trace_of(request).not_executed()
+    request.fail(errors.InternalError("the worker was lost"))
+    [record] = bench.written.records
+    assert record.error == "the worker was lost"
+    assert names(record)[-3:] == ["REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END"]
+
+
+def test_a_cancelled_request_is_traced_to_its_end(bench: Bench) -> None:
+    request = bench.submit()
+    trace_of(request).executing += 1
+    bench.kernel.cancel(request)
+    assert bench.written.records == []
+    trace_of(request).executed(times_from(10))
+    request.fail(errors.RequestCancelled())
+    assert names(bench.written.records[0])[-1] == "HTTP_SEND_END"
+
+
+def test_each_response_of_a_stream_is_noted_and_its_end_is_not_sent(bench: Bench) -> None:
+    request = bench.submit(streaming=True)
+    for _ in range(2):
+        request.respond(Response("m", "1", "r", outputs=[], final=False))
+    request.respond(Response("m", "1", "r"))
+    [record] = bench.written.records
+    assert names(record).count("HTTP_SEND_START") == names(record).count("HTTP_SEND_END") == 2
+    assert names(record).count("INFER_RESPONSE_COMPLETE") == 1
+    assert names(record)[-1] == "REQUEST_END"
+
+
+def test_a_response_in_shared_memory_is_sent_when_it_is_released(bench: Bench) -> None:
+    sink = Door()
+    request = bench.submit(sink=sink)
+    request.respond(Response("m", "1", "r", outputs=[], leased=True))
+    assert bench.written.records == []
+    sink.responses[0].release()
+    sink.responses[0].release()
+    assert names(bench.written.records[0])[-1] == "HTTP_SEND_END"
+
+
+def test_a_child_has_no_times_of_a_front_door_and_names_its_parent(bench: Bench) -> None:
+    parent = bench.submit()
+    child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent)
+    answer(child)
+    [record] = bench.written.records
+    assert (record.id, record.parent_id, record.model_name) == (2, 1, "n")
+    assert names(record) == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+
+
+def test_a_child_ends_before_its_parent_which_may_respond_within_its_response(bench: Bench) -> None:
+    parent = bench.submit()
+
+    class Step(RecordingSink):
+        def send(self, response: Response) -> None:
+            answer(parent)
+
+    answer(bench.submit("n", Step(), parent=parent, trace_parent=parent))
+    assert [record.id for record in bench.written.records] == [2, 1]
+
+
+def test_a_call_of_a_model_without_a_trace_is_not_traced(bench: Bench) -> None:
+    parent = bench.submit()
+    assert bench.submit("n", RecordingSink(), parent=parent).trace is None
+
+
+def test_nothing_is_traced_while_the_level_is_off() -> None:
+    bench = Bench(TraceValues(trace_rate=1, trace_file="/t"))
+    assert bench.traced("m") == [False]
+    assert not bench.kernel.traces
+    bench.settings.update({"trace_level": ["TIMESTAMPS"]}, "n")
+    assert bench.kernel.traces
+    assert bench.traced("m", "n") == [False, True]
+    bench.settings.update({"trace_level": None}, "n")
+    assert not bench.kernel.traces
+    bench.close()
+
+
+def test_models_without_settings_of_their_own_share_a_sampler(bench: Bench) -> None:
+    bench.settings.update({"trace_rate": ["2"]})
+    assert bench.traced("m", "n", "n", "m") == [False, True, False, True]
+    bench.settings.update({"trace_rate": ["1"]}, "n")
+    assert bench.traced("m", "n", "n", "m") == [False, True, True, True]
+
+
+def test_a_model_can_be_left_out(bench: Bench) -> None:
+    bench.settings.update({"trace_level": ["OFF"]}, "n")
+    assert bench.traced("m", "n") == [True, False]
+
+
+def test_a_count_is_used_up_and_shown(bench: Bench) -> None:
+    bench.settings.update({"trace_count": ["2"]})
+    assert bench.traced("m", "n", "m") == [True, True, False]
+    assert bench.settings.get().trace_count == 0
+    bench.settings.update({"trace_count": ["1"]})
+    assert bench.traced("m", "m") == [True, False]
+
+
+def test_tracing_stops_when_nothing_can_be_written_until_the_settings_change(bench: Bench) -> None:
+    bench.kernel.tracer.stop()
+    assert bench.traced("m") == [False]
+    assert not bench.kernel.traces
+    bench.settings.update({"trace_rate": ["1"]})
+    assert bench.traced("m") == [True]
+
+
+# ---- OpenTelemetry -------------------------------------------------------------------------
+
+
+def exporting(rate: int, traceparent: str = "", state: str = "") -> tuple[Bench, Request]:
+    bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=rate, trace_mode="opentelemetry"))
+    sink = Door()
+    sink.headers = {"traceparent": traceparent, "tracestate": state}
+    return bench, bench.submit(sink=sink)
+
+
+def test_a_client_that_records_a_trace_is_traced_at_any_rate_and_its_trace_goes_on() -> None:
+    bench, request = exporting(0, CALLER + "01", "a=b")
+    spans = trace_of(request).record.spans
+    assert spans is not None
+    assert (spans.trace_id, spans.parent, spans.state) == (CALLER[3:35], CALLER[36:52], "a=b")
+    assert trace_of(request).traceparent == f"00-{spans.trace_id}-{spans.compute}-01"
+    bench.close()
+
+
+@pytest.mark.parametrize("traceparent", ["", CALLER + "00", "nonsense"])
+def test_others_are_traced_at_the_rate(traceparent: str) -> None:
+    bench, request = exporting(0, traceparent)
+    assert request.trace is None
+    bench.close()
+    bench, request = exporting(1, traceparent)
+    assert request.trace is not None
+    bench.close()
+
+
+def test_children_are_parts_of_the_span_of_the_model_that_caused_them() -> None:
+    bench, parent = exporting(1)
+    child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent)
+    outer, inner = trace_of(parent).record.spans, trace_of(child).record.spans
+    assert outer is not None
+    assert inner is not None
+    assert (inner.trace_id, inner.parent) == (outer.trace_id, outer.model)
+    assert len({outer.root, outer.model, outer.compute, inner.model, inner.compute}) == 5
+    bench.close()
+
+
+# ---- explanations --------------------------------------------------------------------------
+
+
+def test_an_explained_request_gets_its_way_in_the_parameters_of_its_response() -> None:
+    bench = Bench(TraceValues())
+    sink = RecordingSink()
+    request = bench.submit(sink=sink, explain=True)
+    start_ns = request.queue_start_ns + 7
+    trace_of(request).executing += 1
+    requests = [Request("m", [], RecordingSink(), batch_size=rows) for rows in (1, 3)]
+    trace_of(request).execution = Execution(times_from(start_ns), Batch([*requests], closed_by="full"), "m_0", 1, 5000)
+    trace_of(request).executed(times_from(start_ns))
+    request.respond(Response("m", "1", "r", outputs=[], parameters={"own": 1}))
+    found = sink.responses[0].parameters
+    assert found is not None
+    assert found.pop("naiad_total_ns") == 0, "the clock stands still"
+    assert found == {
+        "own": 1, "naiad_queue_ns": 7, "naiad_compute_input_ns": 1, "naiad_compute_infer_ns": 1,
+        "naiad_compute_output_ns": 1, "naiad_instance": "m_0", "naiad_batch_size": 4, "naiad_batch_requests": 2,
+        "naiad_batch_closed_by": "full", "naiad_copies": 1, "naiad_copied_bytes": 5000,
+    }  # fmt: skip
+    assert bench.written.records == []
+    bench.close()
+
+
+def test_a_request_that_is_traced_and_explained_names_its_trace(bench: Bench) -> None:
+    sink = Door()
+    answer(bench.submit(sink=sink, explain=True))
+    found = sink.responses[0].parameters
+    assert found is not None
+    assert found["naiad_trace_id"] == bench.written.records[0].id
+
+
+def test_the_children_of_a_request_that_is_only_explained_are_not_traced() -> None:
+    bench = Bench(TraceValues())
+    parent = bench.submit(explain=True)
+    bench.kernel.traces = True
+    assert bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent).trace is None
+    bench.close()
