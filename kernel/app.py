@@ -31,8 +31,8 @@ from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.first_load import creating_server, listen, load_first_models, show_loading
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
-from kernel.loop.clock import LoopClock
-from kernel.machine import memory_byte_size, processor_count
+from kernel.loop.clock import LoopClock, in_next_iteration
+from kernel.machine import helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
@@ -150,7 +150,7 @@ class Server:
             allow_client_shm=options.allow_client_shm,
             max_decompression_ratio=options.max_decompression_ratio,
         )
-        inputs = InputPlacer(regions, options.arena_byte_size, budget, _in_next_iteration)
+        inputs = InputPlacer(regions, options.arena_byte_size, budget, in_next_iteration)
         self._kernel = Kernel(catalog, regions, inputs, clock, settings)
         self._kernel.starting = True
         self._kernel.lost_log_lines = self._owner.lost_log_lines
@@ -228,7 +228,7 @@ class Server:
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
         self._helpers = helpers = HelperPool(
-            processes.helper_launcher, options.arena_byte_size, budget, count=_helper_count()
+            processes.helper_launcher, options.arena_byte_size, budget, count=helper_count()
         )
         self._kernel.helpers = helpers
         writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
@@ -390,17 +390,6 @@ class Server:
                 return 1
         logger.info("Stopped: every accepted request was answered")
         return 0
-
-
-def _in_next_iteration(callback: Callable[[], None]) -> None:
-    """Call `callback` in the next event-loop iteration; never if the server's loop has ended."""
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop().call_soon(callback)
-
-
-def _helper_count() -> int:
-    """Return how many helpers there may be: at least two, since one is kept free for small tasks."""
-    return max(2, min(4, processor_count() // 2))
 
 
 def _import_front_doors() -> None:

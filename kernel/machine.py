@@ -26,6 +26,11 @@ def give_memory_back() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
+def helper_count() -> int:
+    """Return how many helpers a server may have: at least two, since one is kept free for small tasks."""
+    return max(2, min(4, processor_count() // 2))
+
+
 def memory_byte_size() -> int:
     """Return the bytes of memory: the machine's, or less if there is a limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import json
 import threading
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from backends.python.calls import execute, execute_async
-from backends.python.failures import (
-    NO_CAST,
-    TritonModelException,
-    check_parameters,
-    incompatible_arguments,
-    is_truth,
+from backends.python.failures import NO_CAST, TritonModelException, check_parameters, incompatible_arguments, is_truth
+from backends.python.request_arguments import (
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
 )
 from backends.python.responses import ResponseSender
 from backends.python.tensors import Tensor
@@ -38,12 +37,6 @@ NoneType = type(None)
 #: requests is enough, because it is held very briefly. It is reentrant, because a finalizer of the model may run then.
 _sender_lock = threading.RLock()
 
-TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
-TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
-TRITONSERVER_REQUEST_RELEASE_ALL: Final = 1
-TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
-
-
 #: The default of arguments that must be given, although others with a default stand before them. Any: the type checker
 #: of a model's author shows the type of the argument.
 _REQUIRED: Any = None
@@ -61,50 +54,6 @@ def _are(kind: type, values: Sequence[object]) -> bool:
 
 def _is_list_of(kinds: tuple[type, ...], values: object) -> bool:
     return isinstance(values, (list, tuple)) and all(isinstance(value, kinds) for value in values)
-
-
-class MemoryType(enum.IntEnum):
-    """Where tensors are."""
-
-    TRITONSERVER_MEMORY_GPU = 0
-    TRITONSERVER_MEMORY_CPU = 1
-
-    __str__ = enum.Enum.__str__  # as Triton's enumerations show themselves
-
-
-TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
-TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
-
-
-class PreferredMemory:
-    """The memory that a model prefers for the outputs of a request that it creates."""
-
-    __slots__ = ("_device_id", "_memory_type")
-
-    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        if not isinstance(preferred_memory_type, MemoryType) or not isinstance(preferred_device_id, int):
-            signature = (
-                "PreferredMemory(preferred_memory_type: triton::backend::python::PreferredMemory::MemoryType, "
-                "preferred_device_id: int = 0)"
-            )
-            raise incompatible_arguments("__init__", signature, preferred_memory_type, preferred_device_id)
-        self._memory_type = preferred_memory_type
-        self._device_id = preferred_device_id
-
-
-class InferenceTrace:
-    """The trace of a request."""
-
-    __slots__ = ("_context", "request_number")
-
-    def __init__(self, context: str | None = None) -> None:
-        self._context = context
-        #: The number of the request that has the trace; 0 for a trace that the model has made.
-        self.request_number = 0
-
-    def get_context(self) -> str | None:
-        """Return the OpenTelemetry context as JSON, or None if the request has none."""
-        return self._context
 
 
 #: The defaults of arguments for which Triton refuses None.
@@ -219,8 +168,7 @@ class InferenceRequest:
         self._trace = None if trace is _NO_TRACE else trace
         self._parameters = check_parameters(parameters)
         self._parameters_json = json.dumps(self._parameters)
-        self._request = None
-        self._sender = None
+        self._request = self._sender = None
         self._responded = self.reschedules = False
 
     @staticmethod

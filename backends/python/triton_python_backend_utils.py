@@ -21,18 +21,17 @@ from backends.python.instance import get_model_dir
 from backends.python.logger import Logger
 from backends.python.metrics import Metric, MetricFamily
 from backends.python.model_config import ModelConfig
-from backends.python.requests import (
+from backends.python.request_arguments import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    InferenceRequest,
     InferenceTrace,
     PreferredMemory,
-    get_input_tensor_by_name,
 )
+from backends.python.requests import InferenceRequest, get_input_tensor_by_name
 from backends.python.responses import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,

@@ -11,13 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.supervision.calls.caller import CallerCalls
-from backends.supervision.health_check import WorkerHealthCheck
 from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
-from backends.supervision.reported_metrics import ReportedMetrics
-from backends.supervision.reported_statistics import ReportedStatistics
-from backends.supervision.request_traces import add_traced_tensors, end_traces, trace_context, trace_execution
+from backends.supervision.reported.reported_metrics import ReportedMetrics
+from backends.supervision.reported.reported_statistics import ReportedStatistics
+from backends.supervision.reported.request_traces import add_traced_tensors, end_traces, trace_context, trace_execution
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
+from backends.supervision.watch.health_check import WorkerHealthCheck
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
 from backends.transport.texts import MAX_TEXT_BYTES

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from backends.supervision.launcher import KILL_WAIT_S
-from backends.supervision.working import done_while_working
+from backends.supervision.watch.working import done_while_working
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.texts import shortened

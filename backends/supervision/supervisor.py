@@ -7,14 +7,13 @@ then loads the model in the same process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from backends.supervision.backoff import Backoff
-from backends.supervision.calls.model_control import ModelControl
+from backends.supervision.calls.model_control import ModelControl, while_loading
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
@@ -31,7 +30,7 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.instances import Condition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.shared.workers import SharedWorkers
@@ -143,20 +142,8 @@ class InstanceSupervisor:
         assert self._session is not None
         message = wire.Complete(config, model_dir, version, backend_config, verify)
         limit_s, doing = self._load_timeout_s, "completing its configuration"
-        with self._while_loading(config):
+        with while_loading(self._control, config):
             return await self._in_time(self._session, self._session.complete(message), doing, limit_s)
-
-    @contextlib.contextmanager
-    def _while_loading(self, config: str) -> Iterator[None]:
-        """Let the server know what waits for the model, which may load other models in this block."""
-        control = self._control
-        if control is not None:
-            control.loading = str(msgspec.json.decode(config, type=dict[str, Any]).get("name", ""))
-        try:
-            yield
-        finally:
-            if control is not None:
-                control.loading = ""
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""
@@ -171,7 +158,7 @@ class InstanceSupervisor:
         if self._session is None:
             await self.start(plan.name, plan.needs)
         assert self._session is not None
-        with self._while_loading(config):
+        with while_loading(self._control, config):
             load_ns = await self._load_into(self._session, self._load)
         self._loaded = True
         return load_ns

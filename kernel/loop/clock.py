@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -137,3 +138,9 @@ class LoopAlarm:
             return
         self._at_ns = None
         self._callback()
+
+
+def in_next_iteration(callback: Callable[[], None]) -> None:
+    """Call `callback` in the next event-loop iteration; never if the loop has ended."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop().call_soon(callback)

@@ -341,10 +341,6 @@ class Lifecycle:
         """Change the instances of a version. Removed ones end in the returned tasks, or after their sequences."""
         removed = update.commit()
         ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in removed]
-        logger.info(
-            "successfully updated the instances of '%s' version %d: %d new, %d removed",
-            update.version.model.name, update.version.model.version, len(update.new), len(removed),
-        )  # fmt: skip
         return [] if update.version.model.live_sequences else ends  # whose clients may wait for this load
 
     def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:

@@ -132,7 +132,12 @@ class InstanceUpdate(msgspec.Struct, frozen=True):
         former, version.instances = version.instances, self.instances
         version.origin = self.origin
         version.model.config = self.prepared.config
-        return [each.keeper for each in former if each not in self.instances]
+        removed = [each.keeper for each in former if each not in self.instances]
+        logger.info(
+            "successfully updated the instances of '%s' version %d: %d new, %d removed",
+            version.model.name, version.model.version, len(self.new), len(removed),
+        )  # fmt: skip
+        return removed
 
     async def abandon(self) -> None:
         """End the new instances. The version stays unchanged."""

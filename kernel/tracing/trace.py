@@ -79,7 +79,7 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False):
 
     def pairs(self) -> list[tuple[str, int]]:
         """Return names and times in the order of time."""
-        found: list[tuple[str, int]] = list(zip(self.times[::2], self.times[1::2], strict=True))  # type: ignore[arg-type]  # in turn
+        found: list[tuple[str, int]] = list(zip(self.times[::2], self.times[1::2]))  # type: ignore[arg-type]  # in turn
         return sorted(found, key=itemgetter(1))
 
 
@@ -90,7 +90,7 @@ class TraceOutput(Protocol):
         """Write `record` soon. Never waits."""
 
 
-class Execution(NamedTuple):
+class TracedExecution(NamedTuple):
     """How a request was executed: the batch, its times, and what the worker said about it."""
 
     times: ExecutionTimes
@@ -111,7 +111,7 @@ class Trace(msgspec.Struct, eq=False):
     tensors: bool = False
     explains: bool = False
     #: The last execution, if `explains`.
-    execution: Execution | None = None
+    execution: TracedExecution | None = None
     #: How many instances execute the request: 0 or 1.
     executing: int = 0
     #: How many responses are on their way to the client.

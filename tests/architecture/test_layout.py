@@ -20,6 +20,8 @@ MAX_LINES = 400
 LONGER_FILES = {
     "protocols/http/fast/connection.py": "one state machine, whose short methods share the state of a connection",
     "backends/supervision/handle.py": "one state machine, through which each request goes without another call",
+    "backends/worker/loop.py": "the worker's state, and a short method for each message that changes it",
+    "backends/supervision/supervisor.py": "the life of an instance's workers, in short methods that share its state",
     "backends/transport/wire.py": "the whole protocol stands in one file, nearly all of it declarations",
 }
 

@@ -24,12 +24,14 @@ ENTRY = ("backends.worker.process", "backends.python.backend", "backends.portabl
 OF_THE_KERNEL = {
     "kernel", "kernel.errors", "kernel.loop", "kernel.loop.busy_poll", "kernel.loop.iteration_end", "kernel.machine",
     "kernel.observe", "kernel.observe.metric_rules", "kernel.serving", "kernel.serving.triton_input_order",
-    "kernel.server_paths", "kernel.serving.validation", "kernel.texts",
+    "kernel.server_paths", "kernel.serving.validation", "kernel.texts", "kernel.tracing", "kernel.tracing.trace",
+    "kernel.tracing.trace_context",
 }  # fmt: skip
 
 #: Functions that import later, and why no module of a model can come between.
 LATE_IMPORTS = {
     "shm/tensor.py import_arrays": "`run_worker` calls it before there is a model",
+    "backends/python/backend.py _import_model_class": "before the model's file is imported",
     "backends/portable/start.py _import_worker": "before there is a model",
     "backends/portable/start.py _has_msgspec": "before there is a model",
     "backends/portable/start.py find_spec": "of the standard library",

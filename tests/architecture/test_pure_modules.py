@@ -10,7 +10,7 @@ from tests.architecture.source import imports, source_files
 PURE = (
     "backends/supervision/backoff.py",
     "backends/supervision/output/limits.py",
-    "backends/supervision/reported_statistics.py",
+    "backends/supervision/reported/reported_statistics.py",
     "backends/supervision/watch/batch_stages.py",
     "backends/supervision/watch/instance_watch.py",
     "backends/config_requirements.py",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from backends.transport import wire
 from backends.transport.texts import shortened
@@ -12,10 +15,22 @@ from kernel.repository.override import MAX_FILES_BYTE_SIZE
 from kernel.serving.catalog import parse_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from backends.supervision.session import WorkerSession
     from kernel.serving.kernel import Kernel
+
+
+@contextlib.contextmanager
+def while_loading(control: ModelControl | None, config: str) -> Iterator[None]:
+    """Let the server know what waits for the model of `config`, which may load other models in this block."""
+    if control is not None:
+        control.loading = str(msgspec.json.decode(config, type=dict[str, Any]).get("name", ""))
+    try:
+        yield
+    finally:
+        if control is not None:
+            control.loading = ""
 
 
 class ModelControl:

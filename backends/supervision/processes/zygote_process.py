@@ -19,7 +19,7 @@ from backends.supervision.output.capture import OutputCapture
 from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.processes.zygote_start import StartedZygote
 from backends.supervision.processor_demand import work_mark
-from backends.supervision.working import done_while_working
+from backends.supervision.watch.working import done_while_working
 from backends.transport import zygote_messages as messages
 from backends.transport.texts import shortened
 from kernel.errors import InvalidArgument

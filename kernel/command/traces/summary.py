@@ -36,7 +36,7 @@ STAGES = (
 PERCENTILES = (50, 90, 99)
 
 
-class StageTimes(msgspec.Struct, frozen=True):
+class StageDurations(msgspec.Struct, frozen=True):
     """A stage of some requests; durations in nanoseconds."""
 
     stage: str
@@ -56,7 +56,7 @@ class ModelTimes(msgspec.Struct, frozen=True):
     protocol: str
     count: int
     failed: int
-    stages: list[StageTimes]
+    stages: list[StageDurations]
 
 
 def durations_of(trace: ReadTrace) -> dict[str, int]:
@@ -93,14 +93,14 @@ def summarize(traces: Iterable[ReadTrace]) -> list[ModelTimes]:
     ]
 
 
-def _stages(group: list[ReadTrace]) -> list[StageTimes]:
+def _stages(group: list[ReadTrace]) -> list[StageDurations]:
     all_durations = [durations_of(trace) for trace in group]
-    rows: list[StageTimes] = []
+    rows: list[StageDurations] = []
     for stage, _ in STAGES:
         found = sorted(durations[stage] for durations in all_durations if stage in durations)
         if found:
             p50, p90, p99 = (_percentile(found, each) for each in PERCENTILES)
-            rows.append(StageTimes(stage, len(found), sum(found) / len(found), p50, p90, p99, found[-1]))
+            rows.append(StageDurations(stage, len(found), sum(found) / len(found), p50, p90, p99, found[-1]))
     return rows
 
 

@@ -30,7 +30,7 @@ _WIDTH, _LABEL_WIDTH, _ROW, _BAR = 1000, 260, 22, 14
 MOST_DRAWN = 200
 
 
-class Bar(msgspec.Struct, frozen=True):
+class WaterfallBar(msgspec.Struct, frozen=True):
     """A stage of a trace; times in monotonic nanoseconds."""
 
     stage: str
@@ -39,14 +39,14 @@ class Bar(msgspec.Struct, frozen=True):
     end_ns: int
 
 
-def bars_of(trace: ReadTrace) -> Iterator[Bar]:
+def bars_of(trace: ReadTrace) -> Iterator[WaterfallBar]:
     """Return the stages of a trace. A stage that comes again has a bar each time."""
     for stage, begin, end, colour in _BARS:
         starts = [at_ns for name, at_ns in trace.events if name == begin]
         ends = [at_ns for name, at_ns in trace.events if name == end]
         for start_ns, end_ns in zip(starts, ends, strict=False):
             if end_ns >= start_ns:
-                yield Bar(stage, colour, start_ns, end_ns)
+                yield WaterfallBar(stage, colour, start_ns, end_ns)
 
 
 def svg(traces: Sequence[ReadTrace]) -> str:

@@ -19,7 +19,7 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings, TraceValues
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
-from kernel.tracing.trace import Execution, TraceRecord
+from kernel.tracing.trace import TracedExecution, TraceRecord
 from kernel.tracing.traced_sink import HTTP, Reception
 from schedulers.direct import direct
 from shm.tensor import Tensor
@@ -296,7 +296,9 @@ def test_an_explained_request_gets_its_way_in_the_parameters_of_its_response() -
     start_ns = request.queue_start_ns + 7
     trace_of(request).executing += 1
     requests = [Request("m", [], RecordingSink(), batch_size=rows) for rows in (1, 3)]
-    trace_of(request).execution = Execution(times_from(start_ns), Batch([*requests], closed_by="full"), "m_0", 1, 5000)
+    trace_of(request).execution = TracedExecution(
+        times_from(start_ns), Batch([*requests], closed_by="full"), "m_0", 1, 5000
+    )
     trace_of(request).executed(times_from(start_ns))
     request.respond(Response("m", "1", "r", outputs=[], parameters={"own": 1}))
     found = sink.responses[0].parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from kernel.tracing.trace import Execution
+from kernel.tracing.trace import TracedExecution
 
 if TYPE_CHECKING:
     from kernel.observe.statistics import ExecutionTimes
@@ -35,7 +35,7 @@ def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message:
     for request in batch.entries:
         if request is not None and (trace := request.trace) is not None:
             if trace.explains:
-                trace.execution = Execution(times, batch, instance, message.copies, message.copied_byte_size)
+                trace.execution = TracedExecution(times, batch, instance, message.copies, message.copied_byte_size)
             trace.executed(times)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.supervision.reported_statistics import ReportedStatistics
+from backends.supervision.reported.reported_statistics import ReportedStatistics
 from backends.transport import wire
 from kernel.observe.reporting.instance_memory import MemoryUsage
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics

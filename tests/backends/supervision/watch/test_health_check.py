@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from backends.supervision import health_check
+from backends.supervision.watch import health_check
 from backends.transport import wire
 from tests.backends.supervision.played_worker import Bench, response, run, settle
 

@@ -10,7 +10,7 @@ import pytest
 
 from backends.supervision import session as session_module
 from backends.supervision.session import WorkerSession
-from backends.supervision.working import WorkWatch, done_while_working
+from backends.supervision.watch.working import WorkWatch, done_while_working
 from backends.transport import wire
 from kernel.errors import InternalError
 from tests.backends.supervision.played_worker import FakeWorker

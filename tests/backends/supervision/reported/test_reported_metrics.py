@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from backends.metric_registry import MetricRegistry
-from backends.supervision.reported_metrics import ReportedMetrics
+from backends.supervision.reported.reported_metrics import ReportedMetrics
 from backends.transport import wire
 from kernel.observe.custom_metrics import CustomMetrics, CustomSeries
 from kernel.observe.metric_rules import MAX_SERIES, MetricKind
