@@ -148,14 +148,11 @@ class InferenceRequest:
         if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
             raise RuntimeError(NO_CAST)
         if None in inputs:
-            raise TritonModelException(
-                f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
-            )
+            title = f"request with id '{request_id}' and model name '{model_name}'"
+            raise TritonModelException(f"Input tensor for {title} should not be empty.")
         if "" in requested_output_names:
-            raise TritonModelException(
-                f"Requested output name for request with id '{request_id}' and model name '{model_name}' should not be "
-                "empty."
-            )
+            title = f"request with id '{request_id}' and model name '{model_name}'"
+            raise TritonModelException(f"Requested output name for {title} should not be empty.")
         self._model_name = model_name
         self._model_version = model_version
         self._request_id = request_id
