@@ -67,6 +67,8 @@ class TensorShapes(msgspec.Struct, frozen=True):
 def _converted(shape: Sequence[int], source: Sequence[int], target: Sequence[int], batched: bool) -> list[int]:
     """Return `target` after the batch dimension; each -1 is replaced by the size of the next -1 of `source`."""
     batch = list(shape[:1]) if batched else []
+    if len(shape) - len(batch) != len(source):
+        raise ValueError(f"{len(shape)} dimensions, expected {len(batch) + len(source)}")
     variable = iter([size for size, dim in zip(shape[len(batch) :], source) if dim == -1])
     return [*batch, *(next(variable) if dim == -1 else dim for dim in target)]
 

@@ -96,6 +96,8 @@ class _Worker:
     local = True
     concurrency = 1
     clock_offset_ns = 0
+    checks_health = False
+    pid = 0
 
     def __init__(self) -> None:
         self.on_message: Callable[[wire.ToKernel], None]

@@ -146,7 +146,7 @@ class ServerProcess:
         return self._process.wait(timeout_s)
 
     def workers(self, model: str = "") -> dict[int, str]:
-        """Return the process ids of the workers that run, with the names of their instances."""
+        """Return the process ids of the workers and helpers that run, with the names of their instances."""
         found: dict[int, str] = {}
         for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -349,7 +349,8 @@ class Server:
             await listen(doors, loading=False)
         for door in doors:
             logger.info("Started %s", door.title)
-        self._log_exposure(doors, sockets)
+        if doors:
+            self._log_exposure(doors, sockets)
         self._owner.opened(self._kernel, {name: sock.getsockname()[1] for name, sock in sockets.items()})
 
     def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 from backends.python.failures import incompatible_arguments
 from backends.python.instance import current_instance

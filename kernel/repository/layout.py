@@ -101,6 +101,8 @@ class RepositoryContents(msgspec.Struct, frozen=True):
     misnamed: tuple[str, ...] = ()
     #: What is strange about the repositories, in words for people. Not meant for the listing of one model.
     hints: tuple[str, ...] = ()
+    #: Names of models whose folders were not looked into.
+    others: tuple[str, ...] = ()
 
     def named(self, name: str) -> list[ModelFolder]:
         """Return the models called `name`. Without namespacing there is at most one."""

@@ -23,13 +23,15 @@ class RepositoryListing:
         self._catalog = catalog
         self._settings = settings
 
-    async def update_names(self) -> None:
-        """Read the names of the models into the catalog."""
+    async def update_names(self) -> tuple[str, ...]:
+        """Read the names of the models into the catalog, and return them."""
 
         def names() -> dict[str, list[str]]:
             return {str(path): list_names(str(path)) for path in self._settings.repositories}
 
-        self._catalog.set_known(*known_names(await asyncio.to_thread(names), namespacing=self._settings.namespacing))
+        known, duplicates = known_names(await asyncio.to_thread(names), namespacing=self._settings.namespacing)
+        self._catalog.set_known(known, duplicates)
+        return tuple(known.values())
 
     async def scan(self, names: Sequence[str] = ("*",)) -> RepositoryContents:
         """List all files, and put the names of the models into the catalog; with `names` the files of these models.
@@ -38,11 +40,12 @@ class RepositoryListing:
         """
         namespacing = self._settings.namespacing
         if "*" not in names:
-            await self.update_names()
+            others = await self.update_names()
             parts = [await self.scan_for(name) for name in names]
             return RepositoryContents(
                 models={key: folder for part in parts for key, folder in part.models.items()},
                 duplicates={key: paths for part in parts for key, paths in part.duplicates.items()},
+                others=others,
             )
         found = await asyncio.to_thread(scan, self._settings.repositories, namespacing=namespacing)
         known = {identifier: folder.name for identifier, folder in found.models.items()}

@@ -20,15 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 async def all_loaded(loads: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for the loads of the models of one name; only with namespacing there are several. Raises `ServingError`.
-
-    The log has the reason with whole paths, which the client that has asked for the load does not see.
-    """
+    """Wait for the loads of the models of one name; only with namespacing there are several. Raises `ServingError`."""
     results = await asyncio.gather(*loads, return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
-    for error in errors:
-        if isinstance(error, ModelLoadFailed):  # others are in the log already
-            logger.error("%s", error.message.strip())
     texts = [error.message for error in errors if isinstance(error, ModelLoadFailed)]
     if len(errors) > 1 and len(texts) == len(errors):
         raise ModelLoadFailed("".join(texts))

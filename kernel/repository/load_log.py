@@ -33,7 +33,7 @@ def log_not_found(name: str, found: RepositoryContents) -> None:
     logger.error("failed to load '%s': %s", name, not_found_reason(name, found))
     if name in found.duplicates:
         logger.error("model '%s': rename one of its folders, or allow this with --model-namespacing=true", name)
-    elif hint := name_hint(name, {folder.name for folder in found.models.values()}):
+    elif hint := name_hint(name, {*found.others, *(folder.name for folder in found.models.values())}):
         logger.error("model '%s': %s", name, hint)
 
 

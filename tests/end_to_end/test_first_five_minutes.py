@@ -179,11 +179,12 @@ def test_a_terminal_shows_a_bar_as_long_as_models_load(open_terminal: Callable[[
 
 
 def test_models_of_ones_own(open_terminal: Callable[[], Terminal], tmp_path: Path) -> None:
-    folder, file, listing, usage = commands("Your own models", "naiad")
+    folder, file, listing, check, usage, *_ = commands("Your own models", "naiad")
     shutil.copytree(DEMO_REPOSITORY / "add_sub", tmp_path / "checkout/models/add_sub")
     shutil.copy(DEMO_REPOSITORY / "digits/1/model.onnx", tmp_path / "checkout/resnet.onnx")
     terminal = open_terminal()
-    assert "valid" in terminal.run(listing)
+    assert "add_sub" in terminal.run(listing)
+    assert "add_sub" in terminal.run(check)
     assert "--model-repository" in terminal.run(usage)
     for command, model in ((folder, "add_sub"), (file, "resnet")):
         terminal.type(command)

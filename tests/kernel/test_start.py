@@ -29,7 +29,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int]], 
     monkeypatch.setattr(resource, "setrlimit", lambda number, wanted: None)
 
     def replace(serve: Callable[[Any], int]) -> None:
-        monkeypatch.setattr(app, "serve", lambda options, notes, zygote: serve(zygote))
+        monkeypatch.setattr(app, "serve", lambda options, notes, zygote, operator: serve(zygote))
 
     return replace
 
@@ -101,7 +101,7 @@ def test_the_limit_of_descriptors_is_raised_before_the_zygote_is_started() -> No
         "import resource; from kernel import app, start; "
         "from kernel.command.flags.read import DEFAULTS; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128)); "
-        "app.serve = lambda options, notes, zygote: "
+        "app.serve = lambda options, notes, zygote, operator: "
         "print(resource.prlimit(zygote.process.pid, resource.RLIMIT_NOFILE)) or 0; "
         "start.start(DEFAULTS)"
     )

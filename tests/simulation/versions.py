@@ -187,6 +187,9 @@ class SimulatedVersion:
         leaving = instances._leaving if isinstance(instances, SequenceInstances) else ()
         return handle in instances._serving or handle in leaving
 
+    async def leave(self) -> None:
+        """As `LoadedVersion.leave`: no repository agent is told."""
+
     async def stop(self, *, at_once: bool = False) -> None:
         """End all workers."""
         self.closed = True

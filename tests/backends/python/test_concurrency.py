@@ -150,7 +150,7 @@ def worker(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """Return a worker with a Python backend; `lab` writes the model."""
     monkeypatch.setattr(gc, "freeze", lambda: None)
     bench = Bench()
-    monkeypatch.setattr("backends.worker.loop.backend_class", lambda name: PythonBackend)
+    monkeypatch.setattr("backends.worker.loop.backend_class", lambda name, arguments: PythonBackend)
     yield bench
     bench.leave()
 

@@ -60,7 +60,7 @@ def test_a_model_without_is_ready_is_not_asked(lab: Lab) -> None:
 def test_a_worker_asks_its_model_between_batches(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gc.freeze", lambda: None)
     worker = Bench()
-    monkeypatch.setattr("backends.worker.loop.backend_class", lambda name: PythonBackend)
+    monkeypatch.setattr("backends.worker.loop.backend_class", lambda name, arguments: PythonBackend)
     lab.write(
         """
 class TritonPythonModel:

@@ -151,5 +151,6 @@ def test_the_log_has_the_reason_of_a_failed_load_request(
 
     run(lab, scenario)
     assert caplog.messages == [
-        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: cannot read '/whole/path';"
+        "failed to load 'm': load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: cannot read "
+        "'/whole/path';"
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from bench.oracle.steps import Case, Document, Step, bytes_tensor, get, infer, rpc, stream, tensor
+from bench.oracle.steps import Case, Document, Step, bytes_tensor, counted, get, infer, rpc, stream, tensor
 
 LEFT, RIGHT = [1.5, 2, 3, 4], [0.5, 2, -3, 1e9]
 
@@ -60,7 +60,7 @@ CASES = [
         "add_sub",
         infer("add_sub", {"inputs": pair([4])}),
         infer("add_sub", {"inputs": pair([4]), "outputs": [{"name": "OUTPUT1"}]}),
-        infer("add_sub", {"inputs": pair([5])}),
+        counted(infer("add_sub", {"inputs": pair([5])}), "INPUT0", 4, 5),
         infer("add_sub", {"inputs": pair([4])[:1]}),
         infer("add_sub", {"inputs": pair([4]), "outputs": [{"name": "OUTPUT2"}]}),
         get("/v2/models/add_sub"),
@@ -109,7 +109,7 @@ CASES = [
             error="Failed to process the request(s) for model 'custom_metrics_0_0', message: TritonModelException: "
             "Failed to increment metric value: Failed to process the request for model 'custom_metrics_0_0', message: "
             "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.\n\nAt:\n"
-            "  MODELS/custom_metrics/1/model.py(20): execute\n",
+            "  custom_metrics/1/model.py(20): execute\n",
         ),
     ),
     Case("instance_kind", infer("instance_kind", {"inputs": [tensor("IN", "FP32", [2], [1, 1])]})),
@@ -119,7 +119,7 @@ CASES = [
         numbers(-1).differs(
             "the error shows the frames of all coroutines",
             error="Failed to process the request(s) for model 'async_add_0_0', message: ValueError: a negative number"
-            "\n\nAt:\n  MODELS/async_add/1/model.py(16): one\n  MODELS/async_add/1/model.py(10): execute\n",
+            "\n\nAt:\n  async_add/1/model.py(16): one\n  async_add/1/model.py(10): execute\n",
         ),
     ),
 ]  # fmt: skip

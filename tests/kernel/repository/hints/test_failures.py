@@ -51,7 +51,7 @@ def test_what_is_in_the_folder_says_what_is_wrong(text: str, children: list[Entr
     [
         ("unable to find backend library for backend 'onnx', try", "did you mean 'onnxruntime'?"),
         ("unable to find backend library for backend 'Pyton', try", "did you mean 'python'?"),
-        ("unable to find backend library for backend 'zzz', try", "identity, onnxruntime, python; packages add others"),
+        ("unable to find backend library for backend 'zzz', try", "identity, onnxruntime, python; others are"),
         ("unable to find backend library for backend 'tensorflow', try", "write the model as ONNX with tf2onnx"),
         ("unexpected platform type 'onnx' for m", 'backend: "onnxruntime"'),
         ("unexpected platform type 'zzz' for m", "leave the line 'platform' out"),
