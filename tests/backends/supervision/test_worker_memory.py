@@ -23,6 +23,7 @@ from shm.budget import ByteBudget
 from shm.lease import RegionNumber
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import RequestedOutput, Span, Tensor
+from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -264,12 +265,12 @@ def test_an_arena_that_could_shrink_or_is_shorter_than_announced_is_refused(benc
 
 def test_a_second_arena_is_refused(bench: Bench) -> None:
     arena = bench.announce_arena()
-    before = len(os.listdir("/proc/self/fd"))
-    bench.session.received_fds.append(os.dup(bench.workers_arena.region.fd))
+    second = os.dup(bench.workers_arena.region.fd)
+    bench.session.received_fds.append(second)
     with pytest.raises(ValueError, match="a second output arena"):
         bench.memory.take_output_arena(CAPACITY)
     assert bench.memory.output_arena is arena
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert second not in open_descriptors()
 
 
 def test_a_block_is_free_when_the_last_lease_of_any_of_its_tensors_is_released(bench: Bench) -> None:
