@@ -181,7 +181,7 @@ def cuda() -> Cuda:
         runtime = importlib.import_module(f"{package}.runtime")
         driver = importlib.import_module(f"{package}.driver")
     except ImportError as error:
-        raise CudaUnavailable(f"cuda-bindings is not installed: pip install 'naiad[gpu]' ({error})") from None
+        raise CudaUnavailable(f"cuda-bindings is not installed: pip install 'naiad-server[gpu]' ({error})") from None
     return Cuda(runtime, driver)
 
 

@@ -64,6 +64,7 @@ class HealthySide:
 
     def _connect(self) -> None:
         connection = LoadConnection(self._spec, 0)
+        connection.exchange()  # a connection over which nothing has come is closed after a while
         self._poll.register(connection.socket, select.EPOLLIN)
         self._idle.append(connection)
 
