@@ -63,8 +63,9 @@ class SimulatedVersion:
         model.responded = self._responded  # type: ignore[method-assign]
         self._recover = model.inbox._on_crash
         model.inbox._on_crash = self._crashed
+        self.instances: list[SimulatedInstance] = []
         self.checks = world.kind(plan.kind).checks(world, self)
-        self.instances = [SimulatedInstance(self, number) for number in range(plan.instances)]
+        self.instances += [SimulatedInstance(self, number) for number in range(plan.instances)]
         self._last_instance = plan.instances - 1
 
     # ---- the scheduler -----------------------------------------------------------------------

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.model import SchedulerFactory
     from kernel.serving.request import Request
+    from tests.simulation.checks import Checks
     from tests.simulation.kinds import Kind
     from tests.simulation.plan import RequestPlan, Scenario
 
@@ -69,6 +70,7 @@ class World:
         self.schedule: SchedulerFactory = partial(schedule, caller=self.kernel)
         #: Shared by all models that need resources.
         self.limiter = RateLimiter()
+        self.limited: list[Checks] = []
         self.retirement = Retirement(self.catalog, 0 if scenario.impatient_unload else 300)
         self.clients: list[Client] = []
         #: Requests of steps.

@@ -70,6 +70,7 @@ class LimitedChecks(Checks):
         group.rate_limiter.priority = needs.priority
         for resource, count in needs.counts.items():
             group.rate_limiter.resources.add(name=resource.name, count=count, **{"global": True})
+        world.limited.append(self)  # before others may be dispatched because of its needs
         gate = InstanceGate(version.model, world.limiter)
         gate.change(config)
         version.model.on_change, version.model.on_closed = gate.change, gate.close
@@ -95,8 +96,7 @@ class LimitedChecks(Checks):
 
     def _others(self) -> list[LimitedChecks]:
         """Return the checks of all versions that share resources, this one's among them."""
-        checks = [version.checks for version in self.world.versions if not version.closed]
-        return [each for each in checks if isinstance(each, LimitedChecks)]
+        return [each for each in self.world.limited if isinstance(each, LimitedChecks) and not each.version.closed]
 
     def _limits(self) -> Counter[Resource]:
         """Return how much there is: of each resource as much as the version needs that needs most."""
