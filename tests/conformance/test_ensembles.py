@@ -11,46 +11,30 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
-from bench.oracle.record import Record, load_cases
-from bench.oracle.responses import cleaned, expected, is_expected
-from bench.oracle.servers import SUITE, Ours
+from bench.oracle.servers import SUITE
+from tests.conformance.suite import Suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.oracle.steps import Case
+    from bench.oracle.servers import Ours
 
 pytestmark = pytest.mark.conformance
 
-ENSEMBLES = SUITE / "ensembles"
-EVERY_CASE = [(path.stem, case) for path in sorted((ENSEMBLES / "cases").glob("*.py")) for case in load_cases(path)]
+ENSEMBLES = Suite(SUITE / "ensembles")
 
 
 @pytest.fixture(scope="module")
 def ours() -> Iterator[Ours]:
-    with Ours(ENSEMBLES / "models") as running:
+    with ENSEMBLES.served() as running:
         yield running
-        assert "Traceback" not in running.process.log, running.process.log
-
-
-def wrong_steps(ours: Ours, name: str, case: Case) -> list[str]:
-    record = Record.read(ENSEMBLES / "recorded" / f"{name}.json")
-    wrong = []
-    for number, step in enumerate(case.steps):
-        wanted = expected(record.response(case, number, step), step.difference)
-        found = cleaned(ours.ask(step), step.ignore, ours.repository)
-        if not is_expected(found, wanted):
-            wrong.append(f"{case.name}, step {number + 1}: {step.args}\n  ours   {found}\n  wanted {wanted}")
-    return wrong
 
 
 def test_ensembles_respond_as_those_of_triton(ours: Ours) -> None:
     """One test, because statistics and the index depend on what was asked before."""
-    wrong = [text for name, case in EVERY_CASE for text in wrong_steps(ours, name, case)]
+    wrong = [text for name, case in ENSEMBLES.cases for text in ENSEMBLES.wrong_steps(ours, name, case)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_each_recorded_case_is_asked_for() -> None:
-    asked = {name: {case.name for found, case in EVERY_CASE if found == name} for name, _ in EVERY_CASE}
-    folder = ENSEMBLES / "recorded"
-    assert {path.stem: Record.read(path).names() for path in folder.glob("*.json")} == asked
+    ENSEMBLES.check_recorded()
