@@ -161,7 +161,7 @@ class Backend(abc.ABC):
     def verify(self, arguments: ModelArguments) -> None:  # noqa: B027 - most backends cannot tell
         """Check that the model's files fit its complete configuration, without loading the model.
 
-        `python -m kernel models` calls it after `complete`. Raises `ServingError` if the model could not be loaded, or
+        `naiad models` calls it after `complete`. Raises `ServingError` if the model could not be loaded, or
         if requests would fail.
         """
 

@@ -124,7 +124,7 @@ def _is_ours(spec: ModuleSpec) -> bool:
 
 
 def _lies_with_ours(module: ModuleType) -> bool:
-    """Whether the file of a module with our name is ours. A package without one is told by its folder."""
+    """Whether a module with one of our names is ours: its file is in our folder, or a package without a file is."""
     file = getattr(module, "__file__", None)
     places = [file] if isinstance(file, str) else [str(place) for place in getattr(module, "__path__", ())]
     return any(os.path.realpath(place).startswith(_OUR_FOLDER + os.sep) for place in places)

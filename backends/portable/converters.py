@@ -72,7 +72,7 @@ class Converters:
         return convert
 
     def _union(self, kinds: tuple[Any, ...]) -> Converter:
-        """Structs are told apart by their tags if there are several; other types by what was unpacked."""
+        """Return the converter of a union: the tag says which struct a value is, its type what else it is."""
         structs = [kind for kind in kinds if isinstance(kind, StructMeta)]
         simple = tuple(kind for kind in kinds if kind in _SIMPLE)
         others = [kind for kind in kinds if kind not in structs and kind not in simple]

@@ -44,7 +44,7 @@ def _import_worker(root: str) -> Callable[[], None]:
     if sys.version_info < OLDEST:
         raise _CannotRun("it has Python %d.%d; a worker needs %d.%d or newer" % (sys.version_info[:2] + OLDEST))
     try:
-        import numpy  # noqa: F401
+        import numpy  # noqa: F401 - only to find out whether it is there
     except ImportError as error:
         raise _CannotRun("numpy cannot be imported, which a worker needs: %s" % error)
     finder = _OurPackages(root)
@@ -57,7 +57,7 @@ def _import_worker(root: str) -> Callable[[], None]:
     else:
         stand_in = None
     try:
-        from backends.python import backend  # noqa: F401
+        from backends.python import backend  # noqa: F401 - imported now, before a model can have modules with our names
         from backends.worker.process import main as worker_main
     except ImportError as error:
         raise _CannotRun("the code of workers cannot be imported: %s" % error)

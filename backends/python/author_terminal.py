@@ -1,4 +1,4 @@
-"""The terminal of a model's author as standard input and output of a worker (`python -m kernel dev`).
+"""The terminal of a model's author as standard input and output of a worker (`naiad dev`).
 
 So `breakpoint()`, `pdb.set_trace()` and `input()` work in a model, and what it prints appears as it is. The setting
 `terminal` of the backend names the terminal's device.

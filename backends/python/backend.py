@@ -203,7 +203,7 @@ class PythonBackend(Backend):
         if self._model_class is None:
             triton_python_backend_utils.install()
             if "terminal" in arguments.backend_config:
-                from backends.python.author_terminal import use_terminal  # for `python -m kernel dev` alone
+                from backends.python.author_terminal import use_terminal  # for `naiad dev` alone
 
                 use_terminal(arguments.backend_config["terminal"], arguments.model_dir)
             sys.argv = [""]  # as in Triton: a model that parses arguments, as `unittest.main` does, finds none

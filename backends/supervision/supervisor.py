@@ -2,6 +2,8 @@
 
 The lifecycle makes a supervisor for each instance. The first worker of a model also completes the configuration, and
 then loads the model in the same process.
+
+The file is long because its short methods share the state of one instance: start, watch, loss, restart, end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The worker: receives messages, executes requests with its one model instance, responds. Its loop has one thread."""
+"""The worker: receives messages, executes requests with its one model instance, responds. Its loop has one thread.
+
+The file is long because it is the worker's state with a short method for each message that changes it.
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
         return self.responder.is_cancelled(self)
 
     def is_ahead(self) -> bool:
-        """Whether the client has so many responses to take that the next `respond` waits, or should wait."""
+        """Whether the client has not taken so many responses that the next `respond` would wait for it."""
         return self.responder.is_ahead(self)
 
     def when_taken(self, callback: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m kernel check`: loads models in workers and tries them; reports what an author should know."""
+"""`naiad check`: loads models in workers and tries them; reports what an author should know."""
 
 from __future__ import annotations
 

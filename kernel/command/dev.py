@@ -1,4 +1,4 @@
-"""`python -m kernel dev MODEL_DIR`: serves one model to its author, and loads it again when its files are saved."""
+"""`naiad dev MODEL_DIR`: serves one model to its author, and loads it again when its files are saved."""
 
 from __future__ import annotations
 

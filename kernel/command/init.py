@@ -1,4 +1,4 @@
-"""`python -m kernel init`: writes the folder of a new model. It never changes a file that is there."""
+"""`naiad init`: writes the folder of a new model. It never changes a file that is there."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OpenedModel(msgspec.Struct, eq=False):
-    """A model that is about to be loaded. Whoever opened it ends the load by `agents`, a context manager."""
+    """A model that is about to be loaded. The load runs within `agents`, a context manager."""
 
     #: Of the folder that the agents have chosen, or of the one in the repository.
     source: ModelSource

@@ -1,4 +1,4 @@
-"""The traces of requests that a worker executes: what the worker is told of them, and what becomes of its reports."""
+"""Traces of requests that a worker executes: what the kernel sends to the worker, and what it adds from its reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_TENSORS = 4096
 
 
-#: What a worker is told of most traces.
+#: What most requests with a trace carry to the worker.
 _OF_TIMES, _OF_TENSORS = wire.TraceContext(), wire.TraceContext(tensors=True)
 
 

@@ -16,7 +16,7 @@ CHECK_TIMEOUT_S = 5.0
 
 
 class WorkerHealthCheck:
-    """One check is asked for at a time; whoever asks meanwhile gets its result (Triton)."""
+    """Asks the model whether it is ready. While one check runs, all who ask wait for its result (Triton)."""
 
     def __init__(self, name: str, send: Callable[[wire.ToWorker], None], is_busy: Callable[[], bool]) -> None:
         """`is_busy` says whether the worker executes, so that it may not respond soon."""

@@ -50,7 +50,7 @@ class ReportCollector:
         #: Whether there is anything to send.
         self.pending = False
         self._complained = False
-        #: Whether the kernel takes the use of memory, and what it is to be told then.
+        #: Whether the kernel accepts memory figures yet, and the figures that it gets as soon as it does.
         self._joined = False
         self._memory: list[wire.MemoryUse] | None = None
 

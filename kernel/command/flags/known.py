@@ -260,7 +260,7 @@ def _old_trace_flag(name: str, kind: Kind, instead: str, *, repeat: bool = False
 
 _TRACES = FlagGroup(
     "Traces",
-    "Clients may change most of these (/v2/trace/setting). `python -m kernel trace FILE` summarizes trace files.",
+    "Clients may change most of these (/v2/trace/setting). `naiad trace FILE` summarizes trace files.",
     (
         Flag(name="trace-config", kind=TRACE_SETTING, option="trace", repeat=True,
              help="level=OFF|TIMESTAMPS|TENSORS, rate=N (one request of N), count=N (-1 for no limit), "

@@ -1,4 +1,4 @@
-"""`python -m kernel trace`: summarizes trace files."""
+"""`naiad trace`: summarizes trace files."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from kernel.command.traces.reading import ReadTrace
 
-#: Stage, its activities, and its colour: they are told apart in grey, too.
+#: Each stage, its first and last activity, and its colour. The colours also differ in a black and white print.
 _BARS = (
     ("receive", "HTTP_RECV_START", "HTTP_RECV_END", "#9ecae1"),
     ("receive", "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "#9ecae1"),

@@ -70,7 +70,7 @@ def write_traces(wanted: WriteArguments) -> int:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        kept = 0  # somebody has moved it away: a new one begins
+        kept = 0  # the file was moved or removed: begin a new one
     else:
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is not a file")

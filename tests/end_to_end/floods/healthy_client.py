@@ -1,4 +1,4 @@
-"""A client like any other: `healthy_client.py PORT COUNT PID` makes so many calls and prints how long they took.
+"""A usual client: `healthy_client.py PORT COUNT PID` makes COUNT calls and prints how long they took.
 
 It is the 99th percentile, in ms of the processor time of the server's process PID: what the server does between a call
 and its response. A busy machine makes the clock on the wall run on, and not this one.

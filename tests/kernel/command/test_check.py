@@ -1,4 +1,4 @@
-"""`python -m kernel check` loads models and finds those whose outputs depend on the batch."""
+"""`naiad check` loads models and finds those whose outputs depend on the batch."""
 
 from __future__ import annotations
 

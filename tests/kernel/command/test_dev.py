@@ -1,4 +1,4 @@
-"""`python -m kernel dev`: one model for its author, at a terminal."""
+"""`naiad dev`: one model for its author, at a terminal."""
 
 from __future__ import annotations
 

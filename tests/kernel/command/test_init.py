@@ -1,4 +1,4 @@
-"""`python -m kernel init` writes models that are valid and pass their own tests, and overwrites nothing."""
+"""`naiad init` writes models that are valid and pass their own tests, and overwrites nothing."""
 
 from __future__ import annotations
 

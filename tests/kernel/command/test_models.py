@@ -1,4 +1,4 @@
-"""`python -m kernel models` finds what a server would stumble over, without loading a model."""
+"""`naiad models` finds what a server would stumble over, without loading a model."""
 
 from __future__ import annotations
 
