@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -233,23 +234,22 @@ class CopyBuffers:
             self._free.append(memory)
 
 
-class UnmappedRegion(AttachedRegion):
-    """A client's region whose bytes are copied: a client that shortens it gets an error and does not end the worker.
+class CopyingRegion(ABC):
+    """What regions of clients have in common whose bytes are copied: one that must not be mapped, or one on a GPU.
 
     Inputs are copies, which belong to the model. Outputs are written when they are complete.
     """
 
+    volatile = False
+    steady = True
+    shared = False
+    private = True
     in_place = False
 
-    def __init__(self, fd: int, byte_size: int, offset: int, buffers: CopyBuffers) -> None:
-        """Copies are made in `buffers`."""
-        super().__init__(fd, byte_size, offset, writable=True, volatile=False)
-        self._buffers = buffers
-        self.private = True
-        self.shared = False
+    _buffers: CopyBuffers
 
     def view(self, offset: int, byte_size: int) -> memoryview:
-        """Return a copy. Raises `InvalidArgument` if the owner of the region has shortened it."""
+        """Return a copy. Raises as `read_into`."""
         copy = self._buffers.take(byte_size)
         self.read_into(offset, copy)
         return copy
@@ -259,8 +259,45 @@ class UnmappedRegion(AttachedRegion):
         return self.view(offset, byte_size)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """See `WorkerRegion`."""
+        """See `WorkerRegion`. Raises as `write_from`."""
         self.write_from(offset, data)
+
+    @abstractmethod
+    def read_into(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory` with the bytes at `offset`. Raises `ServingError`."""
+
+    @abstractmethod
+    def write_from(self, offset: int, data: Buffer) -> None:
+        """Write `data` at `offset`. Raises `ServingError`."""
+
+    def seen_by_all(self, address: int, byte_size: int) -> bool:
+        """See `WorkerRegion`: the model sees copies."""
+        return False
+
+    def ended(self, offset: int, byte_size: int) -> None:
+        """See `WorkerRegion`: copies are freed with the last array over them."""
+
+
+class UnmappedRegion(CopyingRegion):
+    """A client's region that must not be mapped: a client that shortens it gets an error, and the worker goes on."""
+
+    def __init__(self, fd: int, byte_size: int, offset: int, buffers: CopyBuffers) -> None:
+        """Copies are made in `buffers`. The region becomes the owner of `fd`."""
+        self.number = 0
+        self._file = AttachedRegion(fd, byte_size, offset, writable=True, volatile=False)
+        self._buffers = buffers
+
+    def read_into(self, offset: int, memory: memoryview) -> None:
+        """See `AttachedRegion.read_into`."""
+        self._file.read_into(offset, memory)
+
+    def write_from(self, offset: int, data: Buffer) -> None:
+        """See `AttachedRegion.write_from`."""
+        self._file.write_from(offset, data)
+
+    def close(self) -> None:
+        """See `WorkerRegion`."""
+        self._file.close()
 
 
 class CopiedRegion:

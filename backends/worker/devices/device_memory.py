@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from backends.worker.memory import CopyingRegion
 from kernel.errors import InvalidArgument
 from shm.cuda import TOO_SMALL, UNAVAILABLE, CudaError, CudaUnavailable, cuda
 
@@ -24,14 +25,8 @@ logger = logging.getLogger(__name__)
 LOST_DEVICE_EXIT_CODE = 70
 
 
-class DeviceRegion:
-    """A client's region on a device. Implements `WorkerRegion`: views are copies, which belong to the model."""
-
-    volatile = False
-    steady = True
-    shared = False
-    private = True
-    in_place = False
+class DeviceRegion(CopyingRegion):
+    """A client's region on a device."""
 
     def __init__(self, handle: bytes, byte_size: int, device_id: int, buffers: CopyBuffers) -> None:
         """Copies are made in `buffers`."""
@@ -41,20 +36,6 @@ class DeviceRegion:
         self._device_id = device_id
         self._buffers = buffers
         self._memory: DeviceMemory | None = None
-
-    def view(self, offset: int, byte_size: int) -> memoryview:
-        """Return a copy. Raises `InvalidArgument` if the memory cannot be opened or read."""
-        copy = self._buffers.take(byte_size)
-        self.read_into(offset, copy)
-        return copy
-
-    def input_view(self, offset: int, byte_size: int) -> memoryview:
-        """See `WorkerRegion`."""
-        return self.view(offset, byte_size)
-
-    def write(self, offset: int, data: Buffer) -> None:
-        """See `WorkerRegion`."""
-        self.write_from(offset, data)
 
     def read_into(self, offset: int, memory: memoryview) -> None:
         """Fill `memory` with the bytes at `offset`. Raises `InvalidArgument`."""
@@ -92,13 +73,6 @@ class DeviceRegion:
                 )
             self._memory = memory
         return devices, self._memory
-
-    def seen_by_all(self, address: int, byte_size: int) -> bool:
-        """See `WorkerRegion`: the model sees copies."""
-        return False
-
-    def ended(self, offset: int, byte_size: int) -> None:
-        """See `WorkerRegion`: copies are freed with the last array over them."""
 
     def close(self) -> None:
         """See `WorkerRegion`."""

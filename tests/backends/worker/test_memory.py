@@ -29,7 +29,7 @@ class SharedFile:
         for number in range(pages):
             self.fill(number, number)
         self.byte_size = pages * PAGE
-        self.regions: list[AttachedRegion] = []
+        self.regions: list[AttachedRegion | UnmappedRegion] = []
 
     def fill(self, page: int, value: int) -> None:
         """Write as the process does that allocates in the arena."""
