@@ -274,7 +274,7 @@ class CopyingRegion(ABC):
         """See `WorkerRegion`: the model sees copies."""
         return False
 
-    def ended(self, offset: int, byte_size: int) -> None:
+    def ended(self, offset: int, byte_size: int) -> None:  # noqa: B027 - nothing is to be freed
         """See `WorkerRegion`: copies are freed with the last array over them."""
 
 
