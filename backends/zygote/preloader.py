@@ -44,7 +44,9 @@ class Preloader:
             return
         self._backends.add(name)
         with contextlib.suppress(Exception):
-            importlib.import_module(BUILT_IN[name].partition(":")[0])
+            module = BUILT_IN[name].partition(":")[0]
+            importlib.import_module(module)
+            importlib.import_module("backends.zygote.rehearsal").rehearse(module)
         _imported()
 
     def import_chosen(self, modules: tuple[str, ...], file: str) -> None:

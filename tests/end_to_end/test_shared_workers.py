@@ -184,7 +184,7 @@ def test_models_that_come_and_go_leave_nothing_in_the_process(server: ServerProc
 def test_the_index_says_who_was_lost_with_whom(server: ServerProcess, repository: Path) -> None:
     process = process_of(server, "a")
     for name in ("a", "b"):  # so that the models stay lost
-        (repository / name / "1" / "model.py").write_text("raise ValueError('broken')\n")
+        (repository / name / "1" / "model.py").write_text("import threading\nthreading.Event().wait()\n")
     os.kill(process, signal.SIGKILL)
     wait_for(lambda: "was lost" in reason(server, "a") and "was lost" in reason(server, "b"))
     assert reason(server, "b").startswith(

@@ -1,0 +1,29 @@
+"""The rehearsal of a worker leaves the process as it was: every worker is a fork of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from backends.registry import BUILT_IN
+from backends.zygote.rehearsal import rehearse
+from tests.open_descriptors import open_descriptors
+
+
+@pytest.mark.parametrize("backend", sorted(BUILT_IN))
+def test_a_rehearsal_leaves_nothing_behind(backend: str) -> None:
+    module = BUILT_IN[backend].partition(":")[0]
+    rehearse(module)  # modules of ours that it imports stay
+    modules, path, arguments = set(sys.modules), list(sys.path), list(sys.argv)
+    descriptors, threads, finders = open_descriptors(), threading.active_count(), set(sys.path_importer_cache)
+    rehearse(module)
+    assert (set(sys.modules), set(sys.path_importer_cache)) == (modules, finders)
+    assert (sys.path, sys.argv) == (path, arguments)
+    assert (open_descriptors(), threading.active_count()) == (descriptors, threads)
+    assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("naiad-rehearsal-")]
+    assert Path.cwd().is_dir()
