@@ -10,9 +10,9 @@ An environment of a model's own may have installed packages with our names. They
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,11 @@ OUR_NAMES = ("backends", "kernel", "protocols", "schedulers", "shm")
 
 #: The folder that they are in.
 _OUR_FOLDER = os.path.realpath(Path(__file__).parents[1])
+
+
+#: Whether this process runs on an interpreter of the model's own, which may have packages with our names. Set by
+#: `backends/portable/start.py`.
+own_interpreter = False
 
 
 class ModelNames:
@@ -48,7 +53,7 @@ class ModelNames:
     def claim(self) -> None:
         """Find out which of our names the model has, and make way for these. Call it once."""
         assert self._finder is None, "called once"
-        specs = {name: found for name in OUR_NAMES if (found := self._find(name)) is not None}
+        specs = {name: found for name in self._candidates() if (found := self._find(name)) is not None}
         if specs:
             self._finder = _NamesFinder(tuple(specs), self._folders, self._ours)
             self._plain = {name for name, found in specs.items() if found.submodule_search_locations is None}
@@ -73,6 +78,19 @@ class ModelNames:
             sys.meta_path.remove(self._finder)
             sys.modules.update(self._ours)
 
+    def _candidates(self) -> Sequence[str]:
+        """Return those of our names that the model may have. Most models have none.
+
+        A search in all folders of `sys.path` would change memory that a forked worker shares with others.
+        """
+        if own_interpreter:
+            return OUR_NAMES
+        found: set[str] = set()
+        for folder in self._folders:
+            with contextlib.suppress(OSError):  # a folder that cannot be read has no modules
+                found.update(entry.partition(".")[0] for entry in os.listdir(folder))
+        return [name for name in OUR_NAMES if name in found]
+
     def _find(self, name: str) -> ModuleSpec | None:
         """Return where the module called `name` is that is not ours; None if there is none before ours."""
         found = PathFinder.find_spec(name, self._folders)
@@ -83,7 +101,7 @@ class ModelNames:
         return found
 
 
-class _NamesFinder(Loader):
+class _NamesFinder:
     """Finds modules with the taken names: the model's before ours, whatever other finders there are.
 
     It also loads ours: they are there.
@@ -106,7 +124,8 @@ class _NamesFinder(Loader):
         if found is not None:
             return found
         if name in self._ours:
-            return ModuleSpec(name, self, is_package=hasattr(self._ours[name], "__path__"))
+            # Not a subclass of `importlib.abc.Loader`: that module imports much.
+            return ModuleSpec(name, self, is_package=hasattr(self._ours[name], "__path__"))  # type: ignore[arg-type]  # it has what a loader needs
         parent = self._ours.get(name.rpartition(".")[0])  # this one is ours, too, but not imported yet
         return None if parent is None else PathFinder.find_spec(name, list(parent.__path__), target)
 

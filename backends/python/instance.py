@@ -105,7 +105,7 @@ def _flag(arguments: ModelArguments, key: str, *, default: bool) -> bool:
 _current: PythonInstance | None = None
 
 
-def set_current_instance(instance: PythonInstance) -> None:
+def set_current_instance(instance: PythonInstance | None) -> None:
     global _current
     _current = instance
 

@@ -11,6 +11,8 @@ import importlib
 import importlib.util
 import socket
 
+import msgspec
+
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
@@ -18,7 +20,17 @@ from backends.worker.loop import Worker
 #: After the first rounds the interpreter changes little more.
 _ROUNDS = 3
 
-_CONFIG = '{"name":"m","backend":"b"}'
+#: As the kernel sends the configuration of a small model.
+_TENSORS = (
+    '[{"name":"A","data_type":"TYPE_FP32","format":"FORMAT_NONE","dims":[4],"is_shape_tensor":false,'
+    '"allow_ragged_batch":false,"optional":false,"is_non_linear_format_io":false}]'
+)
+_CONFIG = (
+    '{"name":"m","platform":"","backend":"python","runtime":"","version_policy":{"latest":{"num_versions":1}},'
+    f'"max_batch_size":0,"input":{_TENSORS},"output":{_TENSORS},"batch_input":[],"batch_output":[],'
+    '"instance_group":[{"name":"m_0","kind":"KIND_CPU","count":1,"gpus":[],"profile":[],"passive":false,'
+    '"host_policy":""}],"default_model_filename":"","parameters":{},"model_warmup":[]}'
+)
 
 
 def rehearse(backend_module: str) -> None:
@@ -26,19 +38,19 @@ def rehearse(backend_module: str) -> None:
     name = f"{backend_module.rpartition('.')[0]}.rehearsal"
     own = importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
     for _ in range(_ROUNDS):
-        _make_worker()
-        _take_messages()
-        if own is not None:
-            own.rehearse()
-
-
-def _make_worker() -> None:
-    ours, others = socket.socketpair()
-    Worker(BlockingChannel(ours)).close()
-    others.close()
+        ours, others = socket.socketpair()
+        worker = Worker(BlockingChannel(ours))
+        try:
+            _take_messages()
+            if own is not None:
+                own.rehearse(worker, msgspec.json.decode(_CONFIG, type=dict))
+        finally:
+            worker.close()
+            others.close()
 
 
 def _take_messages() -> None:
+    """Decode what the kernel sends first, and encode what the worker responds."""
     for message in (wire.Complete(_CONFIG, "/m", 1), wire.Load(_CONFIG, "/m", 1, "m_0"), wire.Joined()):
         wire.to_worker_decoder.decode(wire.encoder.encode(message))
     for response in (wire.Hello(wire.PROTOCOL, 1), wire.Completed(_CONFIG), wire.Loaded()):

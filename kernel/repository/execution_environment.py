@@ -8,7 +8,6 @@ Beyond Triton, a `requirements.txt` or a `pyproject.toml` beside the model's fil
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,5 +98,7 @@ def _has_lines(text: str) -> bool:
 
 
 def _has_dependencies(text: str) -> bool:
+    import tomllib  # few models have such a file
+
     project = tomllib.loads(text).get("project", {})
     return isinstance(project, dict) and bool(project.get("dependencies"))

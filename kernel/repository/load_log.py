@@ -7,7 +7,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
-from kernel.repository.hints.failures import Failure, load_hint
 from kernel.repository.hints.repositories import name_hint
 from kernel.repository.load_failures import not_found_reason
 from kernel.repository.local import read_start
@@ -46,6 +45,8 @@ async def log_failure(folder: ModelFolder, error: ServingError, backends: Collec
 
 def _hint_for(folder: ModelFolder, error: ServingError, backends: Collection[str]) -> str:
     """Return the hint for a failed load; it may need the begin of a file. Blocks."""
+    from kernel.repository.hints.failures import Failure, load_hint  # only where something is wrong
+
     cause = error.__cause__
     text = f"{cause.message} {error.message}" if isinstance(cause, ServingError) else error.message
     return load_hint(Failure(folder, text, backends, lambda path: read_start(folder.path, path)))

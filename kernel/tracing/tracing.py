@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import Unsupported
 from kernel.serving.helper_tasks import Helpers
-from kernel.tracing.output.export import CollectorDestination, missing_packages
-from kernel.tracing.output.writer import TraceWriter, WriterOutput
 
 if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from kernel.settings import TraceValues
+    from kernel.tracing.output.export import CollectorDestination
+    from kernel.tracing.output.writer import TraceWriter
     from kernel.tracing.trace import TraceOutput
 
 #: How long the last traces may take to be written when the server stops, in seconds.
@@ -37,26 +37,36 @@ class Tracing:
 
         Raises `Unsupported` if the settings at the start need packages that are not installed.
         """
-        if startup.trace_mode == "opentelemetry" and (missing := missing_packages()):
-            raise Unsupported(missing)
+        if startup.trace_mode == "opentelemetry":
+            from kernel.tracing.output.export import missing_packages  # most servers trace nothing
+
+            if missing := missing_packages():
+                raise Unsupported(missing)
         self._kernel = kernel
         self._helpers = helpers
-        self._writer = TraceWriter(helpers, kernel.tracer.stop)
+        self._writer: TraceWriter | None = None
         self._collector: CollectorDestination | None = None
         kernel.trace_counts = self._counts
         kernel.tracer.start(self._output_for)
 
     def _counts(self) -> tuple[int, int]:
-        return self._writer.written_count, self._writer.lost_count
+        return (0, 0) if self._writer is None else (self._writer.written_count, self._writer.lost_count)
 
     def _output_for(self, values: TraceValues) -> TraceOutput:
+        from kernel.tracing.output.writer import TraceWriter, WriterOutput  # as above
+
+        if self._writer is None:
+            self._writer = TraceWriter(self._helpers, self._kernel.tracer.stop)
         if values.trace_mode == "triton":
             return self._writer.file_output(values)
         if self._collector is None:
+            from kernel.tracing.output.export import CollectorDestination  # as above
+
             self._collector = CollectorDestination(values)  # its settings stay those of the start
         return WriterOutput(functools.partial(self._writer.put, self._collector))
 
     async def close(self) -> None:
         """Write what waits, and end the helpers."""
-        await self._writer.close(CLOSE_TIMEOUT_S)
+        if self._writer is not None:
+            await self._writer.close(CLOSE_TIMEOUT_S)
         await self._helpers.close()
