@@ -1,4 +1,4 @@
-"""Fails a test whose event loop was held up: by a callback that computes for over 50 ms, or by one that sleeps.
+"""Fails a test whose event loop was held up: by a callback that computes for over 200 ms, or by one that sleeps.
 
 What counts is the processor time of the callback's thread, less that of garbage collections: how long a callback
 computes is a property of the code, however busy the machine is. A step of a coroutine is a callback, also one of the
@@ -26,7 +26,9 @@ import uvloop
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-LIMIT_NS = 50_000_000
+#: Work that does not belong on the loop takes seconds. The goal is 5 ms, but a slow machine needs many times that for
+#: what is right: `python -m bench heavy` measures, this finds mistakes.
+LIMIT_NS = 200_000_000
 
 _PROTOCOL_METHODS = (
     "connection_made", "connection_lost", "data_received", "get_buffer", "buffer_updated", "eof_received",

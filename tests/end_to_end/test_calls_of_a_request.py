@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
+pytestmark = pytest.mark.slow_loop("a profile function slows the server's thread down")
+
 ROOT = Path(__file__).parents[2]
 TESTS = str(ROOT / "tests")
 
