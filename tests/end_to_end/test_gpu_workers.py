@@ -215,7 +215,7 @@ class Regions:
 
 def copies(server: ServerProcess, model: str) -> float:
     """Return how many tensors the workers of a model have copied."""
-    found = re.search(rf'^naiad_tensor_copies_total{{model="{model}".*}} (\S+)$', page(server), re.MULTILINE)
+    found = re.search(rf'^naiad_copied_tensors_total{{model="{model}"[^}}]*}} (\S+)$', page(server), re.MULTILINE)
     assert found is not None, page(server)
     return float(found[1])
 
