@@ -28,7 +28,7 @@ _CODES = {datatype: code for code, datatype in _DATATYPES.items()}
 _LEGACY, _NO_WAIT = 1, -1
 
 
-class _Tensor(ctypes.Structure):
+class _DlTensor(ctypes.Structure):
     """DLTensor."""
 
     _fields_ = (
@@ -48,10 +48,10 @@ class _Tensor(ctypes.Structure):
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Managed(ctypes.Structure):
+class _DlManagedTensor(ctypes.Structure):
     """DLManagedTensor."""
 
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _DELETER))
+    _fields_ = (("tensor", _DlTensor), ("context", ctypes.c_void_p), ("deleter", _DELETER))
 
 
 _api = ctypes.pythonapi
@@ -74,19 +74,20 @@ _freed_pointer = _prototype("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_vo
 _NAME, _USED = ctypes.c_char_p(b"dltensor"), ctypes.c_char_p(b"used_dltensor")
 
 #: By address: the structures that consumers have, with their shapes and the memory.
-_exported: dict[int, tuple[_Managed, Any, DeviceArray]] = {}
+_exported: dict[int, tuple[_DlManagedTensor, Any, DeviceArray]] = {}
 
 
-@_DELETER
-def _delete(address: int) -> None:
+def _deleted(address: int) -> None:
     """The consumer needs the memory no more."""
     _exported.pop(address, None)
 
 
-@_DESTRUCTOR
-def _capsule_freed(capsule: int) -> None:
+def _freed(capsule: int) -> None:
     if _freed_is_valid(capsule, _NAME):  # nobody has consumed it
         _exported.pop(_freed_pointer(capsule, _NAME), None)
+
+
+_delete, _capsule_freed = _DELETER(_deleted), _DESTRUCTOR(_freed)
 
 
 def to_capsule(array: DeviceArray, device: InstanceDevice, stream: int | None) -> object:
@@ -98,8 +99,8 @@ def to_capsule(array: DeviceArray, device: InstanceDevice, stream: int | None) -
         device.before(_LEGACY if stream is None else stream)
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     code, bits = _CODES[array.datatype]
-    tensor = _Tensor(array.address, CUDA, array.device_id, array.ndim, code, bits, 1, shape, None, 0)
-    managed = _Managed(tensor, None, _delete)
+    tensor = _DlTensor(array.address, CUDA, array.device_id, array.ndim, code, bits, 1, shape, None, 0)
+    managed = _DlManagedTensor(tensor, None, _delete)
     address = ctypes.addressof(managed)
     _exported[address] = managed, shape, array
     return _new(address, _NAME, _capsule_freed)
@@ -108,11 +109,11 @@ def to_capsule(array: DeviceArray, device: InstanceDevice, stream: int | None) -
 class _Imported:
     """Memory of another library, which is told when nothing refers to it any more."""
 
-    def __init__(self, managed: _Managed, capsule: object) -> None:
+    def __init__(self, managed: _DlManagedTensor, capsule: object) -> None:
         weakref.finalize(self, _give_back, managed, capsule).atexit = False
 
 
-def _give_back(managed: _Managed, capsule: object) -> None:
+def _give_back(managed: _DlManagedTensor, capsule: object) -> None:
     if managed.deleter:
         managed.deleter(ctypes.addressof(managed))
 
@@ -132,7 +133,7 @@ def from_source(source: Any, device: InstanceDevice) -> DeviceArray | None:
         capsule = source.__dlpack__(stream=device.stream)
     else:
         return None
-    managed = _Managed.from_address(_pointer(capsule, _NAME))
+    managed = _DlManagedTensor.from_address(_pointer(capsule, _NAME))
     tensor = managed.tensor
     if tensor.device_type != CUDA:
         return None
