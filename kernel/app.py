@@ -18,7 +18,7 @@ import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.registry import known_backends
-from backends.supervision.devices.device_regions import DeviceRegions, device_regions
+from backends.supervision.devices.server_devices import ServerDevices
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
@@ -104,7 +104,6 @@ class Server:
         self._options = options
         self._zygote = zygote
         self._owner = owner
-        self._devices: DeviceRegions | None = None
         self._log = options.log.settings()
 
     async def run(self) -> int:
@@ -184,6 +183,7 @@ class Server:
                 extensions=tuple(each for each in (limiting, caching) if each is not None),
                 has_cache=caching is not None,
                 has_limiter=limiting is not None,
+                gpus=self._devices.gpus,
             ),
         )
         self._lifecycle.on_retired = self._owner.model_retired
@@ -233,7 +233,8 @@ class Server:
         self._kernel.helpers = helpers
         writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
         self._tracing = Tracing(self._kernel, writers, options.trace)
-        self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
+        devices = self._devices = ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
+        self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         report_ns, timeout_ns = round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9)
@@ -250,6 +251,7 @@ class Server:
             budget=budget,
             shared=shared,
             kernel=self._kernel,
+            pinned_pool=devices.pinned_pool,
         )
 
     async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:
@@ -274,8 +276,7 @@ class Server:
                         await self._caching.close()
                     await self._tracing.close()
                     await self._helpers.close()
-                    if self._devices is not None:
-                        await self._devices.close()
+                    await self._devices.close()
                     await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()

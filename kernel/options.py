@@ -12,6 +12,7 @@ from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.execution_environment import EnvironmentSettings
+from kernel.repository.gpus import GpuOptions
 from kernel.repository.host_policy import parse_host_policies
 from kernel.settings import LogSettings, LogValues, TraceValues
 
@@ -101,6 +102,7 @@ class MetricsOptions(msgspec.Struct, frozen=True):
     #: Values of --metrics-config, not parsed: "name=value".
     config: tuple[str, ...] = ()
     allow_cpu_metrics: bool = True
+    allow_gpu_metrics: bool = True
     #: Time between two measurements of the CPU and memory metrics.
     interval_ms: int = 2000
 
@@ -191,6 +193,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     http_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8000)
     grpc_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8001)
     metrics_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8002)
+    gpus: GpuOptions = GpuOptions()
     http: HttpOptions = HttpOptions()
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()

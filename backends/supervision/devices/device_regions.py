@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.helper_process import Helper
 from kernel.errors import InvalidArgument
-from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE, is_installed
+from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE
 from shm.region import CudaIpcHandle
 from shm.tensor import Span
 
@@ -27,17 +27,13 @@ CHECK_TIMEOUT_S = 30.0
 _ARENA_BYTE_SIZE = 1 << 20
 
 
-def device_regions(launcher: Launcher) -> DeviceRegions | None:
-    """Return what opens memory of GPUs, or None where cuda-bindings is not installed. See `DeviceRegions`."""
-    return DeviceRegions(launcher) if is_installed() else None
-
-
 class DeviceRegions:
     """Implements `kernel.memory.client_regions.DeviceMemoryCheck`."""
 
     def __init__(self, launcher: Launcher) -> None:
         """`launcher` starts processes that were not forked from one that has used a driver."""
-        self._helper = Helper(launcher, _ARENA_BYTE_SIZE, title="device helper", task_timeout_s=CHECK_TIMEOUT_S)
+        #: The process. It also does what `backends.helper.device_tasks` has.
+        self.helper = Helper(launcher, _ARENA_BYTE_SIZE, title="device helper", task_timeout_s=CHECK_TIMEOUT_S)
         #: Why there is no GPU; empty while there may be one.
         self._unavailable = ""
 
@@ -46,7 +42,7 @@ class DeviceRegions:
         if not self._unavailable:
             lease = region.lease()
             try:
-                copy = await self._helper.read(Span(lease, region.byte_size - 1, 1))
+                copy = await self.helper.read(Span(lease, region.byte_size - 1, 1))
                 copy.lease.release()
                 return
             except InvalidArgument as error:
@@ -69,4 +65,4 @@ class DeviceRegions:
 
     async def close(self) -> None:
         """Stop the process."""
-        await self._helper.close()
+        await self.helper.close()
