@@ -56,10 +56,10 @@ def session_options(arguments: ModelArguments) -> ort.SessionOptions:
     graph_level = int(_optimization(arguments.config).get("graph", {}).get("level", 0))
     options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.execution_mode = _execution_mode(arguments)
-    options.intra_op_num_threads = max(0, _integer(arguments, "intra_op_thread_count")) or _allowed_cpus()
-    options.inter_op_num_threads = max(0, _integer(arguments, "inter_op_thread_count"))
-    options.enable_cpu_mem_arena = _boolean(arguments, "enable_mem_arena", options.enable_cpu_mem_arena)
-    options.enable_mem_pattern = _boolean(arguments, "enable_mem_pattern", options.enable_mem_pattern)
+    options.intra_op_num_threads = max(0, arguments.integer_parameter("intra_op_thread_count")) or _allowed_cpus()
+    options.inter_op_num_threads = max(0, arguments.integer_parameter("inter_op_thread_count"))
+    options.enable_cpu_mem_arena = arguments.boolean_parameter("enable_mem_arena", options.enable_cpu_mem_arena)
+    options.enable_mem_pattern = arguments.boolean_parameter("enable_mem_pattern", options.enable_mem_pattern)
     for key, value in _session_entries(arguments):
         options.add_session_config_entry(key, value)
     for library in custom_op_libraries(arguments):
@@ -88,7 +88,7 @@ def _allowed_cpus() -> int:
 
 
 def _execution_mode(arguments: ModelArguments) -> ort.ExecutionMode:
-    mode = _integer(arguments, "execution_mode")
+    mode = arguments.integer_parameter("execution_mode")
     if mode not in (0, 1):
         raise InvalidArgument(
             f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
@@ -211,24 +211,3 @@ def _unknown_accelerator(accelerator: dict[str, Any]) -> InvalidArgument:
 def _optimization(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = config.get("optimization", {})
     return found
-
-
-def _integer(arguments: ModelArguments, key: str) -> int:
-    value = arguments.parameter(key)
-    if value is None:
-        return 0
-    try:
-        return int(value)
-    except ValueError:
-        raise InvalidArgument(f"failed to convert '{value}' to integral number") from None
-
-
-def _boolean(arguments: ModelArguments, key: str, default: bool) -> bool:
-    value = arguments.parameter(key)
-    if value is None:
-        return default
-    if value.lower() in ("true", "on", "1"):
-        return True
-    if value.lower() in ("false", "off", "0"):
-        return False
-    raise InvalidArgument(f"failed to convert '{value}' to boolean")
