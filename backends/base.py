@@ -92,13 +92,18 @@ class ModelArguments(msgspec.Struct, frozen=True):
             return False
         raise InvalidArgument(f"failed to convert '{value}' to boolean")
 
-    def model_file(self, default: str) -> Path:
+    def model_file(self, default: str, capability: tuple[int, int] | None = None) -> Path:
         """Return the path of the model file in the version's folder: `default_model_filename`, or `default`.
 
-        For a Python-based backend it is `code_file`.
+        For a Python-based backend it is `code_file`; on a GPU of this compute `capability` the file that
+        `cc_model_filenames` has for it.
         """
         if self.code_file is not None:
             return self.code_file
+        if capability is not None:
+            named = self.config.get("cc_model_filenames", {}).get("{}.{}".format(*capability))
+            if named:
+                return self.version_dir / str(named)
         return self.version_dir / (self.config.get("default_model_filename") or default)
 
 

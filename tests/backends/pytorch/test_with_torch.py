@@ -307,6 +307,7 @@ def test_a_number_among_the_arguments_of_a_program_is_refused(models: TorchModel
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
+@pytest.mark.filterwarnings("ignore")  # of its own code
 def test_a_library_of_aotinductor_is_executed(lab: Lab, models: TorchModels) -> None:
     program = torch.export.export(AddSub(), (torch.ones(2, 4), torch.ones(2, 4)))
     try:
