@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from backends.onnxruntime.errors import ORT_ERRORS, onnx_error
-from backends.onnxruntime.options import model_path, session_options
 from backends.onnxruntime.gpu.packages import advice, installed_versions, load_cuda_libraries
+from backends.onnxruntime.options import model_path, session_options
 from backends.onnxruntime.providers import CUDA_PROVIDER, providers
 from kernel.errors import Unavailable, Unsupported
 
