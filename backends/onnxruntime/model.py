@@ -7,7 +7,7 @@ faster (`small_batches.py`); batches that do not meet its conditions take the ge
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes, gather
@@ -54,11 +54,12 @@ class LoadedModel:
         required = [spec for spec in self._inputs.values() if not spec.optional]
         outputs = list(self._outputs.values())
         complete = required and outputs and {spec.name for spec in required} == {*signature.inputs}
-        if not (self._session.on_cpu and complete):
+        session = self._session
+        if not (session.on_cpu and complete):
             return None
         if not all(can_be_small(spec, signature) for spec in (*required, *outputs)):
             return None
-        return SmallBatches(self._session, required, outputs, self._max_batch_size)
+        return SmallBatches(cast("BoundSession", session), required, outputs, self._max_batch_size)
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
