@@ -53,19 +53,28 @@ class PyTorchBackend(Backend):
         ignored = ignored_parameters(arguments)
         torch = self._torch = load_torch()
         apply_settings(torch, settings)
+        device = self.host.device
         guard = guard_of(torch, settings)
         with guard():
-            runner = self._open(torch, arguments)
+            capability = None if device is None else device.cuda.properties(device.device_id).capability
+            runner = self._open(torch, arguments, capability)
         found = places(arguments.config, runner.signature)
         conversion = TensorConversion(torch, copies_read_only=runner.changes_inputs)
-        self._model = TorchModel(arguments.config, runner, found, conversion, guard)
+        if device is None:
+            self._model = TorchModel(arguments.config, runner, found, conversion, guard)
+        else:
+            from backends.pytorch.device_model import DeviceConversion, DeviceTorchModel  # few servers have GPUs
+
+            on_device = DeviceConversion(torch, device, copies=runner.changes_inputs)
+            self._model = DeviceTorchModel(arguments.config, runner, found, conversion, guard, on_device)
+            self.device_inputs = True
         self._cleans_cache = settings.cache_cleaning and arguments.kind != "CPU"
         for line in (*ignored, *found.warnings):
             self.host.log("WARNING", line)
 
-    def _open(self, torch: Any, arguments: ModelArguments) -> Runner:
-        """Load the model file. Raises `ServingError`."""
-        path = find_model_file(arguments)
+    def _open(self, torch: Any, arguments: ModelArguments, capability: tuple[int, int] | None = None) -> Runner:
+        """Load the model file; `capability` is that of the instance's GPU. Raises `ServingError`."""
+        path = find_model_file(arguments, capability)
         found = read_format(path, arguments.model_name)
         try:
             return _runner(torch, path, found, arguments)

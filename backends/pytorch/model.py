@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from backends.pytorch.naming import Places
     from backends.pytorch.runner import Runner
     from backends.worker.request import WorkerRequest
-    from shm.arrays import Array
 
 
 class TorchModel:
@@ -78,16 +77,14 @@ class TorchModel:
         except ServingError as error:
             request.fail(error)
 
-    def _infer(self, requests: Sequence[WorkerRequest], timings: Timings) -> dict[str, Array]:
-        arrays = gather(requests, self._inputs)
-        if self._batch_inputs:
-            arrays.update(batch_input_arrays(self._batch_inputs, requests))
+    def _infer(self, requests: Sequence[WorkerRequest], timings: Timings) -> dict[str, Any]:
         with self._guard():
-            inputs = self._call_inputs(arrays)
+            inputs = self._call_inputs(self._gathered(requests))
             timings.inputs_ready()
             try:
                 results = self._runner.run(inputs)
             except TORCH_ERRORS as error:
+                self._failed()
                 raise InternalError(f"PyTorch execute failure: {error}") from error
             finally:
                 timings.inferred()
@@ -95,13 +92,19 @@ class TorchModel:
             names = requested_outputs(requests, self._outputs)
             return {name: self._output(name, results[self._places.outputs[name]]) for name in names}
 
-    def _call_inputs(self, arrays: Mapping[str, Array]) -> list[Any]:
+    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
+        """Return name → tensor, or list of strings, of the rows of all requests. Raises `ServingError`."""
+        arrays = gather(requests, self._inputs)
+        if self._batch_inputs:
+            arrays.update(batch_input_arrays(self._batch_inputs, requests))
+        tensor, datatypes = self._conversion.tensor, self._datatypes
+        return {name: tensor(name, array, datatypes[name]) for name, array in arrays.items()}
+
+    def _failed(self) -> None:
+        """The model has raised an error."""
+
+    def _call_inputs(self, values: Mapping[str, Any]) -> list[Any]:
         """Return what the model is called with. Raises `InvalidArgument`."""
-        values = {
-            name: self._conversion.tensor(name, array, self._datatypes[name])
-            for name, array in arrays.items()
-            if name in self._places.inputs
-        }
         if self._runner.signature.takes_dictionary:
             return [values]
         try:
@@ -115,8 +118,11 @@ class TorchModel:
         for name, index in self._places.outputs.items():
             check_result(name, index, count)
 
-    def _output(self, name: str, result: Any) -> Array:
-        """Return an output as an array in the model's shape. Raises `InvalidArgument` with Triton's texts."""
+    def _output(self, name: str, result: Any) -> Any:
+        """Return an output as an array in the model's shape, on the host or on the device.
+
+        Raises `InvalidArgument` with Triton's texts.
+        """
         spec = self._outputs[name]
         provided = self._conversion.datatype(result)
         if provided != spec.datatype:
@@ -127,6 +133,10 @@ class TorchModel:
         if provided != "BYTES" and not result.dim():
             raise InvalidArgument(f"output '{name}' is a scalar which is not supported.")
         try:
-            return self._conversion.array(result, provided)
+            return self._array(name, result, provided)
         except TORCH_ERRORS as error:  # an operation that was only enqueued on a GPU
+            self._failed()
             raise InternalError(f"PyTorch execute failure: {error}") from error
+
+    def _array(self, name: str, result: Any, datatype: str) -> Any:
+        return self._conversion.array(result, datatype)

@@ -30,13 +30,13 @@ class FileFormat(enum.Enum):
     COMPILED = "torch._inductor.aoti_compile_and_package"
 
 
-def find_model_file(arguments: ModelArguments) -> Path:
-    """Return the path of the version's model file.
+def find_model_file(arguments: ModelArguments, capability: tuple[int, int] | None = None) -> Path:
+    """Return the path of the version's model file, for a GPU with this compute capability.
 
     Raises `InvalidArgument` for a name that leads out of the model's folder, and `Unavailable` with Triton's text if
     the file does not exist.
     """
-    path = arguments.model_file(_DEFAULT)
+    path = arguments.model_file(_DEFAULT, capability)
     if not path.is_file() and path.name == _DEFAULT:
         second = path.with_name(_SECOND)
         path = second if second.is_file() else path
