@@ -6,10 +6,15 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-onnx test-lowest test-pythons coverage lint format bench oracle clients proto demo clean
+.PHONY: run gpu test test-onnx test-torch test-lowest test-pythons coverage lint format bench oracle clients proto demo clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
+
+# What instances on a GPU need. onnxruntime and onnxruntime-gpu have the same files: the latter's must be written last.
+gpu: $(VENV)/installed
+	$(BIN)/pip install -q -e '.[gpu]'
+	$(BIN)/pip install -q --force-reinstall --no-deps onnxruntime-gpu
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
@@ -18,6 +23,20 @@ test: $(VENV)/installed-dev
 test-onnx: $(VENV)/installed-dev
 	$(BIN)/python -m tests.onnx_wheels.wheels
 	$(BIN)/python -m pytest tests/onnx_wheels $(ARGS)
+
+# The PyTorch backend with PyTorch, in an environment of its own. TORCH names another build: PyPI's brings CUDA with it,
+# which takes gigabytes and is not used.
+TORCH ?= torch==2.13.0
+
+test-torch: .venv-torch/installed
+	.venv-torch/bin/python -m pytest tests/backends/pytorch tests/end_to_end/test_pytorch_models.py $(ARGS)
+
+.venv-torch/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/pip install -q --upgrade pip
+	.venv-torch/bin/pip install -q '$(TORCH)'
+	.venv-torch/bin/pip install -q -e . --group torch-tests
+	touch $@
 
 # The tests with the lowest versions of our dependencies that pyproject.toml allows (for which Python 3.11 has wheels),
 # and on every CPython from 3.11 on that is here. Several minutes each, so that .ci/run leaves them out: before a release,

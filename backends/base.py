@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
+from kernel.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -69,13 +71,39 @@ class ModelArguments(msgspec.Struct, frozen=True):
         found = self.config.get("parameters", {}).get(key)
         return None if found is None else str(found.get("string_value", ""))
 
-    def model_file(self, default: str) -> Path:
+    def integer_parameter(self, key: str, default: int = 0) -> int:
+        """Return `parameter(key)` as a number. Raises `InvalidArgument` with Triton's text."""
+        value = self.parameter(key)
+        if value is None:
+            return default
+        try:
+            return int(value)
+        except ValueError:
+            raise InvalidArgument(f"failed to convert '{value}' to integral number") from None
+
+    def boolean_parameter(self, key: str, default: bool) -> bool:
+        """Return `parameter(key)` as a truth value. Raises `InvalidArgument` with Triton's text."""
+        value = self.parameter(key)
+        if value is None:
+            return default
+        if value.lower() in ("true", "on", "1"):
+            return True
+        if value.lower() in ("false", "off", "0"):
+            return False
+        raise InvalidArgument(f"failed to convert '{value}' to boolean")
+
+    def model_file(self, default: str, capability: tuple[int, int] | None = None) -> Path:
         """Return the path of the model file in the version's folder: `default_model_filename`, or `default`.
 
-        For a Python-based backend it is `code_file`.
+        For a Python-based backend it is `code_file`; on a GPU of this compute `capability` the file that
+        `cc_model_filenames` has for it.
         """
         if self.code_file is not None:
             return self.code_file
+        if capability is not None:
+            named = self.config.get("cc_model_filenames", {}).get("{}.{}".format(*capability))
+            if named:
+                return self.version_dir / str(named)
         return self.version_dir / (self.config.get("default_model_filename") or default)
 
 

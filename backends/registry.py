@@ -35,6 +35,7 @@ BUILT_IN = {
     "identity": "backends.builtin.identity:IdentityBackend",
     "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "backends.python.backend:PythonBackend",
+    "pytorch": "backends.pytorch.backend:PyTorchBackend",
     "repeat": "backends.builtin.repeat:RepeatBackend",
     "square": "backends.builtin.square:SquareBackend",
 }

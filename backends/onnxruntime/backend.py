@@ -5,21 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-import onnxruntime as ort
 
 from backends.base import Backend
 from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_complete
 from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.check import check_agreement
 from backends.onnxruntime.model import LoadedModel
-from backends.onnxruntime.options import ignored_settings, model_path, run_options
+from backends.onnxruntime.options import model_path, run_options
+from backends.onnxruntime.providers import ignored_settings
 from backends.onnxruntime.session import open_session
 from backends.onnxruntime.signature import signature_of
+from backends.worker.sequences.sequence_config import state_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import onnxruntime as ort
+
     from backends.base import Config, Host, ModelArguments, Timings
+    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
 
 
@@ -77,12 +81,34 @@ class OnnxRuntimeBackend(Backend):
 
     def load(self, arguments: ModelArguments) -> None:
         """See `Backend.load`."""
-        session = open_session(arguments)
-        signature = signature_of(session, model_path(arguments))
-        check_agreement(arguments.config, signature)
-        self._model = LoadedModel(arguments.config, signature, BoundSession(session, run_options(arguments), signature))
-        for line in ignored_settings(arguments, ort.get_available_providers()):
+        device = self.host.device
+        if device is None:
+            session = open_session(arguments)
+            signature = signature_of(session, model_path(arguments))
+            check_agreement(arguments.config, signature)
+            bound = BoundSession(session, run_options(arguments), signature)
+            self._model = LoadedModel(arguments.config, signature, bound)
+        else:
+            session = self._load_on(device, arguments)
+        for line in ignored_settings(arguments, session.get_providers()):
             self.host.log("WARNING", line)
+
+    def _load_on(self, device: InstanceDevice, arguments: ModelArguments) -> ort.InferenceSession:
+        """Load the model onto the instance's GPU, and return its session. Raises `ServingError`."""
+        # Instances on the CPU do without these modules, and their workers without the memory for them.
+        from backends.onnxruntime.gpu.device_binding import DeviceSession
+        from backends.onnxruntime.gpu.device_model import DeviceModel
+
+        capability = device.cuda.properties(device.device_id).capability
+        session = open_session(arguments, device.stream, capability)
+        signature = signature_of(session, model_path(arguments, capability))
+        check_agreement(arguments.config, signature)
+        # The worker keeps implicit state on the host.
+        states = [spec.name for spec in state_outputs(arguments.config)]
+        bound = DeviceSession(session, run_options(arguments, on_stream=True), signature, device, states)
+        self._model = DeviceModel(arguments.config, signature, bound, device)
+        self.device_inputs = True
+        return session
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """See `Backend.execute`."""

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime as ort
 
 from backends.onnxruntime.errors import ORT_ERRORS, onnx_error
-from backends.onnxruntime.options import CPU_PROVIDER
+from backends.onnxruntime.providers import CPU_PROVIDER
 from kernel.errors import InvalidArgument
 from shm.datatypes import element_count
 
@@ -86,7 +86,7 @@ class BoundSession:
             if self._bf16:
                 return self._run_bound(inputs, names, {})
             if self._strings:
-                inputs = {name: _decoded(name, array) for name, array in inputs.items()}
+                inputs = {name: decoded(name, array) for name, array in inputs.items()}
             outputs = self._session.run(names, inputs, self._run_options)
         except ORT_ERRORS as error:
             raise onnx_error(error) from error
@@ -129,7 +129,7 @@ class BoundSession:
         return np.ctypeslib.as_array(memory).reshape(shape).copy()
 
 
-def _decoded(name: str, array: Array) -> Array:
+def decoded(name: str, array: Array) -> Array:
     """Return an array of `bytes` as an array of `str`, which ONNX Runtime needs; return other arrays unchanged."""
     if array.dtype != object:
         return array

@@ -7,7 +7,7 @@ faster (`small_batches.py`); batches that do not meet its conditions take the ge
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes, gather
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from backends.base import Config, Timings
     from backends.onnxruntime.binding import BoundSession
+    from backends.onnxruntime.gpu.device_binding import DeviceSession
     from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A session, with the tensors of the model's configuration."""
 
-    def __init__(self, config: Config, signature: OnnxSignature, session: BoundSession) -> None:
+    def __init__(self, config: Config, signature: OnnxSignature, session: BoundSession | DeviceSession) -> None:
         self._session = session
         self._max_batch_size = int(config.get("max_batch_size", 0))
         self._inputs = {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
@@ -53,11 +54,12 @@ class LoadedModel:
         required = [spec for spec in self._inputs.values() if not spec.optional]
         outputs = list(self._outputs.values())
         complete = required and outputs and {spec.name for spec in required} == {*signature.inputs}
-        if not (self._session.on_cpu and complete):
+        session = self._session
+        if not (session.on_cpu and complete):
             return None
         if not all(can_be_small(spec, signature) for spec in (*required, *outputs)):
             return None
-        return SmallBatches(self._session, required, outputs, self._max_batch_size)
+        return SmallBatches(cast("BoundSession", session), required, outputs, self._max_batch_size)
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
@@ -87,9 +89,7 @@ class LoadedModel:
             request.fail(error)
 
     def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Array]:
-        inputs = gather(requests, self._inputs)
-        if self._batch_inputs:
-            inputs.update(batch_input_arrays(self._batch_inputs, requests))
+        inputs = self._gathered(requests)
         for name in self._scalar_inputs:
             if name in inputs:
                 inputs[name] = inputs[name].reshape(())
@@ -105,12 +105,19 @@ class LoadedModel:
                 arrays[name] = self._with_configured_rank(name, array)
         return arrays
 
+    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
+        """Return name → the rows of all requests. Raises as `gather`."""
+        inputs = gather(requests, self._inputs)
+        if self._batch_inputs:
+            inputs.update(batch_input_arrays(self._batch_inputs, requests))
+        return inputs
+
     def _with_configured_rank(self, name: str, array: Array) -> Array:
         """Return a scalar of the model in its configured shape of one element."""
         spec = self._outputs[name]
         return array if spec.batched else array.reshape(spec.model_dims)
 
-    def _destinations(self, request: WorkerRequest, size: int, names: Sequence[str]) -> dict[str, Array]:
+    def _destinations(self, request: WorkerRequest, size: int, names: Sequence[str]) -> dict[str, Any]:
         """Return name → memory of the outputs that the model can write directly to their destination."""
         if not self._session.accepts_destinations:
             return {}
@@ -120,7 +127,13 @@ class LoadedModel:
                 continue
             spec = self._outputs[name]
             shape = (size, *spec.dims) if spec.batched else spec.dims
-            destination = request.reserve(name, spec.datatype, shape)
-            if destination is not None and destination.size and destination.flags.aligned:
+            destination = self._destination(request, name, shape)
+            if destination is not None:
                 destinations[name] = destination
         return destinations
+
+    def _destination(self, request: WorkerRequest, name: str, shape: Sequence[int]) -> Any:
+        """Return the final memory of an output, or None if the model cannot write it there."""
+        destination = request.reserve(name, self._outputs[name].datatype, shape)
+        usable = destination is not None and destination.size and destination.flags.aligned
+        return destination if usable else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.config.autoscale import autoscale_settings
+from kernel.config.generated.model_config_pb2 import ModelInstanceGroup
 from kernel.config.model_parameters import BATCHING
 from kernel.errors import Unsupported
 from kernel.repository.ignored_optimizations import ignored_optimizations
@@ -67,6 +68,12 @@ def ignored_settings(config: ModelConfig, *, cache: bool, limiter: bool) -> list
         found.append("rate_limiter (the server is started without --rate-limit=execution_count)")
     if any(group.secondary_devices for group in config.instance_group):
         found.append("instance_group.secondary_devices")
-    if config.cc_model_filenames:
-        found.append("cc_model_filenames (the server uses no GPU)")
+    if config.cc_model_filenames and not _chooses_file(config):
+        found.append("cc_model_filenames (only for ONNX, PyTorch and TensorRT models on a GPU)")
     return found + ignored_optimizations(config)
+
+
+def _chooses_file(config: ModelConfig) -> bool:
+    """Whether instances choose the model file by the compute capability of their GPU."""
+    on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    return on_gpu and config.backend in ("onnxruntime", "pytorch", "tensorrt")

@@ -33,6 +33,7 @@ FOREIGN = {
     "rich": "terminals",
     "sqlite3": "nothing",
     "tkinter": "nothing",
+    "torch": "workers",
     "typer": "the other commands",
     "unittest": "tests",
     "kernel.command.cli": "the other commands",

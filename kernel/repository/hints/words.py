@@ -19,13 +19,14 @@ _MEANT = {
     "onnx": "onnxruntime",
     "onnxruntime_onnx": "onnxruntime",
     "ort": "onnxruntime",
+    "libtorch": "pytorch",
+    "torch": "pytorch",
     "py": "python",
     "numpy": "python",
 }
 
 #: Triton's backends for formats that can be written as ONNX, and what writes it.
 _TO_ONNX = {
-    "pytorch": "torch.onnx.export",
     "tensorflow": "tf2onnx",
     "openvino": "the framework that the model was made with",
     "tensorrt": "the framework that the model was made with",

@@ -8,17 +8,8 @@ import onnxruntime as ort
 import pytest
 
 from backends.base import ModelArguments
-from backends.onnxruntime.options import (
-    custom_op_libraries,
-    ignored_settings,
-    model_path,
-    providers,
-    run_options,
-    session_options,
-)
-from kernel.errors import InvalidArgument, ServingError, Unsupported
-
-CPU = "CPUExecutionProvider"
+from backends.onnxruntime.options import custom_op_libraries, model_path, run_options, session_options
+from kernel.errors import InvalidArgument
 
 
 def arguments(
@@ -105,69 +96,6 @@ def test_wrong_values_are_refused(parameters: dict[str, str], text: str) -> None
     with pytest.raises(InvalidArgument) as caught:
         session_options(arguments(parameters))
     assert caught.value.message == text
-
-
-def test_cpu_instances_use_only_the_cpu() -> None:
-    assert providers(arguments(), ["CUDAExecutionProvider", CPU]) == [(CPU, {})]
-
-
-def test_gpu_instances_prefer_their_gpu() -> None:
-    accelerators = {"gpu_execution_accelerator": [{"name": "cuda", "parameters": {"use_tf32": "0"}}]}
-    given = arguments(kind="GPU", optimization={"execution_accelerators": accelerators})
-    cuda = ("CUDAExecutionProvider", {"use_tf32": "0", "device_id": "1"})
-    assert providers(given, ["CUDAExecutionProvider", CPU]) == [cuda, (CPU, {})]
-
-
-def test_a_gpu_instance_needs_an_onnxruntime_for_gpus() -> None:
-    with pytest.raises(Unsupported) as caught:
-        providers(arguments(kind="GPU"), [CPU])
-    assert caught.value.message == (
-        "instance 'm_0' of kind KIND_GPU needs an onnxruntime with the CUDAExecutionProvider, but the "
-        "installed one has only CPUExecutionProvider"
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "side", "name", "text"),
-    [
-        ("CPU", "cpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
-        ("GPU", "gpu", "turbo", "unknown Execution Accelerator 'turbo' is requested"),
-        ("GPU", "gpu", "tensorrt", "the 'tensorrt' accelerator is not supported for ONNX models"),
-    ],
-)
-def test_unavailable_accelerators_are_refused(kind: str, side: str, name: str, text: str) -> None:
-    accelerators = {f"{side}_execution_accelerator": [{"name": name}]}
-    given = arguments(kind=kind, optimization={"execution_accelerators": accelerators})
-    with pytest.raises(ServingError) as caught:
-        providers(given, ["CUDAExecutionProvider", CPU])
-    assert caught.value.message.startswith(text)
-
-
-def test_openvino_is_used_if_it_is_installed() -> None:
-    accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
-    given = arguments(optimization={"execution_accelerators": accelerators})
-    openvino = "OpenVINOExecutionProvider"
-    assert providers(given, [openvino, CPU]) == [(openvino, {"device_type": "CPU"}), (CPU, {})]
-    assert ignored_settings(given, [openvino, CPU]) == []
-
-
-def test_without_openvino_the_model_runs_without_it_and_the_log_says_so() -> None:
-    accelerators = {"cpu_execution_accelerator": [{"name": "openvino"}]}
-    given = arguments(optimization={"execution_accelerators": accelerators})
-    assert providers(given, [CPU]) == [(CPU, {})]
-    assert ignored_settings(given, [CPU]) == [
-        "the 'openvino' accelerator of model 'm' has no effect: the installed onnxruntime has no "
-        "OpenVINOExecutionProvider. The model runs without it"
-    ]
-    assert ignored_settings(arguments(), [CPU]) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "why"), [("CPU", "the instance runs on the CPU"), ("GPU", "it is one of the accelerator 'cuda'")]
-)
-def test_parameters_for_gpus_without_effect_are_named(kind: str, why: str) -> None:
-    given = arguments({"gpu_mem_limit": "1", "intra_op_thread_count": "2", "mine": "3"}, kind=kind)
-    assert ignored_settings(given, [CPU]) == [f"parameter 'gpu_mem_limit' of model 'm' has no effect: {why}"]
 
 
 def test_the_model_file_may_be_in_a_folder(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ MISTAKES = (
     Mistake("10-a-word-for-a-backend", "The backend has another name",
             {"models/plus/config.pbtxt": 'backend: "onnx"\n', "models/plus/1/model.onnx": ONNX}),
     Mistake("11-a-backend-that-is-not-there", "The model is of a framework that this server does not have",
-            {"models/net/1/model.pt": b"PK"}),
+            {"models/net/1/model.xml": b"<net/>"}),
     Mistake("12-the-name-of-the-file", "The model's file has another name than the backend looks for",
             {"models/plus/config.pbtxt": 'backend: "onnxruntime"\n', "models/plus/1/plus.onnx": ONNX}),
     Mistake("13-another-name-in-the-configuration", "The configuration has another name than the folder",

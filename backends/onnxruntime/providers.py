@@ -1,0 +1,158 @@
+"""Converts a model's configuration to ONNX Runtime's execution providers and their options. Pure.
+
+Names, rules and texts are those of Triton's ONNX Runtime backend (onnxruntime.cc). The accelerator `cuda` passes its
+parameters on as they are; older configurations have four of them under `parameters`, which count more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.onnxruntime.gpu.tensorrt_options import boolean, integer, tensorrt_options
+from kernel.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from backends.base import ModelArguments
+
+    Provider = tuple[str, dict[str, str]]
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
+TENSORRT_PROVIDER = "TensorrtExecutionProvider"
+
+#: Parameters with numbers for names: parameter → names by number.
+_NUMBERED = {
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+}
+
+#: The parameters of older configurations, outside the accelerator `cuda`.
+_CUDA_PARAMETERS = (*_NUMBERED, "do_copy_in_default_stream", "gpu_mem_limit")
+
+#: Truth values among the accelerator's parameters.
+_CUDA_BOOLEANS = ("do_copy_in_default_stream", "use_ep_level_unified_stream")
+
+#: A graph is replayed with the addresses of the memory that it was captured with. Those of our batches differ.
+_CUDA_GRAPH = "enable_cuda_graph"
+
+
+def providers(arguments: ModelArguments, available: Sequence[str], stream: int = 0) -> list[Provider]:
+    """Return the execution providers of the instance in order of preference; the CPU's is always last.
+
+    `available` are the providers of the installed onnxruntime, `stream` is the address of the stream that providers on
+    a GPU run on, 0 for one of their own. Raises `Unsupported` if it lacks the GPU's, and `InvalidArgument` for an
+    unknown accelerator or a wrong value. An accelerator that it lacks is left out (`ignored_settings`).
+    """
+    accelerators = _accelerators(arguments)
+    chosen: list[Provider] = []
+    if arguments.kind == "GPU":
+        chosen += _on_gpu(arguments, accelerators.get("gpu_execution_accelerator", []), available, stream)
+    for accelerator in accelerators.get("cpu_execution_accelerator", []):
+        if accelerator["name"] != "openvino":
+            raise _unknown(accelerator)
+        if OPENVINO_PROVIDER in available:
+            chosen.append((OPENVINO_PROVIDER, {"device_type": "CPU"}))
+    return [*chosen, (CPU_PROVIDER, {})]
+
+
+def ignored_settings(arguments: ModelArguments, active: Sequence[str]) -> list[str]:
+    """Return a log line for each setting that only makes the model faster, and has no effect here.
+
+    `active` are the providers that the model's session has.
+    """
+    model, lines = arguments.model_name, list[str]()
+    accelerators = _accelerators(arguments)
+    on_gpu = accelerators.get("gpu_execution_accelerator", []) if arguments.kind == "GPU" else []
+    for provider, name, found in (
+        (OPENVINO_PROVIDER, "openvino", accelerators.get("cpu_execution_accelerator", [])),
+        (TENSORRT_PROVIDER, "tensorrt", [each for each in on_gpu if each["name"] == "tensorrt"]),
+    ):
+        if found and provider not in active:
+            lines.append(
+                f"the '{name}' accelerator of model '{model}' has no effect: the installed onnxruntime has no "
+                f"{provider}, or cannot load the libraries that this needs. The model runs without it"
+            )
+    if any(boolean(each.get("parameters", {}).get(_CUDA_GRAPH, "0")) for each in on_gpu):
+        lines.append(
+            f"parameter '{_CUDA_GRAPH}' of the 'cuda' accelerator of model '{model}' has no effect: a graph needs its "
+            "inputs and outputs at fixed addresses"
+        )
+    for name in _CUDA_PARAMETERS:
+        if arguments.parameter(name) is not None and arguments.kind != "GPU":
+            lines.append(f"parameter '{name}' of model '{model}' has no effect: the instance runs on the CPU")
+    if arguments.parameter("share_session_between_instances") is not None:
+        lines.append(
+            f"parameter 'share_session_between_instances' of model '{model}' has no effect: every instance has its own "
+            "process"
+        )
+    return lines
+
+
+def _on_gpu(
+    arguments: ModelArguments, accelerators: Sequence[Mapping[str, Any]], available: Sequence[str], stream: int
+) -> list[Provider]:
+    """Return TensorRT's providers, in the configuration's order, and CUDA's, which is always there."""
+    _require(CUDA_PROVIDER, available, f"instance '{arguments.instance_name}' of kind KIND_GPU")
+    device = {"device_id": str(arguments.device_id)}
+    if stream:
+        device |= {"has_user_compute_stream": "1", "user_compute_stream": str(stream)}
+    chosen: list[Provider] = []
+    cuda: dict[str, str] = {}
+    for accelerator in accelerators:
+        parameters = accelerator.get("parameters", {})
+        if accelerator["name"] == "tensorrt":
+            options = tensorrt_options(parameters, arguments.version_dir)
+            if TENSORRT_PROVIDER in available:
+                chosen.append((TENSORRT_PROVIDER, {**options, **device}))
+        elif accelerator["name"] == "cuda":
+            cuda.update(_cuda_options(parameters))
+        else:
+            raise _unknown(accelerator)
+    return [*chosen, (CUDA_PROVIDER, {**cuda, **_cuda_parameters(arguments), **device})]
+
+
+def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of the accelerator `cuda` as options. Empty values are left out, as in Triton."""
+    options = {}
+    for key, value in parameters.items():
+        if key in _CUDA_BOOLEANS:
+            options[key] = str(int(boolean(value)))
+        elif value and key != _CUDA_GRAPH:
+            options[key] = value
+    return options
+
+
+def _cuda_parameters(arguments: ModelArguments) -> dict[str, str]:
+    """Return the options that the model has under `parameters`. Raises `InvalidArgument`."""
+    options = {}
+    for key, names in _NUMBERED.items():
+        value = arguments.parameter(key)
+        if value is not None:
+            number = integer(value)
+            if not 0 <= number < len(names):
+                raise InvalidArgument(f"unsupported {key} value '{number}' is requested")
+            options[key] = names[number]
+    for key in ("gpu_mem_limit", "do_copy_in_default_stream"):
+        value = arguments.parameter(key)
+        if value is not None:
+            options[key] = str(integer(value)) if key == "gpu_mem_limit" else str(int(boolean(value)))
+    return options
+
+
+def _accelerators(arguments: ModelArguments) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = arguments.config.get("optimization", {}).get("execution_accelerators", {})
+    return found
+
+
+def _require(provider: str, available: Sequence[str], reason: str) -> None:
+    if provider not in available:
+        raise Unsupported(
+            f"{reason} needs an onnxruntime with the {provider}, but the installed one has only {', '.join(available)}"
+        )
+
+
+def _unknown(accelerator: Mapping[str, Any]) -> InvalidArgument:
+    return InvalidArgument(f"unknown Execution Accelerator '{accelerator['name']}' is requested")

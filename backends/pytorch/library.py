@@ -1,0 +1,77 @@
+"""The module `torch`: imports it, and applies a model's settings to it. No other module imports it.
+
+It is imported when a model is loaded, because it takes seconds and hundreds of megabytes, and because a server without
+PyTorch must say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from kernel.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.pytorch.settings import TorchSettings
+
+#: What PyTorch and the code of models raise. All errors of PyTorch are RuntimeErrors; the others are of generated code.
+TORCH_ERRORS: tuple[type[Exception], ...] = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def load_torch() -> Any:
+    """Import and return the module `torch`. Raises `Unsupported` if it is not installed or cannot be imported."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a library that it needs is missing
+        raise Unsupported(
+            "the backend 'pytorch' needs PyTorch, which cannot be imported: "
+            f"{error}. It is installed with: pip install 'naiad-server[pytorch]'"
+        ) from error
+    # Inputs of clients' regions are read-only; a model that changes its inputs gets copies of them (`torchscript.py`).
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
+    return torch
+
+
+def apply_settings(torch: Any, settings: TorchSettings) -> None:
+    """Apply the settings of the whole process. A worker of this backend has one model instance.
+
+    How many threads run operations at the same time can be set only once in a process, before the first of them.
+    """
+    if settings.intra_op_threads:
+        torch.set_num_threads(settings.intra_op_threads)
+    if settings.inter_op_threads:
+        with contextlib.suppress(RuntimeError):  # something has computed already
+            torch.set_num_interop_threads(settings.inter_op_threads)
+    if not settings.cudnn:
+        torch.backends.cudnn.enabled = False
+    # PyTorch has only private names for these four; they are what its own tests and Triton's backend use.
+    switches: list[tuple[str, bool | None]] = [
+        ("_set_graph_executor_optimize", None if settings.optimized_execution else False),
+        ("_jit_set_profiling_mode", settings.jit_profiling),
+        ("_jit_set_profiling_executor", settings.jit_executor),
+        ("_jit_set_texpr_fuser_enabled", settings.tensor_fuser),
+    ]
+    for name, value in switches:
+        if value is not None:
+            getattr(torch._C, name)(value)
+
+
+def guard_of(torch: Any, settings: TorchSettings) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return what makes a context manager for each execution: without gradients, by default in inference mode."""
+    guard: Callable[[], contextlib.AbstractContextManager[Any]] = (
+        torch.inference_mode if settings.inference_mode else torch.no_grad
+    )
+    return guard

@@ -1,0 +1,142 @@
+"""A loaded PyTorch model: gathers the inputs of a batch, runs the model, scatters the outputs.
+
+A batch of one request is not copied: the model reads the request's memory, unless it changes its inputs and the memory
+belongs to a client. Texts are those of Triton's pytorch backend (model_instance_state.cc).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.batch_input import batch_input_arrays, batch_inputs_of
+from backends.gather import batch_sizes, gather
+from backends.pytorch.library import TORCH_ERRORS
+from backends.pytorch.naming import check_result
+from backends.reshape import tensor_specs
+from backends.scatter import requested_outputs, scatter
+from backends.worker.sequences.sequence_config import sequence_inputs, state_outputs
+from kernel.errors import InternalError, InvalidArgument, ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from backends.base import Config, Timings
+    from backends.pytorch.conversion import TensorConversion
+    from backends.pytorch.naming import Places
+    from backends.pytorch.runner import Runner
+    from backends.worker.request import WorkerRequest
+
+
+class TorchModel:
+    """A model in memory, with the tensors of its configuration."""
+
+    def __init__(
+        self,
+        config: Config,
+        runner: Runner,
+        places: Places,
+        conversion: TensorConversion,
+        guard: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._runner = runner
+        self._conversion = conversion
+        self._guard = guard
+        self._max_batch_size = int(config.get("max_batch_size", 0))
+        self._inputs = {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
+        # A state output may also be an output for clients, with `reshape` or another setting.
+        self._outputs = {**{spec.name: spec for spec in state_outputs(config)}, **tensor_specs(config, "output")}
+        self._batch_inputs = batch_inputs_of(config)
+        self._datatypes = {name: spec.datatype for name, spec in self._inputs.items()}
+        self._datatypes.update((name, each.datatype) for each in self._batch_inputs for name in each.target_names)
+        self._places = places
+        #: The names of the arguments by their index.
+        self._arguments = sorted(places.inputs, key=places.inputs.__getitem__)
+        #: Requests of a failed batch are not run again: the model may have counted those that it has seen.
+        self._has_state = "sequence_batching" in config
+
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
+
+        After a failure of a larger batch, each request is run alone, so that only requests with wrong inputs fail.
+        """
+        try:
+            sizes = batch_sizes(requests, self._max_batch_size)
+            arrays = self._infer(requests, timings)
+        except ServingError:
+            if len(requests) == 1 or self._has_state:
+                raise
+            for request in requests:
+                self._execute_alone(request, timings)
+            return
+        scatter(requests, sizes, arrays, self._outputs)
+
+    def _execute_alone(self, request: WorkerRequest, timings: Timings) -> None:
+        try:
+            self.execute([request], timings)
+        except ServingError as error:
+            request.fail(error)
+
+    def _infer(self, requests: Sequence[WorkerRequest], timings: Timings) -> dict[str, Any]:
+        with self._guard():
+            inputs = self._call_inputs(self._gathered(requests))
+            timings.inputs_ready()
+            try:
+                results = self._runner.run(inputs)
+            except TORCH_ERRORS as error:
+                self._failed()
+                raise InternalError(f"PyTorch execute failure: {error}") from error
+            finally:
+                timings.inferred()
+            self._check_places(len(results))
+            names = requested_outputs(requests, self._outputs)
+            return {name: self._output(name, results[self._places.outputs[name]]) for name in names}
+
+    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
+        """Return name → tensor, or list of strings, of the rows of all requests. Raises `ServingError`."""
+        arrays = gather(requests, self._inputs)
+        if self._batch_inputs:
+            arrays.update(batch_input_arrays(self._batch_inputs, requests))
+        tensor, datatypes = self._conversion.tensor, self._datatypes
+        return {name: tensor(name, array, datatypes[name]) for name, array in arrays.items()}
+
+    def _failed(self) -> None:
+        """The model has raised an error."""
+
+    def _call_inputs(self, values: Mapping[str, Any]) -> list[Any]:
+        """Return what the model is called with. Raises `InvalidArgument`."""
+        if self._runner.signature.takes_dictionary:
+            return [values]
+        try:
+            return [values[name] for name in self._arguments]
+        except KeyError as error:
+            raise InvalidArgument(
+                f"input {error} is optional in the model configuration, but the model has no default for it"
+            ) from error
+
+    def _check_places(self, count: int) -> None:
+        for name, index in self._places.outputs.items():
+            check_result(name, index, count)
+
+    def _output(self, name: str, result: Any) -> Any:
+        """Return an output as an array in the model's shape, on the host or on the device.
+
+        Raises `InvalidArgument` with Triton's texts.
+        """
+        spec = self._outputs[name]
+        provided = self._conversion.datatype(result)
+        if provided != spec.datatype:
+            raise InvalidArgument(
+                f"configuration expects datatype TYPE_{spec.datatype} for output '{name}', model provides "
+                f"TYPE_{provided}"
+            )
+        if provided != "BYTES" and not result.dim():
+            raise InvalidArgument(f"output '{name}' is a scalar which is not supported.")
+        try:
+            return self._array(name, result, provided)
+        except TORCH_ERRORS as error:  # an operation that was only enqueued on a GPU
+            self._failed()
+            raise InternalError(f"PyTorch execute failure: {error}") from error
+
+    def _array(self, name: str, result: Any, datatype: str) -> Any:
+        return self._conversion.array(result, datatype)

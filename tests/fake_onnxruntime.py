@@ -1,0 +1,193 @@
+"""An onnxruntime for GPUs without a GPU: the names of the real one, on the memory and the streams of `tests/fake_cuda`.
+
+A run is computed by the real onnxruntime on the CPU, and only when its stream is waited for: who forgets that gets
+zeros. Only what `backends/onnxruntime` uses of GPUs is here; all else is the real module's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import onnxruntime as real
+
+from tests.fake_cuda import memory, runtime
+
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_BFLOAT16 = 16
+
+
+class FakeOnnxRuntime:
+    """Takes the place of the module."""
+
+    SessionOptions, RunOptions = real.SessionOptions, real.RunOptions
+
+    def __init__(self, available: tuple[str, ...] = (_CUDA, _CPU), failing: tuple[str, ...] = ()) -> None:
+        """`failing` are the providers whose libraries cannot be loaded: sessions lack them, and nothing is raised."""
+        self.available, self.failing = list(available), failing
+        self.preloaded = 0
+        self.sessions: list[InferenceSession] = []
+
+    def get_available_providers(self) -> list[str]:
+        return self.available
+
+    def preload_dlls(self) -> None:
+        self.preloaded += 1
+
+    def InferenceSession(self, path: str, options: Any, **more: Any) -> InferenceSession:
+        session = InferenceSession(path, self.failing, **more)
+        self.sessions.append(session)
+        return session
+
+
+class InferenceSession:
+    """A session whose providers are as asked for, without those that fail."""
+
+    def __init__(
+        self,
+        path: str,
+        failing: tuple[str, ...],
+        providers: list[str],
+        provider_options: list[dict[str, str]],
+        enable_fallback: int,
+    ) -> None:
+        assert not enable_fallback
+        self.options = dict(zip(providers, provider_options, strict=True))
+        self._providers = [name for name in providers if name not in failing]
+        self._cpu = real.InferenceSession(path, providers=[_CPU])
+        self.get_inputs, self.get_outputs = self._cpu.get_inputs, self._cpu.get_outputs
+        self.get_overridable_initializers = self._cpu.get_overridable_initializers
+        self.run_entries: list[dict[str, str]] = []
+        #: The inputs and outputs of each run that were bound to memory of a GPU: name → address.
+        self.bound: list[dict[str, int]] = []
+
+    def get_providers(self) -> list[str]:
+        return self._providers
+
+    def disable_fallback(self) -> None:
+        pass
+
+    def io_binding(self) -> IOBinding:
+        return IOBinding()
+
+    def run_with_iobinding(self, binding: IOBinding, run_options: Any) -> None:
+        entry = "disable_synchronize_execution_providers"
+        waits = run_options is None or run_options.get_run_config_entry(entry) != "1"
+        stream = runtime.cudaStream_t(int(self.options[_CUDA]["user_compute_stream"]))
+        names = list(binding.outputs)
+        zeros = {name: np.zeros(place.shape, place.dtype) for name, place in binding.inputs.items()}
+        values = []
+        for name, array in zip(names, self._cpu.run(names, zeros), strict=True):
+            wanted = binding.outputs[name]
+            if isinstance(wanted, _Place) and wanted.shape != list(array.shape):
+                raise RuntimeError(f"output '{name}' has the shape {array.shape}, and is bound as {wanted.shape}")
+            values.append(OrtValue(array, wanted))
+        self.bound.append({name: place.address for name, place in binding.inputs.items() if place.address})
+        binding.values = values
+        stream.work.append(_Run(self._cpu, names, dict(binding.inputs), values))
+        if waits:
+            stream.run()
+
+
+class _Place:
+    """Bound memory of a GPU, or an array."""
+
+    def __init__(self, element: Any, shape: list[int], address: int, array: Any = None) -> None:
+        self.dtype = np.dtype(np.uint16 if element == _BFLOAT16 else element)
+        self.shape, self.address, self.array = shape, address, array
+
+    def read(self) -> Any:
+        if self.array is not None:
+            return self.array
+        byte_size = int(np.prod(self.shape)) * self.dtype.itemsize
+        data = ctypes.string_at(self.address, byte_size)
+        return np.frombuffer(data, self.dtype).reshape(self.shape)
+
+
+class _Run(runtime.Event):
+    """A computation in the work of a stream."""
+
+    def __init__(self, session: Any, names: list[str], inputs: dict[str, _Place], values: list[OrtValue]) -> None:
+        super().__init__(0)
+        self._session, self._names, self._inputs, self._values = session, names, inputs, values
+
+    def run(self) -> None:
+        arrays = {name: place.read() for name, place in self._inputs.items()}
+        for value, array in zip(self._values, self._session.run(self._names, arrays), strict=True):
+            value.fill(np.ascontiguousarray(array))
+
+
+class OrtValue:
+    """An output: on the device, or on the host. It has zeros until its stream was waited for."""
+
+    def __init__(self, like: Any, wanted: _Place | str) -> None:
+        self._shape = list(like.shape)
+        self._host = np.zeros_like(like) if wanted == "cpu" else None
+        self._own = 0
+        self._address = 0
+        if isinstance(wanted, _Place):
+            self._address = wanted.address
+        elif wanted == "cuda":
+            self._own = self._address = memory.allocate(like.nbytes, 0)
+
+    def fill(self, array: Any) -> None:
+        if self._host is not None:
+            self._host[...] = array
+        else:
+            ctypes.memmove(self._address, array.ctypes.data, array.nbytes)
+
+    def shape(self) -> list[int]:
+        return self._shape
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def device_name(self) -> str:
+        return "cuda" if self._host is None else "cpu"
+
+    def numpy(self) -> Any:
+        assert self._host is not None, "the real one raises for values on a GPU"
+        return self._host
+
+
+class IOBinding:
+    """What the next run reads and writes."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, _Place] = {}
+        self.outputs: dict[str, _Place | str] = {}
+        self.values: list[OrtValue] = []
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: list[int], buffer_ptr: int
+    ) -> None:
+        assert device_type == "cuda"
+        self.inputs[name] = _Place(element_type, shape, buffer_ptr)
+
+    def bind_cpu_input(self, name: str, array: Any) -> None:
+        self.inputs[name] = _Place(array.dtype, list(array.shape), 0, array)
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: list[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        if buffer_ptr is None:
+            self.outputs[name] = device_type
+        else:
+            assert shape is not None
+            self.outputs[name] = _Place(element_type, shape, buffer_ptr)
+
+    def get_outputs(self) -> list[OrtValue]:
+        return self.values
+
+    def clear_binding_inputs(self) -> None:
+        self.inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        self.outputs.clear()
