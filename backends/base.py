@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from backends.metric_registry import MetricRegistry
     from backends.worker.calls.interface import ModelCalls
+    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
 
@@ -97,6 +98,14 @@ class Host(Protocol):
     def calls(self) -> ModelCalls:
         """Calls of other models, and control of models."""
 
+    @property
+    def device(self) -> InstanceDevice | None:
+        """The GPU of the instance, from `Backend.load` on; None for an instance that is not on a GPU.
+
+        `OutputValue.array` may be a `DeviceArray` of it: respond as soon as all that writes it is enqueued on
+        `device.stream`. The worker waits for the stream before it sends the responses.
+        """
+
 
 class Timings(msgspec.Struct):
     """The three stages of one `execute`: input, inference, output. The statistics show their durations.
@@ -139,6 +148,11 @@ class Backend(abc.ABC):
     #: Whether instances of several models may be in one process (parameter `naiad.worker`). They execute in turn, each
     #: in a thread of its own that is not the main thread.
     shares_worker: ClassVar[bool] = False
+
+    #: Whether an instance on a GPU takes inputs in memory of a device: in `WorkerRequest.inputs` may be `DeviceInput`
+    #: (`backends/worker/devices/tensors.py`) in place of `Tensor`. Otherwise they are copied to the host. An object may
+    #: decide it in `load`.
+    device_inputs: bool = False
 
     def __init__(self, host: Host) -> None:
         self.host = host

@@ -1,4 +1,4 @@
-"""All calls of CUDA, and no others: memory of devices that clients share by IPC handles, and copies of it.
+"""All calls of CUDA, and no others: memory of devices, also that of other processes, copies, streams and events.
 
 Only workers and helpers call them. The kernel makes no CUDA context: a driver that misbehaves can end a worker and
 never the kernel. Importing this module loads nothing; `cuda()` loads cuda-bindings, and says what is missing.
@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import threading
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -74,6 +75,17 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     #: From `address` to the end of the allocation.
     byte_size: int
     device_id: int
+
+
+class DeviceProperties(msgspec.Struct, frozen=True):
+    """What is known of a device."""
+
+    name: str
+    #: As NVML and CUDA_VISIBLE_DEVICES write it: `GPU-` and five groups of hexadecimal digits.
+    uuid: str
+    #: Compute capability, such as (9, 0).
+    capability: tuple[int, int]
+    byte_size: int
 
 
 class Cuda:
@@ -144,6 +156,88 @@ class Cuda:
         if device_id not in streams:
             streams[device_id] = self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
         return streams[device_id]
+
+    # ---- what is enqueued on a stream ---------------------------------------------------------------
+
+    def new_stream(self, device_id: int) -> Any:
+        """Return a stream that waits for no other one. It lives as long as the process. Raises `CudaError`."""
+        self._use(device_id)
+        return self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
+
+    def new_event(self, device_id: int) -> Any:
+        """Return an event whose wait leaves the processor to others. Raises `CudaError`."""
+        self._use(device_id)
+        runtime = self._runtime
+        return self._call("cudaEventCreateWithFlags", runtime.cudaEventBlockingSync | runtime.cudaEventDisableTiming)
+
+    def enqueue_copy(self, target: int, source: int, byte_size: int, stream: Any) -> None:
+        """Copy between any two addresses, of the host or of devices, when it is the stream's turn.
+
+        Both must stay until then. Raises `CudaError`.
+        """
+        if byte_size:
+            kind = self._runtime.cudaMemcpyKind.cudaMemcpyDefault
+            self._call("cudaMemcpyAsync", target, source, byte_size, kind, stream)
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Wait until all that is enqueued on `stream` is done, without a busy processor. Raises `CudaError`."""
+        self._call("cudaEventRecord", event, stream)
+        self._call("cudaEventSynchronize", event)
+
+    def order(self, first: Any, event: Any, second: Any) -> None:
+        """Let what `second` gets from now on wait for what `first` has got. Raises `CudaError`."""
+        self._call("cudaEventRecord", event, first)
+        self._call("cudaStreamWaitEvent", second, event, 0)
+
+    def stream_of(self, address: int) -> Any:
+        """Return the stream at an address, as libraries give it."""
+        return self._runtime.cudaStream_t(address)
+
+    # ---- memory of this process ------------------------------------------------------------------------
+
+    def allocate(self, byte_size: int, device_id: int) -> int:
+        """Return the address of new memory of a device; `free` follows. Raises `CudaError`."""
+        self._use(device_id)
+        return int(self._call("cudaMalloc", byte_size))
+
+    def free(self, address: int, device_id: int) -> None:
+        """Free what `allocate` has returned. Waits for the device. Raises `CudaError`."""
+        self._use(device_id)
+        self._call("cudaFree", address)
+
+    def allocate_pinned(self, byte_size: int) -> int:
+        """Return the address of memory of the host that devices copy from and to without a detour. Raises `CudaError`."""
+        return int(self._call("cudaHostAlloc", byte_size, self._runtime.cudaHostAllocPortable))
+
+    def free_pinned(self, address: int) -> None:
+        """Free what `allocate_pinned` has returned. Raises `CudaError`."""
+        self._call("cudaFreeHost", address)
+
+    def export_handle(self, address: int) -> bytes:
+        """Return the handle by which other processes open memory of `allocate`. Raises `CudaError`."""
+        handle = self._call("cudaIpcGetMemHandle", address)
+        return ctypes.string_at(int(handle.getPtr()), HANDLE_BYTE_SIZE)
+
+    # ---- devices -----------------------------------------------------------------------------------------
+
+    def use(self, device_id: int) -> None:
+        """Make a device the current one of this thread: libraries of a model begin with it. Raises `CudaError`."""
+        self._use(device_id)
+
+    def free_and_total(self, device_id: int) -> tuple[int, int]:
+        """Return the free bytes and all bytes of a device. Raises `CudaError`."""
+        self._use(device_id)
+        free, total = self._call("cudaMemGetInfo")
+        return int(free), int(total)
+
+    def properties(self, device_id: int) -> DeviceProperties:
+        """Return what is known of a device. Raises `CudaError`."""
+        found = self._call("cudaGetDeviceProperties", device_id)
+        name = found.name.decode() if isinstance(found.name, bytes) else str(found.name)
+        text = str(uuid.UUID(bytes=bytes(found.uuid.bytes)[:16]))
+        return DeviceProperties(
+            name.rstrip("\0"), f"GPU-{text}", (int(found.major), int(found.minor)), int(found.totalGlobalMem)
+        )
 
     # ---- calls -----------------------------------------------------------------------------------
 

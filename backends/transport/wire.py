@@ -46,7 +46,7 @@ from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 11
+PROTOCOL = 12
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -243,6 +243,8 @@ class Load(Message):
     backend_config: dict[str, str] = {}
     #: The CPUs that the worker may use; empty for all.
     cpus: tuple[int, ...] = ()
+    #: For GPU: the most pinned bytes of the host that copies of inputs may go through.
+    pinned_byte_size: int = 0
 
 
 class Joined(Message):

@@ -13,8 +13,10 @@ from shm.datatypes import DATATYPES
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.worker.held_inputs import HeldInputs
-    from backends.worker.memory import AttachedRegions
+    from backends.worker.memory import AttachedRegions, WorkerRegion
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
@@ -28,6 +30,8 @@ class InputReader:
         self.model_name = ""
         #: Whether inputs in a client's region are copied, because the model has held such an input.
         self.copies_volatile = False
+        #: Makes inputs on a device of those in regions there; only for a backend that takes them (`device_inputs`).
+        self.on_device: Callable[[Tensor, Span, WorkerRegion], Tensor | None] | None = None
         #: How many inputs were copied to be read, and their bytes.
         self.copies = self.copied_byte_size = 0
 
@@ -52,6 +56,10 @@ class InputReader:
         data = tensor.data
         if data is None:
             assert tensor.span is not None, f"input '{tensor.name}' has no place"
+            if self.on_device is not None:
+                found = self.on_device(tensor, tensor.span, self._regions.get(tensor.span.lease.region_number))
+                if found is not None:
+                    return found
             data = self._view(tensor, tensor.span, request)
         resolved = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
         if tensor.datatype == "BYTES":
@@ -93,7 +101,7 @@ class InputReader:
         start = array_address(array)
         for ref, tensor in zip(request.ref.inputs, request.inputs):  # controls and states follow
             span = ref.span
-            if span is not None and is_aligned(ref, span):
+            if span is not None and is_aligned(ref, span) and type(tensor) is Tensor:
                 skip = start - array_address(np.asarray(tensor.data))
                 fits = 0 <= skip <= span.byte_size - array.nbytes
                 if fits and self._regions.get(span.lease.region_number).seen_by_all(start, array.nbytes):

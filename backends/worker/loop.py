@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from backends.metric_registry import MetricRegistry
     from backends.transport.channel import BlockingChannel
     from backends.worker.calls.interface import ModelCalls
+    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
     from backends.worker.shared.turn import Turn
     from shm.arena import Arena
@@ -108,6 +109,8 @@ class Worker:
         tasks = TaskRunner(self._regions, self._outputs.memory, self._send, task_module)
         self._members = Members(self._send, lambda channel, turn: Worker(channel, local=local, turn=turn))
         self._backend: Backend | None = None
+        #: None for an instance that is not on a GPU.
+        self._device: InstanceDevice | None = None
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
         self._verbose = 0
@@ -230,6 +233,11 @@ class Worker:
         """See `backends.base.Host`."""
         return self._calls
 
+    @property
+    def device(self) -> InstanceDevice | None:
+        """See `backends.base.Host`."""
+        return self._device
+
     # ---- messages ----------------------------------------------------------------------------
 
     def _send(self, message: wire.ToKernel) -> None:
@@ -295,8 +303,12 @@ class Worker:
             self._sequences = SequenceBatches.of_model(arguments)
             if self._sequences is not None:
                 self._handlers[wire.EndSequence] = self._sequences.end
+            if message.kind == "GPU":
+                self._use_device(message)
             backend = self._backend_for(arguments)
             backend.load(arguments)
+            if self._device is not None:
+                self._tensors_on_device(self._device, backend)
             if backend.concurrency > 1:
                 self._handlers[wire.Execute] = self._overlapping(backend, arguments)
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
@@ -307,6 +319,18 @@ class Worker:
             return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health)
 
         self._send(self._tried(load))
+
+    def _use_device(self, message: wire.Load) -> None:
+        """Take the GPU of the instance. Raises `Unavailable`."""
+        from backends.worker.devices.using import instance_device  # few servers have GPUs
+
+        self._device = instance_device(message.device_id, self._regions, message.pinned_byte_size)
+
+    def _tensors_on_device(self, device: InstanceDevice, backend: Backend) -> None:
+        from backends.worker.devices.using import use_device  # as above
+
+        at_once = not self._local or backend.concurrency > 1
+        self._outputs.on_device = use_device(device, self._regions, self._inputs, backend, waits_at_once=at_once)
 
     def _joined(self, _: wire.Joined) -> None:
         self._reporter.start()
@@ -364,6 +388,8 @@ class Worker:
             if timings.inferred_ns == timings.inputs_ready_ns:  # the backend has marked no end of the inference
                 timings.inferred_ns = time.monotonic_ns()
         del requests  # they refer to the inputs: any reference that is left is the model's
+        if self._device is not None and self._device.pending:
+            self._device.synchronize()
         finals = self._responder.close_batch()
         # While other threads still have to respond, polling would only take the interpreter lock from them.
         self._reader.poll_ns = 0 if self._responder.live else message.poll_ns
@@ -371,7 +397,7 @@ class Worker:
             self._reports.flush(message.batch, timings.executions or ())
         done_ns = time.monotonic_ns()
         executed = wire.Executed(message.batch, finals, start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
-        if self._inputs.copies or self._outputs.copies:
+        if self._inputs.copies or self._outputs.copies or self._device is not None:
             self._count_copies(executed)
         # It is sent when there is nothing left to do, or when the oldest unsent batch is too old.
         try:
@@ -414,7 +440,9 @@ class Worker:
 
     def _count_copies(self, executed: wire.Executed) -> None:
         """Put the copies since the last batch into the message, also those that threads of the model have caused."""
-        for counter in (self._inputs, self._outputs):
+        for counter in (self._inputs, self._outputs, self._device):
+            if counter is None:
+                continue
             executed.copies += counter.copies
             executed.copied_byte_size += counter.copied_byte_size
             counter.copies = counter.copied_byte_size = 0

@@ -17,6 +17,7 @@ from shm.tensor import RequestedOutput, Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from backends.worker.devices.device_tensors import DeviceOutputs
     from backends.worker.held_inputs import HeldInputs
     from backends.worker.inputs import InputReader
     from backends.worker.memory import AttachedRegions
@@ -39,6 +40,8 @@ class OutputWriter:
         #: Whether the model's outputs have a batch dimension, and the labels of its outputs.
         self.batched = False
         self.labels: Mapping[str, Sequence[str]] = {}
+        #: Writes outputs that are on a device; None for an instance without one.
+        self.on_device: DeviceOutputs | None = None
         #: How many large outputs were copied to their places, and their bytes. Others were made there.
         self.copies = self.copied_byte_size = 0
 
@@ -56,7 +59,7 @@ class OutputWriter:
         elif byte_size <= INLINE_LIMIT:
             return None
         self._free_reserved(request, name)
-        tensor, view = self._place(name, datatype, list(shape), byte_size, requested)
+        tensor, view = self.place(name, datatype, list(shape), byte_size, requested)
         array = np.frombuffer(view, dtype=dtype).reshape(shape)
         request.reserved[name] = (array, tensor)
         return array
@@ -131,6 +134,11 @@ class OutputWriter:
         self, request: WorkerRequest, output: OutputValue, requested: RequestedOutput, pass_on: bool
     ) -> Tensor:
         name, datatype, array = output.name, output.datatype, output.array
+        if array.dtype is None:  # it is on a device
+            assert self.on_device is not None, "an output on a device, of an instance without one"
+            if not requested.classification:
+                return self.on_device.write(self, name, datatype, array, requested)
+            array = self.on_device.to_host(array)
         if requested.classification:
             labels = self.labels.get(name, ()) if requested.labels is None else requested.labels
             batched = self.batched if requested.batched is None else requested.batched
@@ -141,7 +149,7 @@ class OutputWriter:
             place, tensor = reserved
             if array is not place and array.shape == place.shape and array.dtype == place.dtype:
                 place[...] = array
-                self._count(place.nbytes)
+                self.count(place.nbytes)
                 return tensor
             if array is place:
                 return tensor
@@ -164,28 +172,26 @@ class OutputWriter:
         byte_size = len(data)
         if requested.span is None and byte_size <= INLINE_LIMIT:
             return Tensor(name, datatype, shape, bytes(data))
-        if requested.span is not None and byte_size > requested.span.byte_size:
-            raise InternalError(
-                f"shared memory size specified with the request for output '{name}' ({requested.span.byte_size} bytes) "
-                f"should be at least {byte_size} bytes to hold the results"
-            )
-        self._count(byte_size)
+        check_fits(name, byte_size, requested)
+        self.count(byte_size)
         wanted = requested.span
         region = None if wanted is None else self._regions.find(wanted.lease.region_number)
         if wanted is not None and region is not None:
             region.write(wanted.offset, data)
             return Tensor(name, datatype, shape, None, Span(wanted.lease, wanted.offset, byte_size))
-        tensor, view = self._place(name, datatype, shape, byte_size, requested)
+        tensor, view = self.place(name, datatype, shape, byte_size, requested)
         view[:] = data
         return tensor
 
-    def _count(self, byte_size: int) -> None:
+    def count(self, byte_size: int) -> None:
+        """Count a copy."""
         self.copies += 1
         self.copied_byte_size += byte_size
 
-    def _place(
+    def place(
         self, name: str, datatype: str, shape: list[int], byte_size: int, requested: RequestedOutput
     ) -> tuple[Tensor, memoryview]:
+        """Return the tensor of an output that is not inline, and its bytes, which the caller fills."""
         wanted = requested.span
         region = None if wanted is None else self._regions.find(wanted.lease.region_number)
         if wanted is None or region is None:  # without shared memory the kernel copies it to the client's region
@@ -203,8 +209,8 @@ class OutputWriter:
             if span is None or self.memory.owns(span) or not self._regions.get(span.lease.region_number).shared:
                 copies.append(tensor)
                 continue
-            copy, view = self._place(tensor.name, tensor.datatype, tensor.shape, span.byte_size, _ANY_OUTPUT)
-            self._count(span.byte_size)
+            copy, view = self.place(tensor.name, tensor.datatype, tensor.shape, span.byte_size, _ANY_OUTPUT)
+            self.count(span.byte_size)
             view[:] = self._regions.get(span.lease.region_number).view(span.offset, span.byte_size)
             copies.append(copy)
         return copies
@@ -229,6 +235,15 @@ class OutputWriter:
     def _free_tensor(self, tensor: Tensor) -> None:
         if tensor.span is not None and self.memory.owns(tensor.span):
             self.memory.drop(tensor.span)
+
+
+def check_fits(name: str, byte_size: int, requested: RequestedOutput) -> None:
+    """Raises `InternalError` if the span in a client's region is too small for the output."""
+    if requested.span is not None and byte_size > requested.span.byte_size:
+        raise InternalError(
+            f"shared memory size specified with the request for output '{name}' ({requested.span.byte_size} bytes) "
+            f"should be at least {byte_size} bytes to hold the results"
+        )
 
 
 def _requested_output(request: WorkerRequest, name: str) -> RequestedOutput | None:

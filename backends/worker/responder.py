@@ -291,6 +291,9 @@ class BatchResponder:
                 self._send_response(number, final, response)
 
     def _send_response(self, number: int, final: bool, response: wire.ResponseMessage | None) -> None:
+        on_device = self._outputs.on_device
+        if on_device is not None and on_device.pending:  # outputs are complete before their response leaves
+            on_device.wait()
         if final and self.reports.pending:  # the kernel forgets the request
             self.reports.flush()
         try:

@@ -15,6 +15,9 @@ from tests.fake_cuda import memory
 CUDA_IPC_HANDLE_SIZE = 64
 cudaIpcMemLazyEnablePeerAccess = 1
 cudaStreamNonBlocking = 1
+cudaEventBlockingSync = 1
+cudaEventDisableTiming = 2
+cudaHostAllocPortable = 1
 
 
 class cudaError_t(enum.IntEnum):
@@ -56,14 +59,60 @@ class cudaIpcMemHandle_t:
         return ctypes.addressof(self._bytes)
 
 
+#: Streams by their addresses, for as long as the process lives: libraries give addresses.
+_streams: dict[int, Stream] = {}
+
+#: Memory of the host that was pinned, by address; and how often memory was allocated, for tests that count.
+pinned: dict[int, Any] = {}
+
+
 class Stream:
-    """Copies that are not made yet."""
+    """Copies that are not made yet, and events of other streams that come before them."""
 
     def __init__(self) -> None:
-        self.copies: list[tuple[int, int, int]] = []
+        self.work: list[tuple[int, int, int] | Event] = []
+        self.waits = 0
+        _streams[id(self)] = self
 
     def getPtr(self) -> int:
         return id(self)
+
+    def __int__(self) -> int:
+        return id(self)
+
+    def run(self, count: int | None = None) -> None:
+        """Do what was enqueued, or the first `count` entries."""
+        work = self.work if count is None else self.work[:count]
+        for entry in list(work):
+            if isinstance(entry, Event):
+                entry.run()
+            else:
+                ctypes.memmove(*entry)
+        del self.work[: len(work)]
+        for event in events:
+            if event.stream is self:
+                event.count = max(0, event.count - len(work))
+
+
+class Event:
+    """A point in the work of a stream."""
+
+    def __init__(self, flags: int) -> None:
+        self.flags = flags
+        self.stream: Stream | None = None
+        self.count = 0
+        events.append(self)
+
+    def run(self) -> None:
+        if self.stream is not None:
+            self.stream.run(self.count)
+
+
+events: list[Event] = []
+
+
+def cudaStream_t(address: int) -> Stream:
+    return _streams[address]
 
 
 def cudaGetDeviceCount() -> tuple[cudaError_t, int]:
@@ -123,7 +172,7 @@ def cudaIpcCloseMemHandle(address: Any) -> tuple[cudaError_t]:
 def cudaMemcpyAsync(target: Any, source: Any, byte_size: int, kind: Any, stream: Any) -> tuple[cudaError_t]:
     copy = _address(target), _address(source), byte_size
     if isinstance(stream, Stream):
-        stream.copies.append(copy)
+        stream.work.append(copy)
     else:
         ctypes.memmove(*copy)
     return _OK
@@ -143,10 +192,70 @@ def cudaStreamCreateWithFlags(flags: int) -> tuple[cudaError_t, Stream]:
 
 def cudaStreamSynchronize(stream: Any) -> tuple[cudaError_t]:
     if isinstance(stream, Stream):
-        for copy in stream.copies:
-            ctypes.memmove(*copy)
-        stream.copies.clear()
+        stream.waits += 1
+        stream.run()
     return _OK
+
+
+def cudaEventCreateWithFlags(flags: int) -> tuple[cudaError_t, Event]:
+    return _SUCCESS, Event(flags)
+
+
+def cudaEventRecord(event: Event, stream: Stream) -> tuple[cudaError_t]:
+    event.stream, event.count = stream, len(stream.work)
+    return _OK
+
+
+def cudaEventSynchronize(event: Event) -> tuple[cudaError_t]:
+    if event.stream is not None:
+        event.stream.waits += 1
+    event.run()
+    return _OK
+
+
+def cudaStreamWaitEvent(stream: Stream, event: Event, flags: int) -> tuple[cudaError_t]:
+    point = Event(event.flags)
+    point.stream, point.count = event.stream, event.count
+    stream.work.append(point)
+    return _OK
+
+
+def cudaHostAlloc(byte_size: int, flags: int) -> tuple[cudaError_t, int]:
+    block = (ctypes.c_char * max(byte_size, 1))()
+    pinned[ctypes.addressof(block)] = block
+    return _SUCCESS, ctypes.addressof(block)
+
+
+def cudaFreeHost(address: Any) -> tuple[cudaError_t]:
+    return _OK if pinned.pop(int(address), None) is not None else _INVALID[:1]
+
+
+def cudaMemGetInfo() -> tuple[cudaError_t, int, int]:
+    used = sum(mapping.byte_size for mapping, _ in memory.own.values() if mapping.device == _device)
+    return _SUCCESS, TOTAL_BYTE_SIZE - used - int(os.environ.get("FAKE_CUDA_USED", "0")), TOTAL_BYTE_SIZE
+
+
+class _Uuid:
+    def __init__(self, octets: bytes) -> None:
+        self.bytes = octets
+
+
+class cudaDeviceProp:
+    def __init__(self, device: int) -> None:
+        self.name = b"Fake GPU"
+        self.uuid = _Uuid(bytes(15) + bytes([device]))
+        self.major, self.minor = map(int, os.environ.get("FAKE_CUDA_CAPABILITY", "9.0").split("."))
+        self.totalGlobalMem = TOTAL_BYTE_SIZE
+
+
+#: The memory of each device.
+TOTAL_BYTE_SIZE = 1 << 30
+
+
+def cudaGetDeviceProperties(device: int) -> tuple[cudaError_t, cudaDeviceProp | None]:
+    if not 0 <= device < cudaGetDeviceCount()[1]:
+        return cudaError_t.cudaErrorInvalidDevice, None
+    return _SUCCESS, cudaDeviceProp(device)
 
 
 def cudaStreamDestroy(stream: Any) -> tuple[cudaError_t]:

@@ -1,0 +1,239 @@
+"""The device of a model instance: its stream, its memory, and copies to and from it.
+
+All that the worker and the backend do for a batch is enqueued on one stream; the worker waits for it once, before the
+responses leave. docs/decisions/gpu-workers.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from backends.worker.devices.staging import Staging, gathered
+from backends.worker.devices.tensors import DeviceArray
+from kernel.errors import InternalError, Unavailable
+from shm.arrays import NUMPY_TYPES, address_of
+from shm.cuda import CudaError
+from shm.datatypes import DATATYPES, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from backends.reshape import TensorShapes
+    from backends.worker.memory import AttachedRegions
+    from backends.worker.request import WorkerRequest
+    from shm.arrays import Array
+    from shm.cuda import Cuda
+    from shm.tensor import Buffer
+
+#: The exit code of a worker that has lost its device.
+LOST_DEVICE_EXIT_CODE = 70
+
+
+class DeviceBlock:
+    """Memory of the device. It is freed when nothing refers to it any more, or with `free`."""
+
+    def __init__(self, cuda: Cuda, byte_size: int, device_id: int) -> None:
+        """Raises `CudaError` if there is no memory."""
+        self.byte_size = byte_size
+        self.device_id = device_id
+        self.address = cuda.allocate(max(byte_size, 1), device_id)
+        self._finalizer = weakref.finalize(self, _freed, cuda, self.address, device_id)
+        self._finalizer.atexit = False  # the system frees the memory with the process
+
+    def free(self) -> None:
+        """Free the memory now."""
+        self._finalizer()
+
+
+def _freed(cuda: Cuda, address: int, device_id: int) -> None:
+    try:
+        cuda.free(address, device_id)
+    except CudaError as error:
+        end_if_lost(error)
+
+
+class InstanceDevice:
+    """The device of the one instance of this worker; `backends.base.Host.device`.
+
+    `gather` is for the thread that executes; any thread may call the other methods.
+    """
+
+    def __init__(self, cuda: Cuda, device_id: int, regions: AttachedRegions, pinned_byte_size: int = 0) -> None:
+        """`pinned_byte_size` limits the pinned memory on the host that copies of inputs go through.
+
+        Raises `Unavailable` if the device cannot be used.
+        """
+        if not 0 <= device_id < cuda.device_count:
+            raise Unavailable(f"GPU {device_id} is not there: this process sees {cuda.device_count}")
+        self.cuda = cuda
+        self.device_id = device_id
+        self._regions = regions
+        try:
+            cuda.use(device_id)
+            self._stream = cuda.new_stream(device_id)
+            self._event = cuda.new_event(device_id)
+        except CudaError as error:
+            raise Unavailable(f"GPU {device_id} cannot be used: {error}") from None
+        #: The address of the stream of the instance, a cudaStream_t.
+        self.stream = int(self._stream)
+        self._lock = threading.Lock()
+        #: Whether something was enqueued since the last wait, and the memory that it reads or writes.
+        self.pending = False
+        self._kept: list[object] = []
+        self._staging = Staging(self, pinned_byte_size)
+        #: How many copies there were between host and device, and their bytes.
+        self.copies = self.copied_byte_size = 0
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, byte_size: int) -> DeviceBlock:
+        """Return new memory. Raises `InternalError` if there is none; it takes long, so keep the block."""
+        try:
+            return DeviceBlock(self.cuda, byte_size, self.device_id)
+        except CudaError as error:
+            self._failed(f"{byte_size} bytes of memory cannot be allocated", error)
+
+    def upload(self, data: Buffer | Array, datatype: str, shape: Sequence[int]) -> DeviceArray:
+        """Return a copy of host memory on the device, in memory of its own. It is there when the stream is."""
+        source = memoryview(np.ascontiguousarray(data).view(np.uint8).reshape(-1)) if isinstance(data, np.ndarray) \
+            else memoryview(data).cast("B")  # fmt: skip
+        block = self.allocate(len(source))
+        if len(source):
+            self.enqueue(block.address, address_of(source), len(source), (source, block))
+        return DeviceArray(block.address, datatype, shape, self.device_id, block)
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> DeviceArray | None:
+        """Return the final place of an output on this device, in the client's region; None if it has no such place.
+
+        `respond` with it copies nothing.
+        """
+        for output in request.ref.outputs:
+            if output.name == name and output.span is not None and not output.classification:
+                region = self._regions.find(output.span.lease.region_number)
+                byte_size = element_count(shape) * DATATYPES[datatype].byte_size
+                memory = getattr(region, "device_memory", None)
+                if memory is None or byte_size > output.span.byte_size:
+                    return None
+                opened = memory()
+                if opened.device_id != self.device_id:
+                    return None
+                return DeviceArray(opened.address + output.span.offset, datatype, shape, self.device_id, opened)
+        return None
+
+    # ---- batches ---------------------------------------------------------------------------------
+
+    def gather(
+        self, requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes], alignment: int = 256
+    ) -> dict[str, DeviceArray]:
+        """Return name → the rows of all requests, on the device when the stream has done what is enqueued now.
+
+        As `backends.gather.gather`, but BYTES are left out. Valid until the next call. The input of a batch of one that
+        is on this device, at a multiple of `alignment`, is used where it is; all else is copied into one block of this
+        object. Raises `InternalError` or `InvalidArgument`.
+        """
+        parts = gathered(requests, specs)
+        found: dict[str, DeviceArray] = {}
+        copied = []
+        for name, (datatype, pieces) in parts.items():
+            first = pieces[0]
+            if (
+                len(pieces) == 1
+                and isinstance(first, DeviceArray)
+                and first.device_id == self.device_id
+                and first.address % alignment == 0
+            ):
+                found[name] = first
+            else:
+                copied.append((name, datatype, pieces))
+        if copied:
+            found.update(self._staging.fill(copied, alignment))
+        return found
+
+    # ---- the stream ------------------------------------------------------------------------------
+
+    def enqueue(
+        self, target: int, source: int, byte_size: int, kept: object = None, *, crosses: bool = True
+    ) -> None:
+        """Copy between any two addresses when it is the stream's turn. `kept` is referred to until then.
+
+        A copy that `crosses` between host and device counts in `copies`.
+        """
+        with self._lock:
+            try:
+                self.cuda.enqueue_copy(target, source, byte_size, self._stream)
+            except CudaError as error:
+                self._failed("a copy has failed", error)
+            self.pending = True
+            if crosses:
+                self.copies += 1
+                self.copied_byte_size += byte_size
+            if kept is not None:
+                self._kept.append(kept)
+
+    def after(self, stream: int) -> None:
+        """Let the instance's stream wait for all that is enqueued on another one now; 0 is the default stream."""
+        with self._lock:
+            try:
+                other = self.cuda.stream_of(stream)
+                self.cuda.order(other, self._event, self._stream)
+            except CudaError as error:
+                self._failed("streams cannot be put into order", error)
+            self.pending = True
+
+    def before(self, stream: int) -> None:
+        """Let another stream wait for all that is enqueued on the instance's stream now."""
+        with self._lock:
+            try:
+                self.cuda.order(self._stream, self._event, self.cuda.stream_of(stream))
+            except CudaError as error:
+                self._failed("streams cannot be put into order", error)
+
+    def synchronize(self) -> None:
+        """Wait for all that is enqueued, with a processor that is free for others. The process ends if the device is
+        lost."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+            try:
+                self.cuda.wait(self._stream, self._event)
+            except CudaError as error:
+                self._failed("what was computed cannot be waited for", error)
+            self.pending = False  # only now: a thread that reads it without the lock may send a response then
+        del kept
+
+    def computes(self) -> None:
+        """Note that the backend has enqueued what computes an output."""
+        with self._lock:
+            self.pending = True
+
+    def copy_to(self, array: DeviceArray, target: memoryview) -> None:
+        """Copy the elements to memory of the host when it is the stream's turn; `target` is kept until then."""
+        if len(target):
+            self.enqueue(address_of(target), array.address, len(target), (target, array.owner))
+
+    def to_host(self, array: DeviceArray) -> Array:
+        """Return a copy on the host, which is complete. BF16 becomes UINT16."""
+        dtype = NUMPY_TYPES["UINT16" if array.datatype == "BF16" else array.datatype]
+        copy = np.empty(array.shape, dtype)
+        if copy.nbytes:
+            self.copy_to(array, memoryview(copy.reshape(-1).view(np.uint8)))
+        self.synchronize()
+        return copy
+
+    def _failed(self, what: str, error: CudaError) -> NoReturn:
+        end_if_lost(error)
+        raise InternalError(f"GPU {self.device_id}: {what}: {error}") from None
+
+
+def end_if_lost(error: CudaError) -> None:
+    """End the process if it cannot use the device any more: the kernel replaces it."""
+    if error.is_sticky:
+        sys.stderr.write(f"the device is lost, and the worker ends: {error}\n")
+        sys.stderr.flush()
+        os._exit(LOST_DEVICE_EXIT_CODE)
+

@@ -1,0 +1,32 @@
+"""Makes the device of an instance, and lets its tensors be there. The worker imports it only for instances on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.worker.devices.device_tensors import DeviceOutputs, device_input
+from backends.worker.devices.instance_device import InstanceDevice
+from kernel.errors import Unavailable
+from shm.cuda import CudaUnavailable, cuda
+
+if TYPE_CHECKING:
+    from backends.base import Backend
+    from backends.worker.inputs import InputReader
+    from backends.worker.memory import AttachedRegions
+
+
+def instance_device(device_id: int, regions: AttachedRegions, pinned_byte_size: int) -> InstanceDevice:
+    """Return the device of the instance of this worker. Raises `Unavailable`, which says what is missing."""
+    try:
+        return InstanceDevice(cuda(), device_id, regions, pinned_byte_size)
+    except CudaUnavailable as error:
+        raise Unavailable(f"GPU {device_id} cannot be used: {error}") from None
+
+
+def use_device(
+    device: InstanceDevice, regions: AttachedRegions, inputs: InputReader, backend: Backend, *, waits_at_once: bool
+) -> DeviceOutputs:
+    """Let the backend get inputs on the device if it takes them, and return what writes its outputs there."""
+    if backend.device_inputs:
+        inputs.on_device = device_input
+    return DeviceOutputs(device, regions, waits_at_once=waits_at_once)
