@@ -95,8 +95,6 @@ class EngineContext:
             missing = self.context.infer_shapes()
         except RuntimeError as error:
             raise self._refused(str(error)) from None
-        # Addresses are set later, and are missing for shape tensors only.
-        missing = [name for name in missing if name not in self._shapes or name in self._on_host]
         if missing:
             raise self._refused(f"failed to specify the dimensions of all input bindings: {', '.join(missing)}")
         return {name: tuple(map(int, self.context.get_tensor_shape(name))) for name in self._outputs}
