@@ -33,9 +33,8 @@ def shape_values(
     dtype = NUMPY_TYPES[tensor.datatype]
     expected = tensor.dims[0] if tensor.dims and tensor.dims[0] >= 0 else None
     given = np.frombuffer(data, dtype) if len(data) % dtype.itemsize == 0 else None
-    if given is not None and batched and view.shape and len(given) % max(view.shape[0], 1) == 0:
-        # Clients that batch repeat the values in each row.
-        given = given[: len(given) // max(view.shape[0], 1)]
+    if given is not None and batched and len(view.shape) > 1 and view.shape[0]:
+        given = given[: len(given) // view.shape[0]]  # each row has the values
     if given is not None and batched and (expected is None or len(given) == expected - 1):
         given = np.concatenate([np.array([row_count], dtype), given])
     elif given is not None and batched and len(given) == expected:

@@ -70,7 +70,10 @@ class Stream:
     """Copies that are not made yet, and events of other streams that come before them."""
 
     def __init__(self) -> None:
-        self.work: list[tuple[int, int, int] | Event] = []
+        #: Copies, and objects with a method `run`: events, and what libraries compute.
+        self.work: list[Any] = []
+        #: What was enqueued before a capture began, during one.
+        self.before_capture: list[Any] | None = None
         self.waits = 0
         _streams[id(self)] = self
 
@@ -84,10 +87,10 @@ class Stream:
         """Do what was enqueued, or the first `count` entries."""
         work = self.work if count is None else self.work[:count]
         for entry in list(work):
-            if isinstance(entry, Event):
-                entry.run()
-            else:
+            if isinstance(entry, tuple):
                 ctypes.memmove(*entry)
+            else:
+                entry.run()
         del self.work[: len(work)]
         for event in events:
             if event.stream is self:
@@ -281,3 +284,77 @@ def _address(value: Any) -> int:
     if isinstance(value, bytes):
         return ctypes.cast(ctypes.c_char_p(value), ctypes.c_void_p).value or 0
     return int(value)
+
+
+# ---- graphs, priorities ---------------------------------------------------------------------------
+
+
+class cudaStreamCaptureMode(enum.IntEnum):
+    cudaStreamCaptureModeThreadLocal = 1
+
+
+class Graph:
+    """What was enqueued during a capture, to be enqueued again as it is."""
+
+    def __init__(self, work: list[Any]) -> None:
+        self.work = work
+
+
+class Fill:
+    """Zeros in memory, when it is the stream's turn."""
+
+    def __init__(self, address: int, value: int, byte_size: int) -> None:
+        self._arguments = address, value, byte_size
+
+    def run(self) -> None:
+        ctypes.memset(*self._arguments)
+
+
+#: How often graphs were launched, for tests that count.
+launches: list[Graph] = []
+
+
+def cudaMemsetAsync(address: Any, value: int, byte_size: int, stream: Stream) -> tuple[cudaError_t]:
+    stream.work.append(Fill(int(address), value, byte_size))
+    return _OK
+
+
+def cudaDeviceGetStreamPriorityRange() -> tuple[cudaError_t, int, int]:
+    return _SUCCESS, 0, -5
+
+
+def cudaStreamCreateWithPriority(flags: int, priority: int) -> tuple[cudaError_t, Stream]:
+    return _SUCCESS, Stream()
+
+
+def cudaStreamBeginCapture(stream: Stream, mode: cudaStreamCaptureMode) -> tuple[cudaError_t]:
+    if stream.before_capture is not None:
+        return _INVALID[:1]
+    stream.before_capture, stream.work = stream.work, []
+    return _OK
+
+
+def cudaStreamEndCapture(stream: Stream) -> tuple[cudaError_t, Graph | None]:
+    if stream.before_capture is None:
+        return _INVALID
+    graph = Graph(stream.work)
+    stream.work, stream.before_capture = stream.before_capture, None
+    return _SUCCESS, graph
+
+
+def cudaGraphInstantiate(graph: Graph, flags: int) -> tuple[cudaError_t, Graph]:
+    return _SUCCESS, Graph(list(graph.work))
+
+
+def cudaGraphLaunch(graph: Graph, stream: Stream) -> tuple[cudaError_t]:
+    launches.append(graph)
+    stream.work.extend(graph.work)
+    return _OK
+
+
+def cudaGraphDestroy(graph: Graph) -> tuple[cudaError_t]:
+    return _OK
+
+
+def cudaGraphExecDestroy(graph: Graph) -> tuple[cudaError_t]:
+    return _OK

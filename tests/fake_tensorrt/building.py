@@ -1,0 +1,1 @@
+"""The builder of the fake TensorRT: placeholder module, filled in below."""
