@@ -101,6 +101,7 @@ class MetricsOptions(msgspec.Struct, frozen=True):
     #: Values of --metrics-config, not parsed: "name=value".
     config: tuple[str, ...] = ()
     allow_cpu_metrics: bool = True
+    allow_gpu_metrics: bool = True
     #: Time between two measurements of the CPU and memory metrics.
     interval_ms: int = 2000
 
@@ -184,6 +185,19 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     host_policy: tuple[str, ...] = ()
 
 
+class GpuOptions(msgspec.Struct, frozen=True):
+    """Options about GPUs."""
+
+    #: Pinned memory of the host for copies of inputs, of all instances on GPUs together.
+    pinned_byte_size: int = 256 << 20
+    #: Values of --cuda-memory-pool-byte-size, not parsed: "gpu:bytes".
+    pool_byte_sizes: tuple[str, ...] = ()
+    #: Values of --model-load-gpu-limit, not parsed: "gpu:fraction".
+    load_limits: tuple[str, ...] = ()
+    #: The lowest compute capability of the GPUs that are used.
+    least_capability: float = 6.0
+
+
 class ServerOptions(msgspec.Struct, frozen=True):
     """All options of the command line. Names and defaults are tritonserver's."""
 
@@ -191,6 +205,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     http_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8000)
     grpc_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8001)
     metrics_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8002)
+    gpus: GpuOptions = GpuOptions()
     http: HttpOptions = HttpOptions()
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()

@@ -206,7 +206,7 @@ class Cuda:
         self._call("cudaFree", address)
 
     def allocate_pinned(self, byte_size: int) -> int:
-        """Return the address of memory of the host that devices copy from and to without a detour. Raises `CudaError`."""
+        """Return the address of pinned memory of the host, from which devices copy directly. Raises `CudaError`."""
         return int(self._call("cudaHostAlloc", byte_size, self._runtime.cudaHostAllocPortable))
 
     def free_pinned(self, address: int) -> None:

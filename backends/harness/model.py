@@ -21,6 +21,7 @@ from backends.python.backend import PythonBackend
 from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from backends.worker.sequences.sequence_batches import SequenceBatches
+from kernel.config.gpus import NO_GPUS
 from kernel.config.load import from_json
 from kernel.config.to_json import to_dict, to_json
 from kernel.embedding.arrays import input_tensor
@@ -311,7 +312,7 @@ def load_model(
     if not entries or not entries[0].is_folder:
         raise InvalidArgument(f"'{folder}' is not a model's folder: there is no such folder")
     listing = model_folder(str(folder.parent), entries[0])
-    source = ModelSource(listing, gpu_count=0, auto_complete=True)
+    source = ModelSource(listing, gpus=NO_GPUS, auto_complete=True)
     override = None
     if config or parameters:
         override = _override(source, config or {}, parameters or {})

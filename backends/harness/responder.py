@@ -160,5 +160,10 @@ class RecordingHost:
         """Do nothing: there are no statistics."""
 
     @property
+    def device(self) -> None:
+        """See `Host`: there is no GPU."""
+        return None
+
+    @property
     def metrics(self) -> MetricRegistry:
         return self._registry

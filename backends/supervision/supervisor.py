@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from backends.supervision.watch.instance_watch import Finding
     from backends.supervision.watch.watchdog import Watchdog
     from kernel.loop.busy_poll import LoopPoller
+    from kernel.repository.gpus import PinnedPool
     from kernel.repository.placement import InstancePlan
     from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.kernel import Kernel
@@ -73,13 +74,18 @@ class InstanceSupervisor:
         budget: ByteBudget | None = None,
         shared: SharedWorkers | None = None,
         kernel: Kernel | None = None,
+        pinned_pool: PinnedPool | None = None,
     ) -> None:
         """A worker that completes or loads its model for longer than `load_timeout_s` is killed; 0 for no limit.
 
         `arena_byte_size` is the limit of the worker's outputs. They count in `budget`, the server's, if it has one.
         `limits` are those of models that have none of their own. `shared` starts workers of models that share one.
         `kernel` executes what models ask of the server; without it they may ask nothing.
+        `pinned_pool` has the pinned memory of instances on GPUs.
         """
+        self._pinned_pool = pinned_pool
+        #: What the instance has of it.
+        self._pinned_byte_size = 0
         self._watchdog = watchdog
         self._limits = limits
         self._watch = InstanceWatch(ExecutionLimits())
@@ -150,10 +156,15 @@ class InstanceSupervisor:
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""
         self._plan = plan
-        self._load = wire.Load(
+        load = self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
             self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus,
         )  # fmt: skip
+        if plan.kind == "GPU":
+            load.device_pool_byte_size = plan.device_pool_byte_size
+            if self._pinned_pool is not None and not self._pinned_byte_size:
+                self._pinned_byte_size = self._pinned_pool.take()
+            load.pinned_byte_size = self._pinned_byte_size
         if plan.needs.worker:
             assert self._shared is not None, "no process can be shared"
             self._shared.join(self, plan)
@@ -231,6 +242,9 @@ class InstanceSupervisor:
         The instance must have no requests.
         """
         self._stopped = True
+        if self._pinned_pool is not None:
+            self._pinned_pool.give(self._pinned_byte_size)
+            self._pinned_byte_size = 0
         self._watchdog.remove(self)
         if self._plan is not None and self._plan.needs.worker and self._shared is not None:
             self._shared.leave(self, self._plan)

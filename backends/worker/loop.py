@@ -324,7 +324,7 @@ class Worker:
         """Take the GPU of the instance. Raises `Unavailable`."""
         from backends.worker.devices.using import instance_device  # few servers have GPUs
 
-        self._device = instance_device(message.device_id, self._regions, message.pinned_byte_size)
+        self._device = instance_device(message, self._regions)
 
     def _tensors_on_device(self, device: InstanceDevice, backend: Backend) -> None:
         from backends.worker.devices.using import use_device  # as above

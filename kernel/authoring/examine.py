@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.check_steps import check_steps
+from kernel.config.gpus import NO_GPUS
 from kernel.errors import InvalidArgument, ServingError
 from kernel.repository.ensembles import in_order, parts_of
 from kernel.repository.limits import refuse_batching_library, refuse_unsupported
@@ -64,7 +65,7 @@ class Examination:
 
     def _read(self, name: str, folder: ModelFolder) -> Examined:
         """Read and check what needs no worker. Blocks."""
-        source = self._sources[name] = ModelSource(folder, gpu_count=0, auto_complete=True)
+        source = self._sources[name] = ModelSource(folder, gpus=NO_GPUS, auto_complete=True)
         result = Examined(name, folder.path, configured=folder.config_path() is not None)
         try:
             config = source.read()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.config.gpus import UsableGpus
 
 #: Triton ends a sequence after one second without a request.
 DEFAULT_SEQUENCE_IDLE_US = 1_000_000
@@ -112,7 +113,7 @@ def _fill_from_name(config: ModelConfig, model_name: str) -> None:
     config.default_model_filename = f"model.{backend}"
 
 
-def normalise(config: ModelConfig, gpu_count: int) -> None:
+def normalise(config: ModelConfig, gpus: UsableGpus) -> None:
     """Fill in Triton's defaults for version policy, batching, pinned memory and instance groups."""
     if config.version_policy.WhichOneof("policy_choice") is None:
         config.version_policy.latest.num_versions = 1
@@ -120,7 +121,7 @@ def normalise(config: ModelConfig, gpu_count: int) -> None:
     # An ensemble has no instances, so its configuration must not contain these two settings.
     if not config.HasField("ensemble_scheduling"):
         _normalise_pinned_memory(config)
-        _normalise_instance_groups(config, gpu_count)
+        _normalise_instance_groups(config, gpus)
 
 
 def _normalise_batching(config: ModelConfig) -> None:
@@ -143,22 +144,22 @@ def _normalise_pinned_memory(config: ModelConfig) -> None:
         optimization.output_pinned_memory.enable = True
 
 
-def _normalise_instance_groups(config: ModelConfig, gpu_count: int) -> None:
+def _normalise_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
     if not config.instance_group:
         config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         if group.kind == ModelInstanceGroup.KIND_AUTO:
-            group.kind = _kind_for(group, gpu_count)
+            group.kind = _kind_for(group, gpus)
         if group.count < 1:
             on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
             group.count = 2 if on_cpu and config.backend in _TWO_INSTANCES_ON_CPU else 1
         if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
-            group.gpus.extend(range(gpu_count))
+            group.gpus.extend(gpus.ids)
 
 
-def _kind_for(group: ModelInstanceGroup, gpu_count: int) -> ModelInstanceGroup.Kind:
+def _kind_for(group: ModelInstanceGroup, gpus: UsableGpus) -> ModelInstanceGroup.Kind:
     """Return the kind for KIND_AUTO: GPU if the machine has GPUs and all that the group names, else CPU."""
-    if gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus):
+    if gpus.ids and all(gpu in gpus.ids for gpu in group.gpus):
         return ModelInstanceGroup.KIND_GPU
     return ModelInstanceGroup.KIND_CPU

@@ -19,6 +19,7 @@ from kernel.errors import BadConfig, InternalError, Unsupported
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.config.gpus import UsableGpus
 
 #: Backend → the platforms that it accepts. Other backends accept any platform.
 _PLATFORMS = {
@@ -27,9 +28,6 @@ _PLATFORMS = {
     "onnxruntime": ("onnxruntime_onnx",),
     "pytorch": ("pytorch_libtorch", "torch_aoti"),
 }
-
-#: The lowest CUDA compute capability that Triton accepts, as its error text prints it.
-_MIN_COMPUTE_CAPABILITY = "6.000000"
 
 
 def check_config(config: ModelConfig, directory_name: str) -> None:
@@ -50,9 +48,9 @@ def check_config(config: ModelConfig, directory_name: str) -> None:
     check_paths(config)
 
 
-def check_complete(config: ModelConfig, gpu_count: int) -> None:
+def check_complete(config: ModelConfig, gpus: UsableGpus) -> None:
     """Check instance groups, inputs and outputs. Raises `BadConfig`, or `InternalError` for KIND_AUTO."""
-    check_instance_groups(config, gpu_count)
+    check_instance_groups(config, gpus)
     check_inputs_and_outputs(config)
     check_states(config)
 
@@ -180,17 +178,17 @@ def _is_outside(path: str) -> bool:
     return "\0" in path or posixpath.isabs(path) or posixpath.normpath(path).split("/", 1)[0] == ".."
 
 
-def check_instance_groups(config: ModelConfig, gpu_count: int) -> None:
+def check_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
     if config.HasField("ensemble_scheduling"):
         return
     if not config.instance_group:
         raise BadConfig(f"must specify one or more 'instance group's for {config.name}")
     for group in config.instance_group:
-        _check_devices(config.name, group, gpu_count)
+        _check_devices(config.name, group, gpus)
         _check_profiles(config, group)
 
 
-def _check_devices(model: str, group: ModelInstanceGroup, gpu_count: int) -> None:
+def _check_devices(model: str, group: ModelInstanceGroup, gpus: UsableGpus) -> None:
     of_model = f"instance group {group.name} of model {model}"
     kind = ModelInstanceGroup.Kind.Name(group.kind)
     if group.kind == ModelInstanceGroup.KIND_AUTO:
@@ -200,14 +198,14 @@ def _check_devices(model: str, group: ModelInstanceGroup, gpu_count: int) -> Non
             raise BadConfig(f"{of_model} has kind {kind} but specifies one or more GPUs")
         return
     if not group.gpus:
-        reason = "specifies no GPUs" if gpu_count else "no GPUs are available"
+        reason = "specifies no GPUs" if gpus.ids else "no GPUs are available"
         raise BadConfig(f"{of_model} has kind KIND_GPU but {reason}")
     for gpu in group.gpus:
-        if not 0 <= gpu < gpu_count:
+        if gpu not in gpus.ids:
             raise BadConfig(
                 f"{of_model} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
-                f"required CUDA compute compatibility of {_MIN_COMPUTE_CAPABILITY} are: "
-                + ", ".join(map(str, range(gpu_count)))
+                f"required CUDA compute compatibility of {gpus.least_capability:f} are: "
+                + ", ".join(map(str, gpus.ids))
             )
 
 

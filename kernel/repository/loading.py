@@ -197,7 +197,7 @@ class VersionLoader:
             plans = await asyncio.to_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
             keepers += [self._new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
-            await _load_instances(instances, prepared.json)
+            await self._load_instances(instances, prepared.json)
             model = loaded_model(prepared.spec, prepared.config, version, self._schedule, self._clock)
             await self._extend(model, source)
             for line in model.statistics.configure(self._settings.metrics, prepared.config):
@@ -293,7 +293,7 @@ class VersionLoader:
         update = InstanceUpdate(version, origin, prepared, instances, new)
         try:
             version.model.on_change(prepared.config)
-            await _load_instances(new, prepared.json)
+            await self._load_instances(new, prepared.json)
             await self._join(version.model, new, source)
         except BaseException:
             await update.abandon()
@@ -316,6 +316,18 @@ class VersionLoader:
         joined = [each.keeper.join(model) for each in instances if not each.plan.passive]
         await warm_up(model, joined, source, self._clock, self._settings.load_timeout_s)
 
+    async def _load_instances(self, instances: list[LoadedInstance], config: str) -> None:
+        """Load all instances at the same time. Raises the first error after all loads have ended."""
+        for each in instances:
+            if each.plan.kind == "GPU":
+                await self._settings.gpus.check_room(each.plan.name, each.plan.device_id)
+        results = await asyncio.gather(
+            *(each.keeper.load(each.plan, config) for each in instances), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
     async def _prepare(
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
     ) -> PreparedConfig:
@@ -332,7 +344,7 @@ class VersionLoader:
     def _needs(self, source: ModelSource, config: ModelConfig, version: int) -> WorkerNeeds:
         """Return the needs of a version's workers. Blocks. Raises `BadConfig`."""
         environment = source.environment(config, version, installs=self._settings.installs_requirements)
-        return worker_needs(config, str(source.path), environment)
+        return worker_needs(config, str(source.path), environment, self._settings.gpus.visible)
 
     def _plan(self, config: ModelConfig, source: ModelSource, version: int, count: int | None) -> list[InstancePlan]:
         """Return the plans of all instances, with the settings of the command line. Blocks.
@@ -344,7 +356,13 @@ class VersionLoader:
         needs = self._needs(source, config, version)
         return [
             msgspec.structs.replace(
-                plan, backend_config=settings, cpus=policy_cpus(policies.get(plan.host_policy, {})), needs=needs
+                plan,
+                backend_config=settings,
+                cpus=policy_cpus(policies.get(plan.host_policy, {})),
+                needs=needs,
+                device_pool_byte_size=self._settings.gpu_settings.pool_byte_size(plan.device_id)
+                if plan.kind == "GPU"
+                else 0,
             )
             for plan in plan_instances(config, str(source.path), version, count)
         ]
@@ -357,11 +375,3 @@ def _first_count(config: ModelConfig) -> int | None:
         return None
     configured = sum(group.count for group in config.instance_group if not group.passive)
     return min(max(configured, scaling.min), scaling.max)
-
-
-async def _load_instances(instances: list[LoadedInstance], config: str) -> None:
-    """Load all instances at the same time. Raises the first error after all loads have ended."""
-    results = await asyncio.gather(*(each.keeper.load(each.plan, config) for each in instances), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.config.gpus import NO_GPUS, may_use_gpus
 from kernel.repository.agents.model_agents import ModelAgents
 from kernel.repository.layout import overriding_folder
 from kernel.repository.local import list_repository
@@ -14,6 +15,7 @@ from kernel.repository.source import ModelSource
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
+    from kernel.config.gpus import UsableGpus
     from kernel.repository.layout import ModelFolder
     from kernel.repository.settings import LifecycleSettings
 
@@ -38,6 +40,8 @@ async def open_model(
     Raises `ServingError`; then its agents have ended.
     """
     source = _source(folder, settings, files_of_request)
+    if settings.gpus.possible:
+        await _look_for_gpus(source, override, settings)
     agents = ModelAgents(folder.name)
     config = await asyncio.to_thread(_read_unless_agents, source, override)
     if not config.model_repository_agents.agents:
@@ -45,7 +49,10 @@ async def open_model(
     path = await agents.load(config, folder.path, settings.load_timeout_s)
     try:
         if path != folder.path:
-            source, config = await asyncio.to_thread(_reopened, folder, path, override, settings, files_of_request)
+            gpus = await settings.gpus.usable()
+            source, config = await asyncio.to_thread(
+                _reopened, folder, path, override, settings, files_of_request, gpus
+            )
         else:
             config = await asyncio.to_thread(source.check, config)
     except BaseException:
@@ -54,9 +61,18 @@ async def open_model(
     return OpenedModel(source, config, agents)
 
 
-def _source(folder: ModelFolder, settings: LifecycleSettings, files_of_request: bool) -> ModelSource:
+async def _look_for_gpus(source: ModelSource, override: str | None, settings: LifecycleSettings) -> None:
+    """Let the source know the GPUs of the server, if it depends on them where the model's instances run."""
+    config = await asyncio.to_thread(source.parse, override)
+    if may_use_gpus(config):
+        source.gpus = await settings.gpus.usable()
+
+
+def _source(
+    folder: ModelFolder, settings: LifecycleSettings, files_of_request: bool, gpus: UsableGpus = NO_GPUS
+) -> ModelSource:
     return ModelSource(
-        folder, gpu_count=settings.gpu_count, auto_complete=settings.auto_complete,
+        folder, gpus=gpus, auto_complete=settings.auto_complete,
         config_name=settings.config_name, files_of_request=files_of_request,
     )  # fmt: skip
 
@@ -68,9 +84,14 @@ def _read_unless_agents(source: ModelSource, override: str | None) -> ModelConfi
 
 
 def _reopened(
-    folder: ModelFolder, path: str, override: str | None, settings: LifecycleSettings, files_of_request: bool
+    folder: ModelFolder,
+    path: str,
+    override: str | None,
+    settings: LifecycleSettings,
+    files_of_request: bool,
+    gpus: UsableGpus,
 ) -> tuple[ModelSource, ModelConfig]:
     """Return the model in the folder that its agents have chosen. Blocks."""
     moved = overriding_folder(folder.name, path, list_repository(path))
-    source = _source(msgspec.structs.replace(moved, namespace=folder.namespace), settings, files_of_request)
+    source = _source(msgspec.structs.replace(moved, namespace=folder.namespace), settings, files_of_request, gpus)
     return source, source.read(override)

@@ -28,6 +28,8 @@ class InstancePlan(msgspec.Struct, frozen=True):
     host_policy: str = ""
     #: The CPUs that the host policy allows; empty for all.
     cpus: tuple[int, ...] = ()
+    #: For GPU: the memory for gathered inputs that the instance keeps between batches, in bytes.
+    device_pool_byte_size: int = 0
     #: The instance is loaded, but never executes.
     passive: bool = False
     #: The backend's settings from the command line.

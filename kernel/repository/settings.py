@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.observe.metrics_config import MetricsConfig
+from kernel.repository.gpus import GpuSettings, NoGpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
     from kernel.repository.backend_config import BackendConfigs
+    from kernel.repository.gpus import ServerGpus
     from kernel.repository.host_policy import HostPolicies
     from kernel.serving.model import ModelExtension
 
@@ -42,7 +44,8 @@ class LifecycleSettings(msgspec.Struct, frozen=True):
     unload_timeout_s: float = 300
     #: Whether packages of a `requirements.txt` beside a Python model are installed.
     installs_requirements: bool = True
-    gpu_count: int = 0
+    gpus: ServerGpus = NoGpus()
+    gpu_settings: GpuSettings = GpuSettings()
     #: Returns the names of the backends that models may have, for hints.
     backends: Callable[[], Collection[str]] = tuple
     #: The latency histograms and quantiles of each model.

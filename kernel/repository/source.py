@@ -32,6 +32,7 @@ from kernel.repository.versions import choose_versions, missing_versions
 from kernel.repository.warmup import WARMUP_FOLDER, warmup_files
 
 if TYPE_CHECKING:
+    from kernel.config.gpus import UsableGpus
     from kernel.repository.layout import ModelFolder, RepositoryContents
 
 
@@ -56,7 +57,7 @@ class ModelSource:
         self,
         folder: ModelFolder,
         *,
-        gpu_count: int,
+        gpus: UsableGpus,
         auto_complete: bool,
         config_name: str = "",
         files_of_request: bool = False,
@@ -66,7 +67,8 @@ class ModelSource:
         self._files_of_request = files_of_request
         #: Whether the configuration came with a load request.
         self._config_of_request = False
-        self._gpu_count = gpu_count
+        #: The GPUs of the server, as far as it depends on them where instances run.
+        self.gpus = gpus
         self._auto_complete = auto_complete
         self._config_name = config_name
         #: `read` found a config.pbtxt or an override, which may be empty.
@@ -102,7 +104,7 @@ class ModelSource:
     def check(self, config: ModelConfig) -> ModelConfig:
         """Fill in and check a configuration as it is written; returns it. Raises `ServingError`."""
         fill_backend(config, self.name, self.folder.first_version_files())
-        normalise(config, self._gpu_count)
+        normalise(config, self.gpus)
         check_config(config, self.name)
         if not self._auto_complete:
             check_inputs_and_outputs(config)
@@ -179,9 +181,9 @@ class ModelSource:
 
     def prepare(self, config: ModelConfig) -> PreparedConfig:
         """Normalise and check a complete configuration. Blocks. Raises `ServingError`."""
-        normalise(config, self._gpu_count)
+        normalise(config, self.gpus)
         check_config(config, self.name)
-        check_complete(config, self._gpu_count)
+        check_complete(config, self.gpus)
         self.check_label_files(config)
         return PreparedConfig(config, to_json(config), model_spec(config, self.folder.namespace))
 

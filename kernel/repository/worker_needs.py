@@ -42,6 +42,8 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     preload: PreloadSet = PreloadSet()
     #: Whether an instance of the model runs on a GPU.
     gpu: bool = False
+    #: CUDA_VISIBLE_DEVICES of such a worker; "" for that of the server.
+    visible_gpus: str = ""
     #: The name of the process that the model shares with others; "" for a process of each instance.
     worker: str = ""
     #: Where the Python of the worker comes from; None for the server's.
@@ -52,8 +54,13 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
 NO_NEEDS = WorkerNeeds()
 
 
-def worker_needs(config: ModelConfig, model_dir: str, environment: ExecutionEnvironment | None = None) -> WorkerNeeds:
-    """Return the needs of the workers of a model. Reads its `preload.py`. Raises `BadConfig`."""
+def worker_needs(
+    config: ModelConfig, model_dir: str, environment: ExecutionEnvironment | None = None, visible_gpus: str = ""
+) -> WorkerNeeds:
+    """Return the needs of the workers of a model. Reads its `preload.py`. Raises `BadConfig`.
+
+    `visible_gpus` are for workers on a GPU.
+    """
     modules = preloaded_modules(config)
     file = Path(model_dir, PRELOAD_FILE)
     path = digest = ""
@@ -76,4 +83,6 @@ def worker_needs(config: ModelConfig, model_dir: str, environment: ExecutionEnvi
             f"model '{config.name}' has an environment of its own ('{source}') and cannot {setting}: these are for "
             "workers on the Python of the server"
         )
-    return WorkerNeeds(config.backend, PreloadSet(modules, path, digest), gpu, worker, environment)
+    return WorkerNeeds(
+        config.backend, PreloadSet(modules, path, digest), gpu, visible_gpus if gpu else "", worker, environment
+    )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kernel.memory.input_placement import InputPlacer
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.observe.cache_figures import CacheFigures
+    from kernel.observe.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.helper_tasks import Helpers
     from kernel.serving.model import Model
@@ -126,6 +127,8 @@ class Kernel:
         self.trace_counts: Callable[[], tuple[int, int]] = _no_traces
         #: What the response cache has done; None without one.
         self.cache_figures: CacheFigures | None = None
+        #: The figures of GPUs; None where no GPU can be used, or nobody reads them.
+        self.gpu_figures: GpuFigureReader | None = None
         #: The requests that models send to other models.
         self.calls = Calls(self, catalog, clock)
         self.nested_loads = NestedLoads()

@@ -144,6 +144,11 @@ class Lab:
         self.collector.memory(uses)
 
     @property
+    def device(self) -> None:
+        """See `Host`: there is no GPU."""
+        return None
+
+    @property
     def calls(self) -> RecordedCalls:
         return self.recorded_calls
 

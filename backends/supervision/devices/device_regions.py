@@ -37,7 +37,8 @@ class DeviceRegions:
 
     def __init__(self, launcher: Launcher) -> None:
         """`launcher` starts processes that were not forked from one that has used a driver."""
-        self._helper = Helper(launcher, _ARENA_BYTE_SIZE, title="device helper", task_timeout_s=CHECK_TIMEOUT_S)
+        #: The process. It also does what `backends.helper.device_tasks` has.
+        self.helper = Helper(launcher, _ARENA_BYTE_SIZE, title="device helper", task_timeout_s=CHECK_TIMEOUT_S)
         #: Why there is no GPU; empty while there may be one.
         self._unavailable = ""
 
@@ -46,7 +47,7 @@ class DeviceRegions:
         if not self._unavailable:
             lease = region.lease()
             try:
-                copy = await self._helper.read(Span(lease, region.byte_size - 1, 1))
+                copy = await self.helper.read(Span(lease, region.byte_size - 1, 1))
                 copy.lease.release()
                 return
             except InvalidArgument as error:
@@ -69,4 +70,4 @@ class DeviceRegions:
 
     async def close(self) -> None:
         """Stop the process."""
-        await self._helper.close()
+        await self.helper.close()

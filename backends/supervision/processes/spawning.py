@@ -55,12 +55,18 @@ class SpawningLauncher:
     async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
         """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes."""
         options = [] if self.shared_memory or helper else ["--remote"]
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": needs.visible_gpus} if needs.visible_gpus else os.environ
         if needs.environment is not None:
             async with self.environments.use(needs.environment, title, self) as used:
-                return self.start(title, used.command, options, used.variables, used.fds)
+                own = (
+                    {**used.variables, "CUDA_VISIBLE_DEVICES": needs.visible_gpus}
+                    if needs.visible_gpus
+                    else used.variables
+                )
+                return self.start(title, used.command, options, own, used.fds)
         if helper:
             options.append(f"--helper={self.task_module}")
-        return self.start(title, own_command("backends.worker"), options)
+        return self.start(title, own_command("backends.worker"), options, variables)
 
     def start(
         self,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: The module with the functions that the device helper runs.
+_DEVICE_TASKS = "backends.helper.device_tasks"
+
 
 class WorkerProcesses:
     """Makes the launchers of a server, on its loop. `close` follows after all workers have ended."""
@@ -52,8 +55,10 @@ class WorkerProcesses:
         #: Starts workers of models, and helpers.
         self.launcher: SpawningLauncher | ForkingLauncher = models
         self.helper_launcher: SpawningLauncher | ForkingLauncher = helpers
-        #: Starts processes that use a GPU.
-        self.device_launcher = helpers
+        #: Starts the process that uses GPUs for the kernel.
+        self.device_launcher = SpawningLauncher(
+            task_module=_DEVICE_TASKS, output_limits=output_limits, watcher=watcher, children=children
+        )
         if worker_start == "spawn":
             return
         try:

@@ -88,7 +88,7 @@ class DeviceOutputs:
                         opened.address + wanted.offset, array.address, byte_size, (opened, array.owner), crosses=False
                     )
                 return Tensor(name, datatype, shape, None, span)
-            region.write(wanted.offset, memoryview(self.to_host(array).reshape(-1).view("u1")))
+            region.write(wanted.offset, self.to_host(array).reshape(-1).view("u1").data)
             writer.count(byte_size)  # beside the copy from the device
             return Tensor(name, datatype, shape, None, span)
         tensor, view = writer.place(name, datatype, shape, byte_size, requested)

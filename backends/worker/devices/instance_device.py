@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from backends.worker.devices.staging import Staging, gathered
+from backends.worker.devices.staging import NO_LIMITS, Staging, StagingLimits, gathered
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InternalError, Unavailable
 from shm.arrays import NUMPY_TYPES, address_of
@@ -64,8 +64,8 @@ class InstanceDevice:
     `gather` is for the thread that executes; any thread may call the other methods.
     """
 
-    def __init__(self, cuda: Cuda, device_id: int, regions: AttachedRegions, pinned_byte_size: int = 0) -> None:
-        """`pinned_byte_size` limits the pinned memory on the host that copies of inputs go through.
+    def __init__(self, cuda: Cuda, device_id: int, regions: AttachedRegions, limits: StagingLimits = NO_LIMITS) -> None:
+        """`limits` are for the memory in which batches are gathered.
 
         Raises `Unavailable` if the device cannot be used.
         """
@@ -86,7 +86,7 @@ class InstanceDevice:
         #: Whether something was enqueued since the last wait, and the memory that it reads or writes.
         self.pending = False
         self._kept: list[object] = []
-        self._staging = Staging(self, pinned_byte_size)
+        self._staging = Staging(self, limits)
         #: How many copies there were between host and device, and their bytes.
         self.copies = self.copied_byte_size = 0
 
@@ -101,8 +101,10 @@ class InstanceDevice:
 
     def upload(self, data: Buffer | Array, datatype: str, shape: Sequence[int]) -> DeviceArray:
         """Return a copy of host memory on the device, in memory of its own. It is there when the stream is."""
-        source = memoryview(np.ascontiguousarray(data).view(np.uint8).reshape(-1)) if isinstance(data, np.ndarray) \
-            else memoryview(data).cast("B")  # fmt: skip
+        if isinstance(data, np.ndarray):
+            source: memoryview = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        else:
+            source = memoryview(data).cast("B")
         block = self.allocate(len(source))
         if len(source):
             self.enqueue(block.address, address_of(source), len(source), (source, block))
@@ -157,9 +159,7 @@ class InstanceDevice:
 
     # ---- the stream ------------------------------------------------------------------------------
 
-    def enqueue(
-        self, target: int, source: int, byte_size: int, kept: object = None, *, crosses: bool = True
-    ) -> None:
+    def enqueue(self, target: int, source: int, byte_size: int, kept: object = None, *, crosses: bool = True) -> None:
         """Copy between any two addresses when it is the stream's turn. `kept` is referred to until then.
 
         A copy that `crosses` between host and device counts in `copies`.
@@ -221,7 +221,7 @@ class InstanceDevice:
         dtype = NUMPY_TYPES["UINT16" if array.datatype == "BF16" else array.datatype]
         copy = np.empty(array.shape, dtype)
         if copy.nbytes:
-            self.copy_to(array, memoryview(copy.reshape(-1).view(np.uint8)))
+            self.copy_to(array, copy.reshape(-1).view(np.uint8).data)
         self.synchronize()
         return copy
 
@@ -236,4 +236,3 @@ def end_if_lost(error: CudaError) -> None:
         sys.stderr.write(f"the device is lost, and the worker ends: {error}\n")
         sys.stderr.flush()
         os._exit(LOST_DEVICE_EXIT_CODE)
-

@@ -6,6 +6,7 @@ import ctypes
 import logging
 from typing import TYPE_CHECKING, Union
 
+import msgspec
 import numpy as np
 
 from backends.reshape import input_array
@@ -28,11 +29,13 @@ logger = logging.getLogger(__name__)
 #: A part of an input: one request's, on the host or on a device.
 Piece = Union["Array", DeviceArray]
 
-#: From this size on, a part on the host is copied by the driver alone if it does not fit the pinned block any more.
+#: The smallest blocks.
 _MIN_BLOCK_BYTE_SIZE = 64 << 10
 
 
-def gathered(requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes]) -> dict[str, tuple[str, list[Piece]]]:
+def gathered(
+    requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes]
+) -> dict[str, tuple[str, list[Piece]]]:
     """Return name → datatype, and the parts of the requests, in the model's shapes and in order; without BYTES.
 
     Raises as `backends.gather.gather`.
@@ -67,12 +70,25 @@ def _piece(view: Tensor | DeviceInput, spec: TensorShapes | None) -> Piece:
         raise InvalidArgument(f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}") from error
 
 
+class StagingLimits(msgspec.Struct, frozen=True):
+    """How much memory gathered inputs may have, in bytes."""
+
+    #: Pinned on the host. A larger batch is copied from where it is, which takes longer.
+    pinned_byte_size: int = 0
+    #: Kept on the device between batches. A larger batch gets memory of its own.
+    kept_byte_size: int = 0
+
+
+NO_LIMITS = StagingLimits()
+
+
 class Staging:
     """One block on the device and one pinned block of the host, of the same layout, which grow as batches need."""
 
-    def __init__(self, device: InstanceDevice, pinned_byte_size: int) -> None:
+    def __init__(self, device: InstanceDevice, limits: StagingLimits) -> None:
         self._device = device
-        self._pinned_limit = pinned_byte_size
+        self._pinned_limit = limits.pinned_byte_size
+        self._kept_limit = limits.kept_byte_size
         self._block: DeviceBlock | None = None
         self._pinned_address = 0
         self._pinned_byte_size = 0
@@ -103,9 +119,13 @@ class Staging:
         return found
 
     def _grown(self, byte_size: int) -> DeviceBlock:
-        if self._block is None or self._block.byte_size < byte_size:
-            # Freed with the last array over it: arrays of the last batch may still exist.
-            self._block = self._device.allocate(1 << max(byte_size - 1, _MIN_BLOCK_BYTE_SIZE - 1).bit_length())
+        if self._block is not None and self._block.byte_size >= byte_size:
+            return self._block
+        wanted = 1 << max(byte_size - 1, _MIN_BLOCK_BYTE_SIZE - 1).bit_length()
+        if wanted > self._kept_limit:
+            return self._device.allocate(byte_size)
+        # The old one is freed with the last array over it: arrays of the last batch may still exist.
+        self._block = self._device.allocate(wanted)
         return self._block
 
     def _pinned(self, byte_size: int) -> bool:
@@ -159,8 +179,5 @@ class _Runs:
     def end(self) -> None:
         """Enqueue the copy of the parts since the last one."""
         if self._end > self._start:
-            self._device.enqueue(
-                self._target + self._start, self._pinned + self._start, self._end - self._start
-            )
+            self._device.enqueue(self._target + self._start, self._pinned + self._start, self._end - self._start)
         self._start = self._end
-

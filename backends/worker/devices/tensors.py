@@ -1,4 +1,4 @@
-"""Tensors in memory of a device: what backends read and write there, without copies on the host. Pure but for `data`."""
+"""Tensors in memory of a device: what backends read and write there, without copies on the host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class DeviceArray:
     #: Tells it from NumPy's arrays without a look at the class.
     dtype = None
 
-    def __init__(
-        self, address: int, datatype: str, shape: Sequence[int], device_id: int, owner: object = None
-    ) -> None:
+    def __init__(self, address: int, datatype: str, shape: Sequence[int], device_id: int, owner: object = None) -> None:
         """`datatype` is the protocol's name. `owner` keeps the memory: it is referred to as long as this is."""
         self.address = address
         self.datatype = datatype

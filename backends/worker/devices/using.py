@@ -6,21 +6,24 @@ from typing import TYPE_CHECKING
 
 from backends.worker.devices.device_tensors import DeviceOutputs, device_input
 from backends.worker.devices.instance_device import InstanceDevice
+from backends.worker.devices.staging import StagingLimits
 from kernel.errors import Unavailable
 from shm.cuda import CudaUnavailable, cuda
 
 if TYPE_CHECKING:
     from backends.base import Backend
+    from backends.transport import wire
     from backends.worker.inputs import InputReader
     from backends.worker.memory import AttachedRegions
 
 
-def instance_device(device_id: int, regions: AttachedRegions, pinned_byte_size: int) -> InstanceDevice:
+def instance_device(load: wire.Load, regions: AttachedRegions) -> InstanceDevice:
     """Return the device of the instance of this worker. Raises `Unavailable`, which says what is missing."""
+    limits = StagingLimits(load.pinned_byte_size, load.device_pool_byte_size)
     try:
-        return InstanceDevice(cuda(), device_id, regions, pinned_byte_size)
+        return InstanceDevice(cuda(), load.device_id, regions, limits)
     except CudaUnavailable as error:
-        raise Unavailable(f"GPU {device_id} cannot be used: {error}") from None
+        raise Unavailable(f"GPU {load.device_id} cannot be used: {error}") from None
 
 
 def use_device(

@@ -9,6 +9,7 @@ import msgspec
 
 from kernel.authoring.trial.memory import private_byte_size, workers
 from kernel.authoring.trial.trial import Trial, TrialResult, TrialSettings
+from kernel.config.gpus import NO_GPUS
 from kernel.errors import ServingError
 from kernel.repository.composition import parts_by_name
 from kernel.repository.ensembles import in_order
@@ -87,7 +88,7 @@ class RepositoryCheck:
     async def _try(self, server: ToolServer, folder: ModelFolder, result: Checked) -> None:
         model = server.kernel.catalog.resolve(result.name)
         try:
-            files = ModelSource(folder, gpu_count=0, auto_complete=True).read_warmup_files(model.config)
+            files = ModelSource(folder, gpus=NO_GPUS, auto_complete=True).read_warmup_files(model.config)
             found = await Trial(server.kernel, model.spec, self._settings).run(model.config, files)
         except ServingError as error:  # a warm-up file that has gone
             found = TrialResult("failed", findings=[error.message])

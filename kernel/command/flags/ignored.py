@@ -7,7 +7,6 @@ from kernel.command.flags.values import (
     BYTES,
     FOLDER,
     NAME,
-    NUMBER,
     PORT,
     SWITCH,
     Kind,
@@ -17,7 +16,8 @@ from kernel.command.flags.values import (
 
 _ONE_LOOP = "one event loop serves all connections; there is no thread pool"
 _NO_POOL = "there is no such pool: memory for tensors grows and shrinks with the requests"
-_NO_GPU = "GPUs are not supported yet"
+_NO_STATES = "states of sequences are in memory of the host"
+_DRIVER = "the driver decides whether GPUs access one another"
 _PYTHON_PACKAGES = "caches and agents are Python packages; the server does not search folders for them"
 _NO_SAGEMAKER = "there is no SageMaker endpoint yet"
 _NO_VERTEX = "there is no Vertex AI endpoint yet"
@@ -29,7 +29,6 @@ def _ignored(name: str, kind: Kind, reason: str, *, repeat: bool = False, silent
 
 _DEVICE = integer(metavar="DEVICE")
 _DEVICE_BYTES = pair("DEVICE:BYTES", ":", _DEVICE, BYTES)
-_DEVICE_FRACTION = pair("DEVICE:FRACTION", ":", _DEVICE, NUMBER)
 _PORT_RANGE = pair("PORT-PORT", "-", PORT, PORT)
 
 #: The help lists them by reason.
@@ -42,13 +41,8 @@ IGNORED = FlagGroup(
         _ignored("grpc-infer-thread-count", integer(2, 128), _ONE_LOOP),
         _ignored("buffer-manager-thread-count", integer(raised_to=0), _ONE_LOOP, silent_value=0),
         _ignored("grpc-infer-allocation-pool-size", integer(), _NO_POOL),
-        _ignored("pinned-memory-pool-byte-size", BYTES, _NO_POOL),
-        _ignored("cuda-memory-pool-byte-size", _DEVICE_BYTES, _NO_GPU, repeat=True),
-        _ignored("cuda-virtual-address-size", _DEVICE_BYTES, _NO_GPU, repeat=True),
-        _ignored("min-supported-compute-capability", NUMBER, _NO_GPU),
-        _ignored("model-load-gpu-limit", _DEVICE_FRACTION, _NO_GPU, repeat=True),
-        _ignored("enable-peer-access", SWITCH, _NO_GPU, silent_value=False),
-        _ignored("allow-gpu-metrics", SWITCH, _NO_GPU, silent_value=False),
+        _ignored("cuda-virtual-address-size", _DEVICE_BYTES, _NO_STATES, repeat=True),
+        _ignored("enable-peer-access", SWITCH, _DRIVER, silent_value=True),
         _ignored("cache-directory", FOLDER, _PYTHON_PACKAGES),
         _ignored("repoagent-directory", FOLDER, _PYTHON_PACKAGES),
         _ignored("allow-sagemaker", SWITCH, _NO_SAGEMAKER, silent_value=False),

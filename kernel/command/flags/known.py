@@ -16,6 +16,7 @@ from kernel.command.flags.values import (
     INVERTED_SWITCH,
     METRICS_SETTING,
     NAME,
+    NUMBER,
     OFF,
     PORT,
     RESOURCE,
@@ -26,6 +27,7 @@ from kernel.command.flags.values import (
     Kind,
     integer,
     one_of,
+    pair,
 )
 
 _ADDRESS = Kind("ADDRESS", str)
@@ -38,6 +40,7 @@ _MILLISECONDS = integer(0, metavar="MS")
 _SECONDS = integer(raised_to=0, metavar="SECONDS")
 _COUNT = integer(0)
 _BYTES = integer(0, metavar="BYTES")
+_GPU = integer(0, metavar="GPU")
 
 _CATEGORIES = "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging"
 
@@ -211,6 +214,23 @@ _GRPC = FlagGroup(
     ),
 )  # fmt: skip
 
+_GPUS = FlagGroup(
+    "GPUs",
+    "Instances on GPUs, and their memory.",
+    (
+        Flag(name="min-supported-compute-capability", kind=NUMBER, option="gpus.least_capability",
+             help="GPUs with a lower compute capability are not used."),
+        Flag(name="model-load-gpu-limit", kind=pair("GPU:FRACTION", ":", _GPU, NUMBER), option="gpus.load_limits",
+             repeat=True, default="no limit",
+             help="No instance is loaded on a GPU while a larger part of its memory is in use."),
+        Flag(name="pinned-memory-pool-byte-size", kind=BYTES, option="gpus.pinned_byte_size",
+             help="Pinned memory of the host that copies to GPUs go through, of all instances together."),
+        Flag(name="cuda-memory-pool-byte-size", kind=pair("GPU:BYTES", ":", _GPU, BYTES),
+             option="gpus.pool_byte_sizes", repeat=True, default="67108864 for each GPU",
+             help="Memory of a GPU for the inputs of a batch that an instance keeps for the next one."),
+    ),
+)  # fmt: skip
+
 _METRICS = FlagGroup(
     "Metrics",
     "",
@@ -221,6 +241,8 @@ _METRICS = FlagGroup(
         Flag(name="metrics-port", kind=PORT, option="metrics_listener.port", help="Port; 0 for any free one."),
         Flag(name="allow-cpu-metrics", kind=SWITCH, option="metrics.allow_cpu_metrics",
              help="Show CPU and memory figures."),
+        Flag(name="allow-gpu-metrics", kind=SWITCH, option="metrics.allow_gpu_metrics",
+             help="Show figures of GPUs."),
         Flag(name="metrics-interval-ms", kind=integer(1, metavar="MS"), option="metrics.interval_ms",
              help="Time between two measurements of these figures."),
         Flag(name="metrics-config", kind=METRICS_SETTING, option="metrics.config", repeat=True,
@@ -330,4 +352,4 @@ _SERVER = FlagGroup(
     ),
 )  # fmt: skip
 
-GROUPS = (_MODELS, _SCHEDULING, _HTTP, _GRPC, _METRICS, _LOG, _TRACES, _SERVER)
+GROUPS = (_MODELS, _SCHEDULING, _HTTP, _GRPC, _GPUS, _METRICS, _LOG, _TRACES, _SERVER)

@@ -17,6 +17,7 @@ from protocols.http.listener import HttpListener
 from protocols.http.metrics.cache_families import render_cache
 from protocols.http.metrics.custom_families import render_custom
 from protocols.http.metrics.families import render_models
+from protocols.http.metrics.gpu_families import render_gpus
 from protocols.http.metrics.memory_families import WorkerMemoryReader, render_memory
 from protocols.http.metrics.server_families import ServerMetrics
 from protocols.http.request_rules import make_request_rules
@@ -85,6 +86,8 @@ class MetricsServer:
         body = b""
         if request_path(http.raw_path) in ("/metrics", "/metrics/"):
             await self._memory.refresh(self._kernel.catalog.ready_models(), self._now_ns())
+            if self._kernel.gpu_figures is not None:
+                await self._kernel.gpu_figures.refresh(self._now_ns())
             body = self.render()
         return web.Response(body=body, content_type="text/plain", charset="utf-8", headers=SERVER_HEADER)
 
@@ -96,6 +99,8 @@ class MetricsServer:
         lines += render_memory(models, self._memory.byte_sizes)
         if self._kernel.cache_figures is not None:
             lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)
+        if self._kernel.gpu_figures is not None:
+            lines += render_gpus(self._kernel.gpu_figures)
         custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)
         for line in left_out:

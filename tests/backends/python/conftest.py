@@ -199,6 +199,11 @@ class Lab:
     def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
         self.collector.memory(uses)
 
+    @property
+    def device(self) -> None:
+        """See `Host`: there is no GPU."""
+        return None
+
     def log(self, level: str, text: str) -> None:
         self.logged.append((level, text))
 

@@ -8,6 +8,7 @@ from kernel.authoring.chain import chain
 from kernel.config.autofill import normalise
 from kernel.config.check import check_complete, check_config
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.gpus import NO_GPUS
 from kernel.config.load import from_pbtxt
 from kernel.errors import BadConfig
 
@@ -35,9 +36,9 @@ def checked(name: str, *models: ModelConfig) -> ModelConfig:
     config = chain(name, models)
     complete = ModelConfig()
     complete.CopyFrom(config)
-    normalise(complete, 0)
+    normalise(complete, NO_GPUS)
     check_config(complete, name)
-    check_complete(complete, 0)
+    check_complete(complete, NO_GPUS)
     return config
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.config.autofill import normalise
+from kernel.config.gpus import NO_GPUS
 from kernel.config.load import from_pbtxt
 from kernel.config.to_json import to_dict
 from kernel.options import DEMO_REPOSITORY
@@ -131,7 +132,7 @@ def test_the_completed_configuration_is_shown_as_a_file_that_completes_to_the_sa
     assert "dims: [8, 8]" in done.stdout
     assert "pinned_memory" not in done.stdout
     again = from_pbtxt(done.stdout.encode(), "config.pbtxt")
-    normalise(again, 0)
+    normalise(again, NO_GPUS)
     assert to_dict(again) == found["right_file"]["config"]
 
 

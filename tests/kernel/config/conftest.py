@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.config.autofill import fill_backend, normalise
+from kernel.config.gpus import NO_GPUS, UsableGpus
 from kernel.config.load import from_pbtxt
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ def tensors() -> str:
 def prepared() -> Callable[..., ModelConfig]:
     """Parse the text of a model `m` with a model.py, fill it in and normalise it."""
 
-    def prepare(text: str, *, name: str = "m", gpu_count: int = 0) -> ModelConfig:
+    def prepare(text: str, *, name: str = "m", gpus: UsableGpus = NO_GPUS) -> ModelConfig:
         config = from_pbtxt(text.encode(), "config.pbtxt")
         fill_backend(config, name, {"model.py": False})
-        normalise(config, gpu_count)
+        normalise(config, gpus)
         return config
 
     return prepare

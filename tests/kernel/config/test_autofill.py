@@ -4,6 +4,7 @@ import pytest
 
 from kernel.config.autofill import fill_backend, normalise
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from kernel.config.gpus import NO_GPUS, UsableGpus
 from kernel.errors import BadConfig
 
 
@@ -91,7 +92,7 @@ def test_a_configured_name_is_not_overwritten() -> None:
 
 def test_defaults_of_a_model_without_batching() -> None:
     config = ModelConfig(name="m", backend="python")
-    normalise(config, gpu_count=0)
+    normalise(config, gpus=NO_GPUS)
     assert config == ModelConfig(
         name="m",
         backend="python",
@@ -105,35 +106,35 @@ def test_normalising_again_changes_nothing() -> None:
     config = ModelConfig(name="m", backend="onnxruntime", max_batch_size=8)
     config.dynamic_batching.SetInParent()
     config.instance_group.add(kind=ModelInstanceGroup.KIND_AUTO)
-    normalise(config, gpu_count=2)
+    normalise(config, gpus=UsableGpus.first(2))
     once = ModelConfig()
     once.CopyFrom(config)
-    normalise(config, gpu_count=2)
+    normalise(config, gpus=UsableGpus.first(2))
     assert config == once
 
 
 def test_the_preferred_batch_size_defaults_to_the_largest() -> None:
     config = ModelConfig(name="m", max_batch_size=8)
     config.dynamic_batching.SetInParent()
-    normalise(config, gpu_count=0)
+    normalise(config, gpus=NO_GPUS)
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
 
     without = ModelConfig(name="m")
     without.dynamic_batching.SetInParent()
-    normalise(without, gpu_count=0)
+    normalise(without, gpus=NO_GPUS)
     assert list(without.dynamic_batching.preferred_batch_size) == []
 
 
 def test_no_batcher_is_added_by_default() -> None:
     config = ModelConfig(name="m", max_batch_size=8)
-    normalise(config, gpu_count=0)
+    normalise(config, gpus=NO_GPUS)
     assert config.WhichOneof("scheduling_choice") is None
 
 
 def test_sequences_end_after_one_idle_second_by_default() -> None:
     config = ModelConfig(name="m", max_batch_size=4)
     config.sequence_batching.oldest.SetInParent()
-    normalise(config, gpu_count=0)
+    normalise(config, gpus=NO_GPUS)
     assert config.sequence_batching.max_sequence_idle_microseconds == 1_000_000
     assert list(config.sequence_batching.oldest.preferred_batch_size) == [4]
 
@@ -141,7 +142,7 @@ def test_sequences_end_after_one_idle_second_by_default() -> None:
 def test_an_ensemble_gets_neither_instances_nor_memory_settings() -> None:
     config = ModelConfig(name="e", platform="ensemble")
     config.ensemble_scheduling.SetInParent()
-    normalise(config, gpu_count=1)
+    normalise(config, gpus=UsableGpus.first(1))
     assert not config.instance_group
     assert not config.HasField("optimization")
 
@@ -165,7 +166,7 @@ def test_kind_and_devices_depend_on_the_gpu_count(
 ) -> None:
     config = ModelConfig(name="m", backend="python")
     config.instance_group.add(kind=kind, gpus=gpus)
-    normalise(config, gpu_count)
+    normalise(config, UsableGpus.first(gpu_count))
     group = config.instance_group[0]
     assert (ModelInstanceGroup.Kind.Name(group.kind), list(group.gpus)) == found
 
@@ -185,7 +186,7 @@ def test_kind_and_devices_depend_on_the_gpu_count(
 def test_the_default_instance_count_depends_on_the_backend(backend: str, kind: str, given: int, count: int) -> None:
     config = ModelConfig(name="m", backend=backend)
     config.instance_group.add(kind=kind, count=given)
-    normalise(config, gpu_count=0)
+    normalise(config, gpus=NO_GPUS)
     assert config.instance_group[0].count == count
 
 
@@ -194,5 +195,5 @@ def test_groups_without_a_name_are_named_by_their_index() -> None:
     config.instance_group.add()
     config.instance_group.add(name="mine")
     config.instance_group.add()
-    normalise(config, gpu_count=0)
+    normalise(config, gpus=NO_GPUS)
     assert [group.name for group in config.instance_group] == ["m_0", "mine", "m_2"]

@@ -8,6 +8,7 @@ import pytest
 
 from kernel.config.check import check_complete, check_config
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.gpus import NO_GPUS, UsableGpus
 from kernel.errors import BadConfig, InternalError, Unsupported
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ PYTHON = 'backend: "python"\nmax_batch_size: 4\n'
 def test_a_valid_configuration_passes(more: str, tensors: str, prepared: Prepare) -> None:
     config = prepared(PYTHON + tensors + more)
     check_config(config, "m")
-    check_complete(config, gpu_count=0)
+    check_complete(config, gpus=NO_GPUS)
 
 
 def test_checking_does_not_change_the_configuration(tensors: str, prepared: Prepare) -> None:
     config = prepared(PYTHON + tensors)
     before = config.SerializeToString(deterministic=True)
     check_config(config, "m")
-    check_complete(config, gpu_count=0)
+    check_complete(config, gpus=NO_GPUS)
     assert config.SerializeToString(deterministic=True) == before
 
 
@@ -206,32 +207,34 @@ def test_a_file_outside_the_model_folder_is_refused(more: str, tensors: str, pre
 def test_a_group_with_unavailable_devices_is_refused(
     group: str, gpu_count: int, message: str, tensors: str, prepared: Prepare
 ) -> None:
-    config = prepared(PYTHON + tensors + f"instance_group [{{ {group} }}]", gpu_count=gpu_count)
+    config = prepared(PYTHON + tensors + f"instance_group [{{ {group} }}]", gpus=UsableGpus.first(gpu_count))
     with pytest.raises(BadConfig) as caught:
-        check_complete(config, gpu_count)
+        check_complete(config, UsableGpus.first(gpu_count))
     assert caught.value.message == f"instance group m_0 of model m {message}"
 
 
 @pytest.mark.parametrize("group", ["kind: KIND_GPU", "kind: KIND_GPU gpus: 1", "kind: KIND_AUTO gpus: [0, 1]"])
 def test_a_group_may_use_available_devices(group: str, tensors: str, prepared: Prepare) -> None:
-    check_complete(prepared(PYTHON + tensors + f"instance_group [{{ {group} }}]", gpu_count=2), 2)
+    check_complete(
+        prepared(PYTHON + tensors + f"instance_group [{{ {group} }}]", gpus=UsableGpus.first(2)), UsableGpus.first(2)
+    )
 
 
 def test_a_group_that_was_not_normalised_is_refused() -> None:
     config = ModelConfig(name="m", backend="python", instance_group=[{"name": "g", "kind": "KIND_GPU"}])
     with pytest.raises(BadConfig, match=r"^instance group g of model m has kind KIND_GPU but specifies no GPUs$"):
-        check_complete(config, gpu_count=1)
+        check_complete(config, gpus=UsableGpus.first(1))
     config.instance_group[0].kind = 0  # type: ignore[assignment]
     with pytest.raises(InternalError, match=r"has unexpected kind KIND_AUTO$"):
-        check_complete(config, gpu_count=1)
+        check_complete(config, gpus=UsableGpus.first(1))
     del config.instance_group[:]
     with pytest.raises(BadConfig, match=r"^must specify one or more 'instance group's for m$"):
-        check_complete(config, gpu_count=1)
+        check_complete(config, gpus=UsableGpus.first(1))
 
 
 @pytest.mark.parametrize("profile", ["x", "-1", ""])
 def test_a_tensorrt_profile_is_a_number(profile: str, tensors: str, prepared: Prepare) -> None:
     text = 'backend: "tensorrt"' + tensors + "instance_group [{ profile: "
-    check_complete(prepared(text + '"12" }]'), 0)
+    check_complete(prepared(text + '"12" }]'), NO_GPUS)
     with pytest.raises(BadConfig, match="specifies invalid profile"):
-        check_complete(prepared(text + f'"{profile}" }}]'), 0)
+        check_complete(prepared(text + f'"{profile}" }}]'), NO_GPUS)

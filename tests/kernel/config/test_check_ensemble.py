@@ -4,6 +4,7 @@ import pytest
 
 from kernel.config.check import check_complete, check_config
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.gpus import NO_GPUS
 from kernel.errors import BadConfig
 
 
@@ -43,7 +44,7 @@ def failure_of(config: ModelConfig) -> str:
 def test_an_ensemble_that_connects_inputs_to_outputs_passes(steps: list[tuple[str, str]]) -> None:
     config = ensemble(*steps)
     check_config(config, "e")
-    check_complete(config, gpu_count=0)
+    check_complete(config, gpus=NO_GPUS)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.config.check import check_complete
+from kernel.config.gpus import NO_GPUS
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ ANY_SIZE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 def failure_of(config: ModelConfig) -> str:
     with pytest.raises(BadConfig) as caught:
-        check_complete(config, gpu_count=0)
+        check_complete(config, gpus=NO_GPUS)
     return caught.value.message
 
 
@@ -69,7 +70,7 @@ def test_a_wrong_tensor_is_refused(kind: str, tensor: str, message: str, prepare
 )
 def test_a_valid_tensor_passes(tensor: str, prepared: Prepare) -> None:
     config = prepared(f'backend: "python" max_batch_size: 2 input [{{ {FP32} {tensor} }}]')
-    check_complete(config, gpu_count=0)
+    check_complete(config, gpus=NO_GPUS)
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
@@ -81,8 +82,8 @@ def test_tensorrt_features_are_refused_for_other_backends(kind: str, prepared: P
     assert failure_of(prepared(text % ("python", 3, "is_non_linear_format_io"))) == (
         "Non-linear IO format is only supported for the TensorRT platform for m"
     )
-    check_complete(prepared(text % ("tensorrt", 3, "is_shape_tensor")), 0)
-    check_complete(prepared(text % ("tensorrt", [1, 2, 3], "is_non_linear_format_io")), 0)
+    check_complete(prepared(text % ("tensorrt", 3, "is_shape_tensor")), NO_GPUS)
+    check_complete(prepared(text % ("tensorrt", [1, 2, 3], "is_non_linear_format_io")), NO_GPUS)
     assert failure_of(prepared(text % ("tensorrt", 3, "is_non_linear_format_io"))) == (
         f"Non-linear IO format {kind} requires 3 dims for m"
     )
@@ -90,7 +91,7 @@ def test_tensorrt_features_are_refused_for_other_backends(kind: str, prepared: P
 
 def test_an_image_format_needs_three_dimensions(prepared: Prepare) -> None:
     text = f'backend: "python" input [{{ {FP32} format: FORMAT_NHWC dims: %s }}]'
-    check_complete(prepared(text % [2, 2, 3]), 0)
+    check_complete(prepared(text % [2, 2, 3]), NO_GPUS)
     assert failure_of(prepared(text % [2, 3])) == "model input NHWC/NCHW require 3 dims for m"
 
 
@@ -134,4 +135,4 @@ def test_valid_derived_tensors_pass(tensors: str, prepared: Prepare) -> None:
         batch_input [{ kind: BATCH_ITEM_SHAPE target_name: "N" data_type: TYPE_FP32 source_input: "INPUT0" }]
         batch_output [{ target_name: "OUTPUT0" source_input: "INPUT1" }]
     """
-    check_complete(prepared('backend: "python"' + tensors + derived), 0)
+    check_complete(prepared('backend: "python"' + tensors + derived), NO_GPUS)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.config.gpus import NO_GPUS
 from kernel.errors import InternalError, ServingError
 from kernel.repository.source import ModelSource, scan
 from kernel.repository.testing import run
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def source(lab: RepositoryLab, name: str) -> ModelSource:
-    return ModelSource(scan((lab.root,)).models[name], gpu_count=0, auto_complete=True)
+    return ModelSource(scan((lab.root,)).models[name], gpus=NO_GPUS, auto_complete=True)
 
 
 def test_a_worker_completes_and_verifies_and_is_ended(lab: RepositoryLab) -> None:

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf import text_format
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.gpus import NO_GPUS
 from kernel.errors import BadConfig
 from kernel.repository.execution_environment import (
     ExecutionEnvironment,
@@ -118,7 +119,7 @@ def source(root: Path, text: str, *, files_of_request: bool = False) -> ModelSou
     (root / "m" / "config.pbtxt").write_text(text)
     (root / "m" / "1" / "requirements.txt").write_text("six\n")
     folder = scan((root,)).models["m"]
-    return ModelSource(folder, gpu_count=0, auto_complete=True, files_of_request=files_of_request)
+    return ModelSource(folder, gpus=NO_GPUS, auto_complete=True, files_of_request=files_of_request)
 
 
 def found(model: ModelSource, override: str | None = None, *, installs: bool = True) -> ExecutionEnvironment | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kernel.config.autofill import normalise
+from kernel.config.gpus import NO_GPUS, UsableGpus
 from kernel.config.load import from_pbtxt
 from kernel.repository.limits import ignored_settings
 
 
-def ignored(text: str, *, backend: str = "python", gpu_count: int = 0) -> list[str]:
+def ignored(text: str, *, backend: str = "python", gpus: UsableGpus = NO_GPUS) -> list[str]:
     config = from_pbtxt(f'name: "m" backend: "{backend}" {text}'.encode(), "config.pbtxt")
-    normalise(config, gpu_count)
+    normalise(config, gpus)
     return ignored_settings(config, cache=True, limiter=True)
 
 
@@ -50,9 +51,12 @@ def test_what_has_an_effect_is_not_named() -> None:
     )
     assert ignored(onnx, backend="onnxruntime") == []
     cuda = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "cuda" } } }'
-    assert ignored(f"{cuda} instance_group {{ kind: KIND_GPU }}", backend="onnxruntime", gpu_count=1) == []
-    assert len(ignored(f"{cuda} instance_group {{ kind: KIND_CPU }}", backend="onnxruntime", gpu_count=1)) == 1
-    assert len(ignored(f"{cuda} instance_group {{ kind: KIND_GPU }}", gpu_count=1)) == 1
+    assert ignored(f"{cuda} instance_group {{ kind: KIND_GPU }}", backend="onnxruntime", gpus=UsableGpus.first(1)) == []
+    assert (
+        len(ignored(f"{cuda} instance_group {{ kind: KIND_CPU }}", backend="onnxruntime", gpus=UsableGpus.first(1)))
+        == 1
+    )
+    assert len(ignored(f"{cuda} instance_group {{ kind: KIND_GPU }}", gpus=UsableGpus.first(1))) == 1
 
 
 def test_accelerators_for_gpus_say_that_there_is_no_instance_on_a_gpu() -> None:

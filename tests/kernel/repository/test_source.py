@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.config.gpus import NO_GPUS
 from kernel.config.to_json import to_json
 from kernel.errors import BadConfig, InternalError, NotFound, ServingError, Unsupported
 from kernel.repository.layout import ModelFolder
@@ -31,7 +32,7 @@ def source(root: Path, config: str | None, *, auto_complete: bool = True, files:
     for name in files:
         (root / "m" / name).write_text("a\nb\n")
     folder = scan((root,)).models["m"]
-    return ModelSource(folder, gpu_count=0, auto_complete=auto_complete)
+    return ModelSource(folder, gpus=NO_GPUS, auto_complete=auto_complete)
 
 
 def test_a_configuration_becomes_json_and_a_spec(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_a_configuration_becomes_json_and_a_spec(tmp_path: Path) -> None:
 def test_a_missing_configuration_is_an_error_only_without_auto_completion(tmp_path: Path) -> None:
     model = source(tmp_path, None, files=("1/model.onnx",))
     assert model.read().backend == "onnxruntime"
-    strict = ModelSource(model.folder, gpu_count=0, auto_complete=False)
+    strict = ModelSource(model.folder, gpus=NO_GPUS, auto_complete=False)
     with pytest.raises(NotFound, match="^model configuration is not provided for model 'm'$"):
         strict.read()
 
@@ -99,7 +100,7 @@ def test_a_configuration_can_be_chosen_by_name(config_name: str, chosen: int, tm
     (tmp_path / "m" / "config.pbtxt").write_text('backend: "identity" max_batch_size: 1')
     (tmp_path / "m" / "configs" / "fast.pbtxt").write_text('backend: "identity" max_batch_size: 2')
     folder = scan((tmp_path,)).models["m"]
-    model = ModelSource(folder, gpu_count=0, auto_complete=True, config_name=config_name)
+    model = ModelSource(folder, gpus=NO_GPUS, auto_complete=True, config_name=config_name)
     assert model.read().max_batch_size == chosen
 
 
@@ -136,7 +137,7 @@ def test_a_configuration_that_no_file_and_no_backend_provides_is_an_error(tmp_pa
     model = source(tmp_path, None)
     folder = model.folder
     named = ModelSource(
-        ModelFolder("m.identity", folder.path, folder.entry, folder.versions), gpu_count=0, auto_complete=True
+        ModelFolder("m.identity", folder.path, folder.entry, folder.versions), gpus=NO_GPUS, auto_complete=True
     )
     config = named.read()
     with pytest.raises(NotFound, match="^model configuration is not provided for model 'm.identity'$"):

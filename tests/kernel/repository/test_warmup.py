@@ -7,6 +7,7 @@ import random
 import pytest
 
 from kernel.config.autofill import fill_backend, normalise
+from kernel.config.gpus import NO_GPUS
 from kernel.config.load import from_pbtxt
 from kernel.config.spec import model_spec
 from kernel.errors import InvalidArgument
@@ -27,7 +28,7 @@ def samples(
     text = MODEL % (max_batch_size, opt, ", ".join(f"{{ {setting} }}" for setting in settings))
     config = from_pbtxt(text.encode(), "config.pbtxt")
     fill_backend(config, "m", {"model.py": False})
-    normalise(config, 0)
+    normalise(config, NO_GPUS)
     return warmup_samples(config, model_spec(config), files or {}, random.Random(7))
 
 

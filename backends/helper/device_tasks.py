@@ -1,0 +1,125 @@
+"""What the device helper does beside opening regions: it looks for GPUs and reads their figures.
+
+Its drivers may hang or end the process: nobody but the helper is hurt. Only the helper imports this module, by its
+name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kernel.observe.gpu_figures import GpuFigures
+from kernel.serving.helper_tasks import TaskResult
+from shm.cuda import CudaError, CudaUnavailable, cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernel.serving.helper_tasks import TaskFunction, TaskSteps
+
+FIND_GPUS, READ_FIGURES = "find_gpus", "read_figures"
+
+#: Names the module that takes the place of `pynvml`, for tests without a GPU.
+NVML_VARIABLE = "NAIAD_NVML"
+
+#: Version 2 of the memory figures of NVML: what is reserved for the driver is not in `used` (nvml.h).
+_MEMORY_V2 = 0x02000028
+
+
+class FoundGpu(msgspec.Struct):
+    """A GPU that this machine has, in the order of CUDA's numbers."""
+
+    name: str
+    uuid: str
+    capability: tuple[int, int]
+    byte_size: int
+
+
+class FoundGpus(msgspec.Struct):
+    """The result of `find_gpus`; `unavailable` says why there is none."""
+
+    gpus: list[FoundGpu] = []
+    unavailable: str = ""
+
+
+class ReadFigures(msgspec.Struct):
+    """The result of `read_figures`, for the GPUs that were asked for; `unavailable` says why there are none."""
+
+    figures: list[GpuFigures] = []
+    unavailable: str = ""
+
+
+def find_gpus(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:
+    """Return the GPUs that CUDA sees. Makes no context."""
+    yield from ()
+    try:
+        devices = cuda()
+        properties = [devices.properties(number) for number in range(devices.device_count)]
+    except CudaUnavailable as error:
+        return TaskResult(msgspec.json.encode(FoundGpus(unavailable=str(error))))
+    except CudaError as error:
+        return TaskResult(msgspec.json.encode(FoundGpus(unavailable=f"their properties cannot be read: {error}")))
+    found = [FoundGpu(each.name, each.uuid, each.capability, each.byte_size) for each in properties]
+    return TaskResult(msgspec.json.encode(FoundGpus(found)))
+
+
+def read_figures(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:
+    """Return the figures of the GPUs with the UUIDs of `arguments`, a list in JSON."""
+    yield from ()
+    uuids = msgspec.json.decode(arguments, type=list[str])
+    try:
+        nvml = _nvml()
+    except ImportError:
+        text = "nvidia-ml-py is not installed: pip install 'naiad-server[gpu]'"
+        return TaskResult(msgspec.json.encode(ReadFigures(unavailable=text)))
+    except Exception as error:  # pynvml has an exception for each error of the driver
+        return TaskResult(msgspec.json.encode(ReadFigures(unavailable=f"NVML cannot be used: {error}")))
+    return TaskResult(msgspec.json.encode(ReadFigures([_figures(nvml, uuid) for uuid in uuids])))
+
+
+#: The module, after it was initialised.
+_initialised: list[Any] = []
+
+
+def _nvml() -> Any:
+    if not _initialised:
+        module = importlib.import_module(os.environ.get(NVML_VARIABLE) or "pynvml")
+        module.nvmlInit()
+        _initialised.append(module)
+    return _initialised[0]
+
+
+def _figures(nvml: Any, uuid: str) -> GpuFigures:
+    found = GpuFigures(uuid)
+    handle = _known(lambda: nvml.nvmlDeviceGetHandleByUUID(uuid), nvml)
+    if handle is None:
+        return found
+    rates = _known(lambda: nvml.nvmlDeviceGetUtilizationRates(handle), nvml)
+    memory = _known(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=_MEMORY_V2), nvml)
+    power = _known(lambda: nvml.nvmlDeviceGetPowerUsage(handle), nvml)
+    limit = _known(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle), nvml)
+    energy = _known(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle), nvml)
+    if rates is not None:
+        found.utilization = rates.gpu / 100
+    if memory is not None:
+        found.total_byte_size, found.used_byte_size = int(memory.total), int(memory.used)
+    # NVML has milliwatts and millijoules.
+    found.power_w = None if power is None else power / 1000
+    found.power_limit_w = None if limit is None else limit / 1000
+    found.energy_j = None if energy is None else energy / 1000
+    return found
+
+
+def _known(read: Callable[[], Any], nvml: Any) -> Any:
+    """Return what `read` returns; None for what this GPU does not have, such as the utilization of a MIG device."""
+    try:
+        return read()
+    except nvml.NVMLError:
+        return None
+
+
+TASKS: dict[str, TaskFunction] = {FIND_GPUS: find_gpus, READ_FIGURES: read_figures}

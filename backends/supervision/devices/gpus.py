@@ -1,0 +1,141 @@
+"""The GPUs of the server: found once, in the process that opens memory of GPUs, when something first asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.helper.device_tasks import FIND_GPUS, READ_FIGURES, FoundGpus, ReadFigures
+from kernel.config.gpus import UsableGpus
+from kernel.errors import InternalError, ServingError
+from kernel.repository.gpus import check_room
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backends.helper.device_tasks import FoundGpu
+    from backends.supervision.helper_process import Helper
+    from kernel.observe.gpu_figures import GpuFigures
+    from kernel.repository.gpus import GpuSettings
+    from shm.tensor import Span, Tensor
+
+logger = logging.getLogger(__name__)
+
+#: Figures of so many reads in a row that failed are not read any more.
+_MAX_FAILURES = 3
+
+
+class _Task:
+    """A task without sources. Implements `kernel.serving.helper_tasks.HelperTask`."""
+
+    peer = ""
+
+    def __init__(self, name: str, arguments: bytes = b"") -> None:
+        self.name = name
+        self.arguments = arguments
+        self.sources: list[Tensor] = []
+
+    def needs_memory(self, message: bytes) -> Span:
+        raise InternalError(f"task {self.name} needs no memory")
+
+    def done(self, result: bytes, output: Tensor | None) -> None:
+        """Nothing is to be done: `Helper.run` returns the result."""
+
+    def failed(self, error: ServingError) -> None:
+        """As `done`: `Helper.run` raises the error."""
+
+
+class FoundDevices:
+    """Implements `kernel.repository.gpus.ServerGpus`."""
+
+    possible = True
+
+    def __init__(self, helper: Helper, settings: GpuSettings) -> None:
+        """`helper` runs the tasks of `backends.helper.device_tasks`."""
+        self._helper = helper
+        self._settings = settings
+        self._one_task = asyncio.Lock()
+        #: All that CUDA sees; None before they were looked for.
+        self._gpus: list[FoundGpu] | None = None
+        self._failures = 0
+
+    @property
+    def found(self) -> Sequence[FoundGpu]:
+        """The GPUs that were found; none before they were looked for."""
+        return self._gpus or ()
+
+    @property
+    def visible(self) -> str:
+        """See `ServerGpus`. MIG devices stay as the operator has chosen them: CUDA does not say their names."""
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return "" if "MIG" in chosen else ",".join(gpu.uuid for gpu in self.found)
+
+    async def usable(self) -> UsableGpus:
+        """See `ServerGpus`."""
+        least = self._settings.least_capability
+        await self._find()
+        new_enough = [number for number, gpu in enumerate(self.found) if _version(gpu) >= least]
+        return UsableGpus(tuple(new_enough), least)
+
+    async def _find(self) -> None:
+        if self._gpus is not None:
+            return
+        async with self._one_task:
+            if self._gpus is not None:
+                return
+            try:
+                found = msgspec.json.decode(await self._run(_Task(FIND_GPUS)), type=FoundGpus)
+            except ServingError as error:  # a driver that hangs, or that has ended the process
+                found = FoundGpus(unavailable=error.message)
+            self._gpus = found.gpus
+        if found.unavailable:
+            logger.info("no GPU is used: %s", found.unavailable)
+        for number, gpu in enumerate(found.gpus):
+            new = "" if _version(gpu) >= self._settings.least_capability else ", which is too low"
+            logger.info(
+                "GPU %d: %s, %s, %d MiB, compute capability %.1f%s",
+                number, gpu.name, gpu.uuid, gpu.byte_size >> 20, _version(gpu), new,
+            )  # fmt: skip
+
+    async def _run(self, task: _Task) -> bytes:
+        result, output = await self._helper.run(task)
+        if output is not None:
+            output.release()
+        return bytes(result)
+
+    async def figures(self) -> list[GpuFigures]:
+        """Return the figures of the GPUs that were found; none if they cannot be read."""
+        if not self.found or self._failures >= _MAX_FAILURES:
+            return []
+        arguments = msgspec.json.encode([gpu.uuid for gpu in self.found])
+        async with self._one_task:
+            try:
+                read = msgspec.json.decode(await self._run(_Task(READ_FIGURES, arguments)), type=ReadFigures)
+            except ServingError as error:
+                read = ReadFigures(unavailable=error.message)
+        if read.unavailable:
+            self._failures += 1
+            logger.warning("the figures of the GPUs cannot be read: %s", read.unavailable)
+        else:
+            self._failures = 0
+        return read.figures
+
+    async def check_room(self, instance: str, device_id: int) -> None:
+        """See `ServerGpus`. Where the memory in use is not known, there is room."""
+        limit = self._settings.load_limits.get(device_id)
+        if limit is None:
+            return
+        figures = await self.figures()
+        if device_id < len(figures):
+            used, total = figures[device_id].used_byte_size, figures[device_id].total_byte_size
+            if used is not None and total is not None:
+                check_room(instance, device_id, used, total, limit)
+
+
+def _version(gpu: FoundGpu) -> float:
+    major, minor = gpu.capability
+    return float(f"{major}.{minor}")

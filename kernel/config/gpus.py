@@ -1,0 +1,40 @@
+"""The GPUs that configurations may name. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.config.generated.model_config_pb2 import ModelInstanceGroup
+
+if TYPE_CHECKING:
+    from kernel.config.generated.model_config_pb2 import ModelConfig
+
+#: What tritonserver is built with.
+LEAST_CAPABILITY = 6.0
+
+
+class UsableGpus(msgspec.Struct, frozen=True):
+    """The GPUs of the server that are new enough."""
+
+    #: Their numbers, ascending.
+    ids: tuple[int, ...] = ()
+    #: The lowest compute capability of those that are new enough.
+    least_capability: float = LEAST_CAPABILITY
+
+    @classmethod
+    def first(cls, count: int) -> UsableGpus:
+        """Return the GPUs 0 to `count` - 1."""
+        return cls(tuple(range(count)))
+
+
+NO_GPUS = UsableGpus()
+
+
+def may_use_gpus(config: ModelConfig) -> bool:
+    """Whether it depends on the GPUs of the server where the instances run: a group is on a GPU, or may be."""
+    if config.HasField("ensemble_scheduling"):
+        return False
+    elsewhere = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
+    return not config.instance_group or any(group.kind not in elsewhere for group in config.instance_group)

@@ -1,0 +1,143 @@
+"""What loading a model needs to know about the GPUs of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from kernel.config.gpus import LEAST_CAPABILITY, NO_GPUS
+from kernel.errors import InvalidArgument, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kernel.config.gpus import UsableGpus
+    from kernel.options import GpuOptions
+
+#: The flag that limits how full a GPU may be for another model to be loaded.
+LOAD_LIMIT_FLAG = "--model-load-gpu-limit"
+
+
+class GpuSettings(msgspec.Struct, frozen=True):
+    """The flags about GPUs. Names and defaults are tritonserver's."""
+
+    least_capability: float = LEAST_CAPABILITY
+    #: Pinned memory of the host for copies of inputs, of all instances on GPUs together, in bytes.
+    pinned_byte_size: int = 256 << 20
+    #: By GPU: memory for gathered inputs that an instance keeps between batches, in bytes.
+    pool_byte_sizes: Mapping[int, int] = {}
+    #: By GPU: the fraction of its memory that may be in use when an instance is loaded.
+    load_limits: Mapping[int, float] = {}
+
+    def pool_byte_size(self, device_id: int) -> int:
+        """Return what an instance on this GPU keeps for gathered inputs."""
+        return self.pool_byte_sizes.get(device_id, 64 << 20)
+
+
+def gpu_settings(options: GpuOptions) -> GpuSettings:
+    """Return the settings of the command line. Raises `InvalidArgument`."""
+    return GpuSettings(
+        options.least_capability,
+        options.pinned_byte_size,
+        parse_pools(options.pool_byte_sizes),
+        parse_load_limits(options.load_limits),
+    )
+
+
+class ServerGpus(Protocol):
+    """The GPUs of the server. Implemented by `backends.supervision.devices.gpus`."""
+
+    #: Whether there may be a GPU: the library for it is installed.
+    possible: bool
+
+    async def usable(self) -> UsableGpus:
+        """Return the GPUs that configurations may name. The first call starts a process that looks for them."""
+
+    @property
+    def visible(self) -> str:
+        """CUDA_VISIBLE_DEVICES for workers, so that they number the GPUs as the server does; "" to keep it."""
+
+    async def check_room(self, instance: str, device_id: int) -> None:
+        """Raise `Unavailable` if the memory of a GPU is so full that no instance may be loaded on it."""
+
+
+class NoGpus:
+    """A server that uses no GPU."""
+
+    possible = False
+    visible = ""
+
+    async def usable(self) -> UsableGpus:
+        return NO_GPUS
+
+    async def check_room(self, instance: str, device_id: int) -> None:
+        raise AssertionError(f"instance '{instance}' is on GPU {device_id} of a server without GPUs")
+
+
+def check_room(instance: str, device_id: int, used: int, total: int, limit: float) -> None:
+    """Raise `Unavailable` with Triton's text if more than `limit` of a GPU's memory is in use. Pure."""
+    if used > total * limit:
+        raise Unavailable(
+            f"can not create model '{instance}': memory limit set for GPU {device_id} has exceeded, model loading is "
+            "rejected."
+        )
+
+
+class PinnedPool:
+    """The pinned memory of the host that instances on GPUs may have together. Pure."""
+
+    #: What one instance gets, in bytes, as long as there is as much.
+    SHARE = 64 << 20
+
+    def __init__(self, byte_size: int) -> None:
+        self.byte_size = byte_size
+        self.used_byte_size = 0
+
+    def take(self) -> int:
+        """Return how many bytes an instance may pin: its share, or what is left. `give` follows."""
+        share = max(0, min(self.SHARE, self.byte_size - self.used_byte_size))
+        self.used_byte_size += share
+        return share
+
+    def give(self, byte_size: int) -> None:
+        """Take back what `take` has returned."""
+        self.used_byte_size -= byte_size
+        assert self.used_byte_size >= 0, "more was given back than taken"
+
+
+def parse_pools(values: Iterable[str]) -> dict[int, int]:
+    """Parse the values of --cuda-memory-pool-byte-size: `GPU:BYTES`. The last one of a GPU counts.
+
+    Raises `InvalidArgument`.
+    """
+    return {device: int(size) for device, size in _by_device("--cuda-memory-pool-byte-size", values, whole=True)}
+
+
+def parse_load_limits(values: Iterable[str]) -> dict[int, float]:
+    """Parse the values of --model-load-gpu-limit: `GPU:FRACTION`. The last one of a GPU counts.
+
+    Raises `InvalidArgument` for a fraction that is not within 0 and 1 (Triton).
+    """
+    limits = dict(_by_device(LOAD_LIMIT_FLAG, values, whole=False))
+    for device, limit in limits.items():
+        if not 0 <= limit <= 1:
+            raise InvalidArgument(
+                f"{LOAD_LIMIT_FLAG} argument requires the value of the fraction to be in range [0.0, 1.0]. "
+                f"Got {limit:g} for GPU {device}"
+            )
+    return limits
+
+
+def _by_device(flag: str, values: Iterable[str], *, whole: bool) -> list[tuple[int, float]]:
+    found = []
+    for value in values:
+        device, colon, number = value.partition(":")
+        try:
+            if not colon or int(device) < 0:
+                raise ValueError
+            found.append((int(device), int(number) if whole else float(number)))
+        except ValueError:
+            kind = "<integer>:<integer>" if whole else "<integer>:<fraction>"
+            raise InvalidArgument(f"{flag} option format is '{kind}'. Got {value}") from None
+    return found

@@ -1,0 +1,192 @@
+"""Instances on GPUs, over a CUDA of POSIX shared memory (`tests/fake_cuda`): no GPU is needed."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.http
+
+from backends.helper.device_tasks import NVML_VARIABLE
+from bench.server import ServerFailed, ServerProcess
+from shm.cuda import BINDINGS_VARIABLE
+
+WriteModel = Callable[[str, str, str], Path]
+
+#: Adds 1 on the device: the fake device is memory of the host, which the backend reads when the stream has come so far.
+PLUS_ONE = '''
+import ctypes
+import numpy as np
+from backends.base import Backend
+from backends.scatter import scatter
+from backends.gather import batch_sizes
+from backends.reshape import tensor_specs
+from backends.worker.devices.tensors import DeviceArray
+
+
+class PlusOne(Backend):
+    device_inputs = True
+
+    def load(self, arguments):
+        self.device = self.host.device
+        self.inputs, self.outputs = (tensor_specs(arguments.config, key) for key in ("input", "output"))
+        self.max_batch_size = arguments.max_batch_size
+        self.block = self.device.allocate(1 << 20)
+
+    def execute(self, requests, timings):
+        sizes = batch_sizes(requests, self.max_batch_size)
+        array = self.device.gather(requests, self.inputs)["IN"]
+        timings.inputs_ready()
+        self.device.synchronize()
+        values = np.frombuffer((ctypes.c_char * array.nbytes).from_address(array.address), np.float32) + 1
+        out = self.device.reserve(requests[0], "OUT", "FP32", array.shape) if len(requests) == 1 else None
+        if out is None:
+            out = DeviceArray(self.block.address, "FP32", array.shape, self.device.device_id, self.block)
+        ctypes.memmove(out.address, values.ctypes.data, values.nbytes)
+        scatter(requests, sizes, {"OUT": out}, self.outputs)
+'''
+
+CONFIG = """
+backend: "plus_one"
+max_batch_size: 8
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+instance_group [{ %s }]
+dynamic_batching { max_queue_delay_microseconds: 1000 }
+"""
+
+COUNT = 2000
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a model with this instance group, and returns the repository."""
+
+    def write(group: str) -> Path:
+        folder = tmp_path / "models" / "plus"
+        (folder / "1").mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(CONFIG % group)
+        (folder / "backend.py").write_text(PLUS_ONE)
+        return tmp_path / "models"
+
+    return write
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ServerProcess]]:
+    started: list[ServerProcess] = []
+
+    def serve(repository: Path, *options: str, gpus: int = 1) -> ServerProcess:
+        monkeypatch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
+        monkeypatch.setenv("FAKE_CUDA_DEVICES", str(gpus))
+        monkeypatch.setenv(NVML_VARIABLE, "tests.fake_cuda.nvml")
+        started.append(ServerProcess(repository, *options).__enter__())
+        return started[-1]
+
+    yield serve
+    for each in started:
+        each.__exit__(None, None, None)
+
+
+class Client:
+    """A client over HTTP with the model `plus`."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.http = tritonclient.http.InferenceServerClient(server.url, concurrency=8)
+
+    def given(self, values: Any) -> Any:
+        return tritonclient.http.InferInput("IN", list(values.shape), "FP32").set_data_from_numpy(values)
+
+    def infer(self, values: Any) -> Any:
+        return self.http.infer("plus", [self.given(values)]).as_numpy("OUT")
+
+
+def rows(count: int, start: int = 0, columns: int = COUNT) -> Any:
+    return np.arange(start, start + count * columns, dtype=np.float32).reshape(count, columns)
+
+
+def page(server: ServerProcess) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as response:
+        return str(response.read().decode())
+
+
+def test_a_model_on_a_gpu_gets_inputs_and_gives_outputs_there(
+    repository: Callable[[str], Path], served: Callable[..., ServerProcess]
+) -> None:
+    server = served(repository("kind: KIND_GPU"))
+    client = Client(server)
+    for values in (rows(1, columns=4), rows(1), rows(3, 7)):
+        assert client.infer(values).tolist() == (values + 1).tolist()
+    assert client.http.get_model_config("plus")["instance_group"][0]["gpus"] == [0]
+
+
+def test_requests_of_a_batch_are_gathered_in_one_block_of_the_device(
+    repository: Callable[[str], Path], served: Callable[..., ServerProcess]
+) -> None:
+    client = Client(served(repository("kind: KIND_GPU")))
+    many = [rows(1, 1000 * number) for number in range(24)]
+    waiting = [client.http.async_infer("plus", [client.given(values)]) for values in many]
+    for values, each in zip(many, waiting, strict=True):
+        assert each.get_result().as_numpy("OUT").tolist() == (values + 1).tolist()
+    executions = client.http.get_inference_statistics("plus")["model_stats"][0]["execution_count"]
+    assert executions < len(many)
+
+
+def test_a_model_without_instance_groups_runs_on_all_gpus_that_are_there(
+    repository: Callable[[str], Path], served: Callable[..., ServerProcess]
+) -> None:
+    server = served(repository("count: 1"), gpus=2)
+    group = Client(server).http.get_model_config("plus")["instance_group"][0]
+    assert (group["kind"], group["gpus"]) == ("KIND_GPU", [0, 1])
+    workers = [
+        process.environ()["CUDA_VISIBLE_DEVICES"]
+        for process in psutil.Process(server.pid).children(recursive=True)
+        if any(argument.startswith("--model=plus") for argument in process.cmdline())
+    ]
+    uuids = "GPU-00000000-0000-0000-0000-000000000000,GPU-00000000-0000-0000-0000-000000000001"
+    assert workers == [uuids, uuids]
+
+
+def test_figures_of_gpus_are_on_the_metrics_page_under_tritons_names(
+    repository: Callable[[str], Path], served: Callable[..., ServerProcess]
+) -> None:
+    server = served(repository("kind: KIND_GPU gpus: 0"), "--metrics-interval-ms=1", gpus=2)
+    page(server)
+    lines = page(server).splitlines()
+    first, second = (f'{{gpu_uuid="GPU-00000000-0000-0000-0000-00000000000{number}"}}' for number in "01")
+    assert f"nv_gpu_utilization{first} 0.25" in lines
+    assert f"nv_gpu_memory_total_bytes{second} {1 << 30}" in lines
+    assert f"nv_gpu_memory_used_bytes{first} 0" in lines
+    assert f"nv_gpu_power_usage{first} 120.5" in lines
+    assert f"nv_gpu_power_limit{first} 700" in lines
+    assert any(line.startswith(f"nv_energy_consumption{first} ") for line in lines)
+    assert not any(line.startswith(f"nv_energy_consumption{second}") for line in lines)
+    assert "nv_pinned_memory_pool_total_bytes 268435456" in lines
+    assert f"nv_pinned_memory_pool_used_bytes {64 << 20}" in lines
+
+
+def test_a_server_without_gpus_says_so_and_a_model_may_use_the_cpu(
+    repository: Callable[[str], Path], served: Callable[..., ServerProcess]
+) -> None:
+    with pytest.raises(ServerFailed, match="has kind KIND_GPU but no GPUs are available"):
+        served(repository("kind: KIND_GPU"), gpus=0)
+
+
+def test_a_gpu_that_is_too_full_or_too_old_is_refused(
+    repository: Callable[[str], Path], served: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = repository("kind: KIND_GPU")
+    monkeypatch.setenv("FAKE_CUDA_USED", str(900 << 20))
+    full = "can not create model 'plus_0_0': memory limit set for GPU 0 has exceeded, model loading is rejected."
+    with pytest.raises(ServerFailed, match=re.escape(full)):
+        served(folder, "--model-load-gpu-limit=0:0.5")
+    monkeypatch.setenv("FAKE_CUDA_CAPABILITY", "5.2")
+    with pytest.raises(ServerFailed, match="no GPUs are available"):
+        served(folder)
+    Client(served(folder, "--min-supported-compute-capability=5.0", "--model-load-gpu-limit=0:0.9"))
