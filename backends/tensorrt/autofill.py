@@ -69,7 +69,10 @@ def _max_batch_size(config: Config, signature: EngineSignature) -> int:
 
 
 def _supported_batch_size(signature: EngineSignature, profile: Profile) -> int:
-    """Return the most rows that the profile supports: 0 if the first dimension of an input is fixed."""
+    """Return the most rows that the profile supports: 0 if the first dimension of an input is fixed, or if all inputs
+    are shape tensors, which have no rows."""
+    if all(tensor.is_shape_tensor for tensor in signature.inputs.values()):
+        return 0
     sizes = []
     for name, tensor in signature.inputs.items():
         if tensor.is_shape_tensor:

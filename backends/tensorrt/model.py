@@ -70,6 +70,8 @@ class LoadedEngine:
             self._own_stream = cuda.new_stream_of_priority(device.device_id, high=settings.priority == "high")
             self._stream = int(self._own_stream)
         self._blocks = OutputBlocks(device)
+        #: The inputs of the batch in execution: their memory is in use until it is waited for.
+        self._in_use: list[dict[str, DeviceArray]] = []
         self._names: list[tuple[str, Profile]] = []
         self._contexts: list[EngineContext] = []
         self._graphs: list[CapturedGraphs] = []
@@ -165,6 +167,7 @@ class LoadedEngine:
         scatter(requests, sizes, arrays, self._outputs)
         # One wait for the computation and for the copies of outputs: until it ends the statistics count inference.
         self._device.synchronize()
+        self._in_use.clear()
         self._blocks.forget_outgrown()
         timings.inferred()
 
@@ -180,6 +183,7 @@ class LoadedEngine:
             for name in self._shape_inputs
         }
         inputs = self._gathered(requests)
+        self._in_use.append(inputs)
         shapes = {name: array.shape for name, array in inputs.items()}
         numbers = {name: array.reshape(-1).tolist() for name, array in values.items()}
         position = choose_profile(self._names, shapes, numbers)

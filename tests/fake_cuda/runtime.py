@@ -74,6 +74,8 @@ class Stream:
         self.work: list[Any] = []
         #: What was enqueued before a capture began, during one.
         self.before_capture: list[Any] | None = None
+        #: How many entries were done.
+        self.done = 0
         self.waits = 0
         _streams[id(self)] = self
 
@@ -83,18 +85,16 @@ class Stream:
     def __int__(self) -> int:
         return id(self)
 
-    def run(self, count: int | None = None) -> None:
-        """Do what was enqueued, or the first `count` entries."""
-        work = self.work if count is None else self.work[:count]
-        for entry in list(work):
+    def run(self, until: int | None = None) -> None:
+        """Do what was enqueued, or what came before the entry `until`, counted from the begin of the stream."""
+        until = self.done + len(self.work) if until is None else until
+        while self.work and self.done < until:
+            entry = self.work.pop(0)  # first: an event in it may come back to this stream
+            self.done += 1
             if isinstance(entry, tuple):
                 ctypes.memmove(*entry)
             else:
                 entry.run()
-        del self.work[: len(work)]
-        for event in events:
-            if event.stream is self:
-                event.count = max(0, event.count - len(work))
 
 
 class Event:
@@ -104,14 +104,11 @@ class Event:
         self.flags = flags
         self.stream: Stream | None = None
         self.count = 0
-        events.append(self)
 
     def run(self) -> None:
         if self.stream is not None:
             self.stream.run(self.count)
 
-
-events: list[Event] = []
 
 
 def cudaStream_t(address: int) -> Stream:
@@ -205,7 +202,7 @@ def cudaEventCreateWithFlags(flags: int) -> tuple[cudaError_t, Event]:
 
 
 def cudaEventRecord(event: Event, stream: Stream) -> tuple[cudaError_t]:
-    event.stream, event.count = stream, len(stream.work)
+    event.stream, event.count = stream, stream.done + len(stream.work)
     return _OK
 
 

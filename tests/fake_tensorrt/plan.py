@@ -32,7 +32,7 @@ class PlanFile(msgspec.Struct, omit_defaults=True):
     tensors: list[PlanTensor]
     program: dict[str, list[str]]
     #: For each profile: input → minimum, optimum, maximum of its dimensions.
-    profiles: list[dict[str, list[list[int]]]] = [{}]
+    profiles: list[dict[str, list[list[int]]]] = msgspec.field(default_factory=lambda: [{}])
     #: The same for the values of shape tensors.
     values: list[dict[str, list[list[int]]]] = []
     version: str = VERSION
