@@ -183,7 +183,6 @@ class LoadedEngine:
             for name in self._shape_inputs
         }
         inputs = self._gathered(requests)
-        self._in_use.append(inputs)
         shapes = {name: array.shape for name, array in inputs.items()}
         numbers = {name: array.reshape(-1).tolist() for name, array in values.items()}
         position = choose_profile(self._names, shapes, numbers)
@@ -200,9 +199,9 @@ class LoadedEngine:
 
     def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, DeviceArray]:
         """Return the inputs on the device, in the engine's shapes; without shape tensors."""
-        found = self._device.gather(requests, self._inputs)
-        for name in self._shape_inputs:
-            found.pop(name, None)
+        gathered = self._device.gather(requests, self._inputs)
+        found = {name: array for name, array in gathered.items() if name not in self._shape_inputs}
+        self._in_use += [gathered, found]
         if self._batch_inputs:
             for name, array in batch_input_arrays(self._batch_inputs, requests).items():
                 datatype = self._signature.tensors[name].datatype

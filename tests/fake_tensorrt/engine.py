@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 from tests.fake_cuda import runtime as cuda
@@ -110,10 +111,12 @@ class ICudaEngine:
     def create_execution_context(
         self, strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC
     ) -> IExecutionContext | None:
+        context = IExecutionContext(self, strategy)
         if strategy is ExecutionContextAllocationStrategy.STATIC:
-            code, _ = cuda.cudaMalloc(self.device_memory_size_v2)
+            code, address = cuda.cudaMalloc(self.device_memory_size_v2)
             if int(code):
                 return None
-        return IExecutionContext(self, strategy)
+            weakref.finalize(context, cuda.cudaFree, address)
+        return context
 
 
