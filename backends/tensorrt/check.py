@@ -168,9 +168,7 @@ def _check_server_made(config: Config, signature: EngineSignature, instance_name
         _check_dims(model, spec, tensor)
     for batch_input in batch_inputs_of(config):
         for name in batch_input.target_names:
-            _check_datatype(
-                _found(name, "input", signature.inputs, instance_name), batch_input.datatype, instance_name
-            )
+            _check_datatype(_found(name, "input", signature.inputs, instance_name), batch_input.datatype, instance_name)
 
 
 def _found(name: str, kind: str, allowed: dict[str, EngineTensor], instance_name: str) -> EngineTensor:

@@ -67,9 +67,7 @@ def narrower_than_asked(specs: Iterable[GraphSpec]) -> bool:
     return any(spec.lower_shapes != spec.shapes for spec in specs)
 
 
-def graph_key(
-    spec: GraphSpec, signature: EngineSignature, profile: Profile, batched: bool
-) -> GraphKey | str:
+def graph_key(spec: GraphSpec, signature: EngineSignature, profile: Profile, batched: bool) -> GraphKey | str:
     """Return the shapes of a graph, or a text that says why it cannot be captured with the profile."""
     shapes = []
     for name, tensor in sorted(signature.inputs.items()):
@@ -153,9 +151,7 @@ def _check(spec: GraphSpec, max_batch_size: int) -> None:
             raise InvalidArgument(f"graph lower bound spec expects shape for input '{name}'")
         lower = spec.lower_shapes[name]
         if len(lower) != len(shape):
-            raise InvalidArgument(
-                f"graph lower bound spec expects to have '{len(shape)} dimensions, got {len(lower)}"
-            )
+            raise InvalidArgument(f"graph lower bound spec expects to have '{len(shape)} dimensions, got {len(lower)}")
         for low, size in zip(lower, shape, strict=True):
             if min(low, size) < 0:
                 raise InvalidArgument(f"graph spec expects input '{name}' to have dimension >= 0")

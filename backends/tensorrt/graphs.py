@@ -68,9 +68,7 @@ class CapturedGraphs:
 
     # ---- loading ---------------------------------------------------------------------------------
 
-    def capture(
-        self, specs: Sequence[GraphSpec], profile: Profile, batched: bool, warn: Callable[[str], None]
-    ) -> None:
+    def capture(self, specs: Sequence[GraphSpec], profile: Profile, batched: bool, warn: Callable[[str], None]) -> None:
         """Capture a graph for each specification that the profile supports. `warn` is called for each that fails.
 
         A model runs without graphs as well, so nothing is raised.
@@ -152,9 +150,7 @@ class CapturedGraphs:
             context.set_optimization_profile_async(profile.index, self._stream_address)
             self._device.cuda.wait(self._stream, self._device.cuda.new_event(self._device.device_id))
         context.set_device_memory(self._activations.address, self._activations.byte_size)
-        return EngineContext(
-            self._tensorrt, context, self._signature, profile, self._device, self._outputs, self._name
-        )
+        return EngineContext(self._tensorrt, context, self._signature, profile, self._device, self._outputs, self._name)
 
     def _input_block(self, name: str, shape: tuple[int, ...]) -> DeviceBlock:
         """Return the block of an input, filled with zeros if it is new."""

@@ -98,9 +98,7 @@ class LoadedEngine:
             )
         self._wait_for_own_stream()
         self._device.synchronize()
-        return EngineContext(
-            self._tensorrt, context, self._signature, profile, self._device, self._blocks, self._name
-        )
+        return EngineContext(self._tensorrt, context, self._signature, profile, self._device, self._blocks, self._name)
 
     def _wait_for_own_stream(self) -> None:
         if self._stream != self._device.stream:

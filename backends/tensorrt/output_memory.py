@@ -76,5 +76,3 @@ def tensorrt_allocator(module: Any, output: DataDependentOutput) -> Any:
             output.shape = tuple(shape)
 
     return Allocator()
-
-

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-def shape_values(
-    request: WorkerRequest, name: str, tensor: EngineTensor, row_count: int, batched: bool
-) -> Array:
+def shape_values(request: WorkerRequest, name: str, tensor: EngineTensor, row_count: int, batched: bool) -> Array:
     """Return the values for a batch of `row_count` rows whose first request is `request`, in the engine's shape.
 
     Raises `InvalidArgument` for a wrong number of values, `InternalError` if there are none.

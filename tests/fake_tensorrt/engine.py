@@ -118,5 +118,3 @@ class ICudaEngine:
                 return None
             weakref.finalize(context, cuda.cudaFree, address)
         return context
-
-

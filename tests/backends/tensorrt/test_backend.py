@@ -58,7 +58,11 @@ def test_a_missing_plan_fails_the_load(plans: Plans) -> None:
 @pytest.mark.parametrize(
     ("plan", "settings", "said"),
     [
-        ({"version": "10.3.0.26"}, {}, "expecting library version 11.4.0.106 got 10.3.0.26.*The plan is of another ver"),
+        (
+            {"version": "10.3.0.26"},
+            {},
+            "expecting library version 11.4.0.106 got 10.3.0.26.*The plan is of another ver",
+        ),
         ({"capability": "8.6"}, {}, "expecting compute 9.0 got compute 8.6.*this one, of compute capability 9.0"),
         ({"version_compatible": True}, {}, "contains host code.*--backend-config=tensorrt,version-compatible=true"),
     ],
