@@ -73,7 +73,7 @@ def _supported_batch_size(signature: EngineSignature, profile: Profile) -> int:
     are shape tensors, which have no rows."""
     if all(tensor.is_shape_tensor for tensor in signature.inputs.values()):
         return 0
-    sizes = []
+    sizes: list[int] = []
     for name, tensor in signature.inputs.items():
         if tensor.is_shape_tensor:
             sizes += profile.values[name].maximum[:1] if name in profile.values else ()

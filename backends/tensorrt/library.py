@@ -1,7 +1,7 @@
 """Finds TensorRT: the whole library, or only its runtime. No other module imports it.
 
-The Python interface of the runtime is the same from 10.13 to 11. `NAIAD_TENSORRT` names another module in its place, for
-tests without a GPU.
+The Python interface of the runtime is the same from 10.13 to 11. `NAIAD_TENSORRT` names another module in its place,
+for tests without a GPU.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.base import Config
-    from backends.tensorrt.signature import EngineSignature, Profile
+    from backends.tensorrt.signature import Profile
 
     #: The name of a profile in the configuration, and its index in the engine.
     NamedProfile = tuple[str, int]

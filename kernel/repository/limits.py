@@ -67,6 +67,6 @@ def ignored_settings(config: ModelConfig, *, cache: bool, limiter: bool) -> list
         found.append("rate_limiter (the server is started without --rate-limit=execution_count)")
     if any(group.secondary_devices for group in config.instance_group):
         found.append("instance_group.secondary_devices")
-    if config.cc_model_filenames:
-        found.append("cc_model_filenames (the server uses no GPU)")
+    if config.cc_model_filenames and config.backend != "tensorrt":
+        found.append("cc_model_filenames (only for TensorRT models)")
     return found + ignored_optimizations(config)

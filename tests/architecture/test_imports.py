@@ -118,6 +118,7 @@ ROOMS = {
     # The harness is only for `backends.python.testing`, which no worker imports.
     "backends/python": _FOR_WORKERS | _WORKER_SIDE | {"backends/harness"},
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/tensorrt": _FOR_WORKERS | _WORKER_SIDE,
     "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
     "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
     "backends/portable": _WORKER_SIDE | {"backends/python"},
@@ -141,6 +142,7 @@ FOREIGN = {
         "kernel/embedding/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),
+    "tensorrt": ("backends/tensorrt",),
     "aiohttp": ("protocols/http",),
     "grpclib": ("protocols",),
     "google": ("kernel/config", "protocols/grpc"),

@@ -110,7 +110,6 @@ class Event:
             self.stream.run(self.count)
 
 
-
 def cudaStream_t(address: int) -> Stream:
     return _streams[address]
 

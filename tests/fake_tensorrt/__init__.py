@@ -1,7 +1,8 @@
 """A TensorRT with the real names and an engine format of its own, which executes on `tests.fake_cuda`.
 
-An execution happens when its stream is waited for: who forgets that gets old bytes. `NAIAD_TENSORRT=tests.fake_tensorrt`
-lets workers use it. It has what TensorRT 10.13 to 11 have in common, and nothing of what one of them lacks.
+An execution happens when its stream is waited for: who forgets that gets old bytes. Workers use it with
+`NAIAD_TENSORRT=tests.fake_tensorrt`. It has what TensorRT 10.13 to 11 have in common, and nothing of what one of them
+lacks.
 """
 
 from __future__ import annotations

@@ -65,6 +65,9 @@ class ParserError:
     def desc(self) -> str:
         return "No importer registered for op: Teleport."
 
+    def node(self) -> int:
+        return 0
+
     def node_name(self) -> str:
         return "teleport_1"
 

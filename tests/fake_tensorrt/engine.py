@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any
 
 from tests.fake_cuda import runtime as cuda
 from tests.fake_tensorrt.execution import IExecutionContext
@@ -30,7 +29,8 @@ class Runtime:
         plan = decode(data)
         reason = self._refusal(plan)
         if reason:
-            self.logger.log(ILogger.Severity.ERROR, f"IRuntime::deserializeCudaEngine: Error Code 1: {reason}")
+            text = f"IRuntime::deserializeCudaEngine: Error Code 1: {reason}"
+            self.logger.log(ILogger.Severity.ERROR, text)
             return None
         assert plan is not None
         return ICudaEngine(plan, self.logger)

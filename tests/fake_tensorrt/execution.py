@@ -88,10 +88,8 @@ class IExecutionContext:
 
     def infer_shapes(self) -> list[str]:
         missing = [name for name, shape in self._shapes.items() if -1 in shape]
-        for tensor in self.engine.plan.tensors:
-            if tensor.is_input and tensor.is_shape_tensor and tensor.name not in self._addresses:
-                missing.append(tensor.name)
-        return missing
+        shape_tensors = [each.name for each in self.engine.plan.tensors if each.is_input and each.is_shape_tensor]
+        return missing + [name for name in shape_tensors if name not in self._addresses]
 
     def get_tensor_shape(self, name: str) -> list[int]:
         if name in self._shapes:
@@ -139,7 +137,7 @@ class IExecutionContext:
     def _compute(self, places: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         values = {name: self._value(name, places, shapes) for name in self.engine.plan.program}
         for name, value in values.items():
-            array = np.ascontiguousarray(value, _TYPES[self.engine.tensor(name).dtype])
+            array: Any = np.ascontiguousarray(value, _TYPES[self.engine.tensor(name).dtype])
             assert array.shape == shapes[name]
             ctypes.memmove(places[name], array.ctypes.data, array.nbytes)
 

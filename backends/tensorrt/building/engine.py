@@ -84,8 +84,8 @@ def _parser_errors(parser: Any, path: Path) -> InvalidArgument:
     lines = []
     for index in range(parser.num_errors):
         error = parser.get_error(index)
-        operator = f" ({error.node_operator()})" if error.node_operator() else ""
-        node = f"node '{error.node_name()}'{operator}: " if error.node_name() else ""
+        name, operator = error.node_name(), error.node_operator()
+        node = f"node '{name or error.node()}' ({operator}): " if name or operator else ""
         lines.append(f"  {node}{error.desc()}")
     reasons = "\n".join(lines) or "  the parser gives no reason"
     return InvalidArgument(f"TensorRT cannot use '{path}':\n{reasons}")

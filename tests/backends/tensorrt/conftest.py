@@ -39,8 +39,8 @@ def put_on_device(lab: Any, device: InstanceDevice) -> None:
         for output in outputs:
             if isinstance(output.array, DeviceArray):
                 dtype = NUMPY_TYPES["UINT16" if output.datatype == "BF16" else output.datatype]
-                copy = np.full(output.array.shape, 99).astype(dtype)
-                device.copy_to(output.array, memoryview(copy.reshape(-1).view(np.uint8)))
+                copy: Array = np.full(output.array.shape, 99).astype(dtype)
+                device.copy_to(output.array, copy.reshape(-1).view(np.uint8).data)
                 output.array = _Uncopied(copy)
         respond(request, outputs, parameters, final)
 
