@@ -38,6 +38,7 @@ BUILT_IN = {
     "pytorch": "backends.pytorch.backend:PyTorchBackend",
     "repeat": "backends.builtin.repeat:RepeatBackend",
     "square": "backends.builtin.square:SquareBackend",
+    "tensorrt": "backends.tensorrt.backend:TensorRtBackend",
 }
 
 #: What makes the class of a Python-based backend from its file.

@@ -239,6 +239,42 @@ class Cuda:
             name.rstrip("\0"), f"GPU-{text}", (int(found.major), int(found.minor)), int(found.totalGlobalMem)
         )
 
+    # ---- graphs, priorities ------------------------------------------------------------------------------
+
+    def new_stream_of_priority(self, device_id: int, *, high: bool) -> Any:
+        """Return a stream as `new_stream` does, whose work goes before or after that of others. Raises `CudaError`.
+        """
+        self._use(device_id)
+        lowest, highest = self._call("cudaDeviceGetStreamPriorityRange")
+        priority = highest if high else lowest
+        return self._call("cudaStreamCreateWithPriority", self._runtime.cudaStreamNonBlocking, priority)
+
+    def enqueue_fill(self, address: int, byte_size: int, stream: Any) -> None:
+        """Fill memory of a device with zeros when it is the stream's turn. Raises `CudaError`."""
+        if byte_size:
+            self._call("cudaMemsetAsync", address, 0, byte_size, stream)
+
+    def begin_capture(self, stream: Any) -> None:
+        """Collect what this thread enqueues on `stream` in a graph from now on, and do none of it. Raises `CudaError`."""
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", stream, mode)
+
+    def end_capture(self, stream: Any) -> Any:
+        """Return the graph of what was collected, for `launch_graph`. Raises `CudaError`."""
+        graph = self._call("cudaStreamEndCapture", stream)
+        try:
+            return self._call("cudaGraphInstantiate", graph, 0)
+        finally:
+            self._call("cudaGraphDestroy", graph)
+
+    def launch_graph(self, graph: Any, stream: Any) -> None:
+        """Enqueue all of a graph in one call. Raises `CudaError`."""
+        self._call("cudaGraphLaunch", graph, stream)
+
+    def destroy_graph(self, graph: Any) -> None:
+        """Free what `end_capture` has returned. Raises `CudaError`."""
+        self._call("cudaGraphExecDestroy", graph)
+
     # ---- calls -----------------------------------------------------------------------------------
 
     def _use(self, device_id: int) -> None:

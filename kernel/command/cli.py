@@ -172,6 +172,19 @@ def trace(
     raise typer.Exit(print_traces(files, as_json=as_json, each=show_trace, svg_file=svg, perfetto_file=perfetto))
 
 
+# The process that builds parses the options.
+@cli.command(
+    name="build-engine",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def build_engine(context: typer.Context) -> None:
+    """Build a TensorRT engine from an ONNX file, with its config.pbtxt. [dim]Options: build-engine --help[/dim]"""
+    from kernel.command.build_engine import build_engine as build
+
+    raise typer.Exit(build(context.args))
+
+
 @cli.command()
 def version() -> None:
     """Print the version."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 #: The only backend that has accelerators and a level of graph optimizations.
 _ONNX = "onnxruntime"
 
+#: The only backend with CUDA graphs and priorities, and those of its settings that have an effect.
+_TENSORRT = "tensorrt"
+_OF_TENSORRT = ("graphs", "graph_spec")
+
 _Accelerator = ModelOptimizationPolicy.ExecutionAccelerators.Accelerator
 
 
@@ -32,10 +36,8 @@ def ignored_optimizations(config: ModelConfig) -> list[str]:
         found.append(_accelerators("cpu", accelerators.cpu_execution_accelerator, _not_of(config.backend)))
     if optimization.HasField("graph") and config.backend != _ONNX:
         found.append(f"optimization.graph ({_not_of(config.backend)})")
-    cuda = [descriptor.name for descriptor, _ in optimization.cuda.ListFields()]
-    if cuda:
-        found.append(f"optimization.cuda {{ {' '.join(cuda)} }} (only for TensorRT models)")
-    if optimization.priority != ModelOptimizationPolicy.PRIORITY_DEFAULT:
+    found += _cuda(config)
+    if config.backend != _TENSORRT and optimization.priority != ModelOptimizationPolicy.PRIORITY_DEFAULT:
         name = ModelOptimizationPolicy.ModelPriority.Name(optimization.priority)
         found.append(f"optimization.priority {name} (only for TensorRT models)")
     if optimization.gather_kernel_buffer_threshold:
@@ -45,6 +47,15 @@ def ignored_optimizations(config: ModelConfig) -> list[str]:
     if config.model_operations.op_library_filename and config.backend != _ONNX:
         found.append(f"model_operations ({_not_of(config.backend)})")
     return found
+
+
+def _cuda(config: ModelConfig) -> list[str]:
+    names = [descriptor.name for descriptor, _ in config.optimization.cuda.ListFields()]
+    reason = "only for TensorRT models"
+    if config.backend == _TENSORRT:
+        names = [name for name in names if name not in _OF_TENSORRT]
+        reason = "a batch is waited for once, without a busy processor"
+    return [f"optimization.cuda {{ {' '.join(names)} }} ({reason})"] if names else []
 
 
 def _accelerators(kind: str, accelerators: Iterable[_Accelerator], reason: str) -> str:

@@ -70,7 +70,12 @@ class Stream:
     """Copies that are not made yet, and events of other streams that come before them."""
 
     def __init__(self) -> None:
-        self.work: list[tuple[int, int, int] | Event] = []
+        #: Copies, and objects with a method `run`: events, and what libraries compute.
+        self.work: list[Any] = []
+        #: What was enqueued before a capture began, during one.
+        self.before_capture: list[Any] | None = None
+        #: How many entries were done.
+        self.done = 0
         self.waits = 0
         _streams[id(self)] = self
 
@@ -80,18 +85,16 @@ class Stream:
     def __int__(self) -> int:
         return id(self)
 
-    def run(self, count: int | None = None) -> None:
-        """Do what was enqueued, or the first `count` entries."""
-        work = self.work if count is None else self.work[:count]
-        for entry in list(work):
-            if isinstance(entry, Event):
-                entry.run()
-            else:
+    def run(self, until: int | None = None) -> None:
+        """Do what was enqueued, or what came before the entry `until`, counted from the begin of the stream."""
+        until = self.done + len(self.work) if until is None else until
+        while self.work and self.done < until:
+            entry = self.work.pop(0)  # first: an event in it may come back to this stream
+            self.done += 1
+            if isinstance(entry, tuple):
                 ctypes.memmove(*entry)
-        del self.work[: len(work)]
-        for event in events:
-            if event.stream is self:
-                event.count = max(0, event.count - len(work))
+            else:
+                entry.run()
 
 
 class Event:
@@ -101,14 +104,10 @@ class Event:
         self.flags = flags
         self.stream: Stream | None = None
         self.count = 0
-        events.append(self)
 
     def run(self) -> None:
         if self.stream is not None:
             self.stream.run(self.count)
-
-
-events: list[Event] = []
 
 
 def cudaStream_t(address: int) -> Stream:
@@ -205,7 +204,7 @@ def cudaEventCreateWithFlags(flags: int) -> tuple[cudaError_t, Event]:
 
 
 def cudaEventRecord(event: Event, stream: Stream) -> tuple[cudaError_t]:
-    event.stream, event.count = stream, len(stream.work)
+    event.stream, event.count = stream, stream.done + len(stream.work)
     return _OK
 
 
@@ -284,3 +283,77 @@ def _address(value: Any) -> int:
     if isinstance(value, bytes):
         return ctypes.cast(ctypes.c_char_p(value), ctypes.c_void_p).value or 0
     return int(value)
+
+
+# ---- graphs, priorities ---------------------------------------------------------------------------
+
+
+class cudaStreamCaptureMode(enum.IntEnum):
+    cudaStreamCaptureModeThreadLocal = 1
+
+
+class Graph:
+    """What was enqueued during a capture, to be enqueued again as it is."""
+
+    def __init__(self, work: list[Any]) -> None:
+        self.work = work
+
+
+class Fill:
+    """Zeros in memory, when it is the stream's turn."""
+
+    def __init__(self, address: int, value: int, byte_size: int) -> None:
+        self._arguments = address, value, byte_size
+
+    def run(self) -> None:
+        ctypes.memset(*self._arguments)
+
+
+#: How often graphs were launched, for tests that count.
+launches: list[Graph] = []
+
+
+def cudaMemsetAsync(address: Any, value: int, byte_size: int, stream: Stream) -> tuple[cudaError_t]:
+    stream.work.append(Fill(int(address), value, byte_size))
+    return _OK
+
+
+def cudaDeviceGetStreamPriorityRange() -> tuple[cudaError_t, int, int]:
+    return _SUCCESS, 0, -5
+
+
+def cudaStreamCreateWithPriority(flags: int, priority: int) -> tuple[cudaError_t, Stream]:
+    return _SUCCESS, Stream()
+
+
+def cudaStreamBeginCapture(stream: Stream, mode: cudaStreamCaptureMode) -> tuple[cudaError_t]:
+    if stream.before_capture is not None:
+        return _INVALID[:1]
+    stream.before_capture, stream.work = stream.work, []
+    return _OK
+
+
+def cudaStreamEndCapture(stream: Stream) -> tuple[cudaError_t, Graph | None]:
+    if stream.before_capture is None:
+        return _INVALID
+    graph = Graph(stream.work)
+    stream.work, stream.before_capture = stream.before_capture, None
+    return _SUCCESS, graph
+
+
+def cudaGraphInstantiate(graph: Graph, flags: int) -> tuple[cudaError_t, Graph]:
+    return _SUCCESS, Graph(list(graph.work))
+
+
+def cudaGraphLaunch(graph: Graph, stream: Stream) -> tuple[cudaError_t]:
+    launches.append(graph)
+    stream.work.extend(graph.work)
+    return _OK
+
+
+def cudaGraphDestroy(graph: Graph) -> tuple[cudaError_t]:
+    return _OK
+
+
+def cudaGraphExecDestroy(graph: Graph) -> tuple[cudaError_t]:
+    return _OK

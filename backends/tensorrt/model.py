@@ -1,0 +1,240 @@
+"""A loaded TensorRT model: gathers the inputs of a batch on the device, enqueues the engine, scatters the outputs.
+
+Everything is enqueued on the stream of the instance, and waited for once for each batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.batch_input import batch_input_arrays, batch_inputs_of
+from backends.gather import batch_sizes
+from backends.reshape import tensor_specs
+from backends.scatter import requested_outputs, scatter
+from backends.tensorrt.context import EngineContext
+from backends.tensorrt.graph_specs import graph_specs, narrower_than_asked
+from backends.tensorrt.graphs import CapturedGraphs
+from backends.tensorrt.output_memory import OutputBlocks
+from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
+from backends.tensorrt.shape_values import shape_values
+from backends.worker.devices.tensors import DeviceArray
+from backends.worker.sequences.sequence_config import sequence_inputs, state_outputs
+from kernel.errors import InternalError, ServingError
+from shm.datatypes import DATATYPES, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backends.base import ModelArguments, Timings
+    from backends.tensorrt.library import TensorRt
+    from backends.tensorrt.plan import Plan
+    from backends.tensorrt.settings import EngineSettings
+    from backends.tensorrt.signature import EngineSignature, Profile
+    from backends.worker.devices.instance_device import InstanceDevice
+    from backends.worker.request import WorkerRequest
+    from shm.arrays import Array
+
+
+class LoadedEngine:
+    """An engine with a context for each profile of the instance, and its CUDA graphs."""
+
+    def __init__(
+        self,
+        tensorrt: TensorRt,
+        plan: Plan,
+        signature: EngineSignature,
+        arguments: ModelArguments,
+        settings: EngineSettings,
+        device: InstanceDevice,
+    ) -> None:
+        """Raises `ServingError` if a context cannot be created, or a profile is not the engine's."""
+        config = arguments.config
+        self._tensorrt = tensorrt
+        self._plan = plan
+        self._signature = signature
+        self._device = device
+        self._name = arguments.instance_name
+        self._max_batch_size = arguments.max_batch_size
+        self._inputs = {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
+        # A state output may also be an output for clients, with `reshape` or another setting.
+        self._outputs = {**{spec.name: spec for spec in state_outputs(config)}, **tensor_specs(config, "output")}
+        #: Implicit state is kept on the host.
+        self._states = {spec.name for spec in state_outputs(config)}
+        self._batch_inputs = batch_inputs_of(config)
+        self._shape_inputs = [name for name, tensor in signature.inputs.items() if tensor.is_shape_tensor]
+        self._scalars = [name for name, tensor in signature.inputs.items() if not tensor.dims]
+        self._stream = device.stream
+        if settings.priority:
+            cuda = device.cuda
+            #: It lives as long as the process.
+            self._own_stream = cuda.new_stream_of_priority(device.device_id, high=settings.priority == "high")
+            self._stream = int(self._own_stream)
+        self._blocks = OutputBlocks(device)
+        #: The inputs of the batch in execution: their memory is in use until it is waited for.
+        self._in_use: list[dict[str, DeviceArray]] = []
+        self._names: list[tuple[str, Profile]] = []
+        self._contexts: list[EngineContext] = []
+        self._graphs: list[CapturedGraphs] = []
+        for name, index in instance_profiles(config, self._name, len(signature.profiles)):
+            profile = signature.profiles[index]
+            self._names.append((name, profile))
+            self._contexts.append(self._context(profile, settings.allocation_strategy))
+        self._allocate_outputs()
+
+    # ---- loading ---------------------------------------------------------------------------------
+
+    def _context(self, profile: Profile, strategy: str) -> EngineContext:
+        strategies = self._tensorrt.module.ExecutionContextAllocationStrategy
+        context = self._plan.engine.create_execution_context(getattr(strategies, strategy))
+        if context is None:
+            raise InternalError(f"unable to create TensorRT context: {self._tensorrt.log.take_errors()}")
+        # The first context of an engine has profile 0; each other one is told its profile.
+        if (profile.index or self._contexts) and not context.set_optimization_profile_async(
+            profile.index, self._stream
+        ):
+            raise InternalError(
+                f"unable to set optimization profile {profile.index} for {self._name}: "
+                f"{self._tensorrt.log.take_errors()}"
+            )
+        self._wait_for_own_stream()
+        self._device.synchronize()
+        return EngineContext(self._tensorrt, context, self._signature, profile, self._device, self._blocks, self._name)
+
+    def _wait_for_own_stream(self) -> None:
+        if self._stream != self._device.stream:
+            self._device.after(self._stream)
+
+    def _allocate_outputs(self) -> None:
+        """Allocate the outputs of the largest batch now, so that a device without memory fails the load."""
+        if self._signature.has_shape_tensors:
+            return
+        for context in self._contexts:
+            largest = {name: self._largest(name, extent.maximum) for name, extent in context.profile.dims.items()}
+            for name, shape in context.output_shapes(largest, {}).items():
+                if -1 not in shape:
+                    tensor = self._signature.tensors[name]
+                    self._blocks.block(name, element_count(shape) * DATATYPES[tensor.datatype].byte_size)
+
+    def _largest(self, name: str, maximum: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the largest shape of an input: that of the profile, with no more rows than the model takes."""
+        spec = self._inputs.get(name)
+        if spec is None or not spec.batched or spec.ragged or not maximum:
+            return maximum
+        return (min(maximum[0], self._max_batch_size), *maximum[1:])
+
+    def capture_graphs(self, arguments: ModelArguments, warn: Callable[[str], None]) -> None:
+        """Capture the CUDA graphs of the configuration. `warn` is called for each that cannot be captured.
+
+        Raises `InvalidArgument` for wrong specifications.
+        """
+        specs = graph_specs(arguments.config)
+        if not specs:
+            return
+        if narrower_than_asked(specs):
+            warn(
+                f"graph_lower_bound for {self._name} is used for the batch size only: other dimensions must be those "
+                "of the graph"
+            )
+        for _, profile in self._names:
+            graphs = CapturedGraphs(
+                self._tensorrt, self._plan.engine, self._signature, self._device, self._name, self._stream
+            )
+            graphs.capture(specs, profile, self._max_batch_size > 0, warn)
+            self._graphs.append(graphs)
+
+    @property
+    def graph_count(self) -> int:
+        return sum(map(len, self._graphs))
+
+    # ---- executing -------------------------------------------------------------------------------
+
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
+
+        After a failure of a larger batch, each request is run alone, so that only requests with wrong inputs fail.
+        """
+        sizes = batch_sizes(requests, self._max_batch_size)
+        try:
+            arrays = self._infer(requests, sum(sizes), timings)
+        except ServingError:
+            if len(requests) == 1:
+                raise
+            for request in requests:
+                self._execute_alone(request, timings)
+            return
+        scatter(requests, sizes, arrays, self._outputs)
+        # One wait for the computation and for the copies of outputs: until it ends the statistics count inference.
+        self._device.synchronize()
+        self._in_use.clear()
+        self._blocks.forget_outgrown()
+        timings.inferred()
+
+    def _execute_alone(self, request: WorkerRequest, timings: Timings) -> None:
+        try:
+            self.execute([request], timings)
+        except ServingError as error:
+            request.fail(error)
+
+    def _infer(self, requests: Sequence[WorkerRequest], row_count: int, timings: Timings) -> dict[str, Any]:
+        values = {
+            name: shape_values(requests[0], name, self._signature.tensors[name], row_count, self._max_batch_size > 0)
+            for name in self._shape_inputs
+        }
+        inputs = self._gathered(requests)
+        shapes = {name: array.shape for name, array in inputs.items()}
+        numbers = {name: array.reshape(-1).tolist() for name, array in values.items()}
+        position = choose_profile(self._names, shapes, numbers)
+        check_fits(self._names[position][1], shapes, numbers, self._name)
+        timings.inputs_ready()
+        if self._stream != self._device.stream:
+            self._device.before(self._stream)
+        arrays: dict[str, Any] | None = self._graphs[position].run(inputs) if self._graphs else None
+        if arrays is None:
+            place = self._placer(requests[0]) if len(requests) == 1 else _anywhere
+            arrays = self._contexts[position].run(inputs, values, place, self._stream)
+        self._wait_for_own_stream()
+        return {name: self._output(name, arrays[name]) for name in requested_outputs(requests, self._outputs)}
+
+    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, DeviceArray]:
+        """Return the inputs on the device, in the engine's shapes; without shape tensors."""
+        gathered = self._device.gather(requests, self._inputs)
+        found = {name: array for name, array in gathered.items() if name not in self._shape_inputs}
+        self._in_use += [gathered, found]
+        if self._batch_inputs:
+            for name, array in batch_input_arrays(self._batch_inputs, requests).items():
+                datatype = self._signature.tensors[name].datatype
+                found[name] = self._device.upload(array, datatype, array.shape)
+        for name in self._scalars:
+            if name in found:
+                found[name] = found[name].reshape(())
+        return found
+
+    def _output(self, name: str, array: DeviceArray | Array) -> DeviceArray | Array:
+        if not array.ndim and not self._outputs[name].batched:
+            array = array.reshape(self._outputs[name].model_dims)  # a scalar is configured as one element
+        if name in self._states and isinstance(array, DeviceArray):
+            return self._device.to_host(array)
+        return array
+
+    def _placer(self, request: WorkerRequest) -> Callable[[str, str, tuple[int, ...]], DeviceArray | None]:
+        """Return what finds the places of a single request's outputs in regions of its client on this device."""
+
+        def place(name: str, datatype: str, shape: tuple[int, ...]) -> DeviceArray | None:
+            spec = self._outputs[name]
+            if spec.reshape is not None or spec.shaped_like is not None or name in self._states:
+                return None
+            return self._device.reserve(request, name, datatype, shape)
+
+        return place
+
+    def close(self) -> None:
+        """Free what the instance has on the device. Nothing may be in execution."""
+        for graphs in self._graphs:
+            graphs.close()
+        self._graphs.clear()
+        self._contexts.clear()
+        self._plan.close()
+
+
+def _anywhere(name: str, datatype: str, shape: tuple[int, ...]) -> None:
+    """Return no place: the outputs of several requests are in one block."""

@@ -1,0 +1,53 @@
+"""Loads plan files: serialized engines. A plan belongs to a version of TensorRT and a kind of GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.tensorrt.plan_errors import plan_hint
+from kernel.errors import InternalError, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from backends.tensorrt.library import TensorRt
+
+
+class Plan:
+    """A loaded engine, with the runtime that it needs."""
+
+    def __init__(self, runtime: Any, engine: Any) -> None:
+        self._runtime = runtime
+        self.engine = engine
+
+    def close(self) -> None:
+        """Free the engine, then its runtime: the other order ends the process."""
+        self.engine = None
+        self._runtime = None
+
+
+def load_plan(
+    tensorrt: TensorRt, path: Path, *, model: str, host_code_allowed: bool, capability: tuple[int, int]
+) -> Plan:
+    """Load a plan file for the current device, which has this compute capability.
+
+    Raises `Unavailable` if the file cannot be read, and `InternalError` with TensorRT's reason, and what to do about
+    it, if it cannot be loaded.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = "" if isinstance(error, FileNotFoundError) else f": {error.strerror}"
+        raise Unavailable(f"unable to find '{path}' for model instance '{model}'{reason}") from None
+    tensorrt.log.take_errors()
+    runtime = tensorrt.module.Runtime(tensorrt.logger)
+    if runtime is None or tensorrt.log.has_errors:  # without a driver an object comes back that must not be used
+        raise InternalError(f"unable to create TensorRT runtime: {tensorrt.log.take_errors()}")
+    if host_code_allowed:
+        runtime.engine_host_code_allowed = True
+    engine = runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        reason = tensorrt.log.take_errors() or "TensorRT gives no reason"
+        hint = plan_hint(reason, tensorrt.version, capability, lean=tensorrt.is_lean)
+        raise InternalError(f"unable to create TensorRT engine: {reason}{hint}")
+    return Plan(runtime, engine)

@@ -1,0 +1,94 @@
+"""The settings of a TensorRT model: which plan file a device runs, and how. Pure.
+
+Names and texts are those of Triton's TensorRT backend.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from backends.base import ModelArguments
+
+DEFAULT_FILENAME = "model.plan"
+
+#: Settings of the command line: --backend-config=tensorrt,KEY=VALUE.
+PLUGINS, VERSION_COMPATIBLE = "plugins", "version-compatible"
+
+_STRATEGY = "execution_context_allocation_strategy"
+_STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
+
+_PRIORITIES = {"PRIORITY_MAX": "high", "PRIORITY_MIN": "low"}
+
+
+class EngineSettings(msgspec.Struct, frozen=True):
+    """How an instance runs its engine."""
+
+    #: TensorRT's name: when contexts allocate the memory of their activations.
+    allocation_strategy: str = "STATIC"
+    #: `high`, `low`, or empty: the priority of the instance's work on its device.
+    priority: str = ""
+    #: Plans that contain code of the host are allowed: those built with `--version-compatible`.
+    host_code_allowed: bool = False
+    #: Shared libraries with plugins.
+    plugins: tuple[str, ...] = ()
+
+
+def engine_settings(arguments: ModelArguments) -> EngineSettings:
+    """Return the settings of a model. Raises `InvalidArgument` for wrong values."""
+    strategy = arguments.parameter(_STRATEGY) or _STRATEGIES[0]
+    if strategy not in _STRATEGIES:
+        raise InvalidArgument(
+            f"Invalid value for '{_STRATEGY}': '{strategy}' for model instance '{arguments.instance_name}'. Supported "
+            "values are 'STATIC' and 'ON_PROFILE_CHANGE'."
+        )
+    priority = str(arguments.config.get("optimization", {}).get("priority", ""))
+    return EngineSettings(
+        allocation_strategy=strategy,
+        priority=_PRIORITIES.get(priority, ""),
+        host_code_allowed=_boolean(VERSION_COMPATIBLE, arguments.backend_config),
+        plugins=tuple(each for each in arguments.backend_config.get(PLUGINS, "").split(";") if each),
+    )
+
+
+def check_kind(arguments: ModelArguments) -> None:
+    """Raise `InvalidArgument` unless the instance is one on a GPU."""
+    if arguments.kind != "GPU":
+        raise InvalidArgument(
+            f"unable to load model '{arguments.model_name}', TensorRT backend supports only GPU device"
+        )
+
+
+def runs_on_gpu(arguments: ModelArguments) -> bool:
+    """Whether the model's first instance group is on GPUs, without which Triton completes no configuration."""
+    groups = arguments.config.get("instance_group", [])
+    return bool(groups) and groups[0].get("kind") == "KIND_GPU"
+
+
+def plan_file(arguments: ModelArguments, capability: tuple[int, int]) -> Path:
+    """Return the plan for a device of this compute capability: that of `cc_model_filenames`, else the model file.
+
+    Raises `Unsupported` for a file outside the model's folder: a plan can contain code that is executed.
+    """
+    named = arguments.config.get("cc_model_filenames", {}).get(f"{capability[0]}.{capability[1]}")
+    path = arguments.version_dir / named if named else arguments.model_file(DEFAULT_FILENAME)
+    # Only the name is checked: the owner of the repository may link to files outside.
+    normal = Path(os.path.normpath(path))
+    if not normal.is_relative_to(os.path.normpath(arguments.model_dir)):
+        raise Unsupported(f"file path '{path}' in model '{arguments.model_name}' is outside model directory")
+    return normal
+
+
+def _boolean(key: str, settings: Mapping[str, str]) -> bool:
+    value = settings.get(key, "false")
+    if value.lower() not in ("true", "false", "1", "0", "on", "off"):
+        raise InvalidArgument(f"failed to convert '{value}' to boolean (--backend-config=tensorrt,{key})")
+    return value.lower() in ("true", "1", "on")
