@@ -214,6 +214,7 @@ class WorkerSession:
                 case (
                     wire.Executed()
                     | wire.Responded()
+                    | wire.Submit()
                     | wire.ArenaCreated()
                     | wire.MetricsChanged()
                     | wire.Reported()
@@ -232,7 +233,6 @@ class WorkerSession:
                     | wire.TaskDone()
                     | wire.TaskFailed()
                     | wire.MemberEnded()
-                    | wire.Submit()
                     | wire.CancelCall()
                     | wire.CallConsumed()
                     | wire.Released()
