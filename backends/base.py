@@ -140,6 +140,10 @@ class Backend(abc.ABC):
     #: in a thread of its own that is not the main thread.
     shares_worker: ClassVar[bool] = False
 
+    #: Whether `complete` has called code of the model. Then another process loads the model, without what this code
+    #: has left behind, unless the model shares its process.
+    completed_by_model: bool = False
+
     def __init__(self, host: Host) -> None:
         self.host = host
 

@@ -46,7 +46,7 @@ from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 11
+PROTOCOL = 12
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -444,6 +444,8 @@ class Hello(Message):
 
 class Completed(Message):
     config: str
+    #: Whether code of the model has completed it. Then the model is loaded in another process.
+    by_model: bool = False
 
 
 class Loaded(Message):

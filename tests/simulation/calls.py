@@ -1,5 +1,5 @@
-"""The calls that a simulated worker's model makes while it executes a batch: one stage after another, each with calls of
-several models at the same time."""
+"""The calls that a simulated worker's model makes while it executes a batch: one stage after another, each with calls
+of several models at the same time."""
 
 from __future__ import annotations
 
