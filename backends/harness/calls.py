@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from backends.worker.calls.interface import CallRequest, Result
+    from backends.worker.request import OutputValue
     from shm.arrays import Array
 
 
@@ -24,10 +25,7 @@ class CallInputs(dict[str, "Array"]):
     """A call of the model under test, for the function of the test that responds to it: input name → array."""
 
     def __init__(self, request: CallRequest) -> None:
-        super().__init__(
-            (each.name, output_array(Tensor(each.name, each.datatype, list(each.array.shape), to_bytes(each.array))))
-            for each in request.inputs
-        )
+        super().__init__((each.name, output_array(_inline(each))) for each in request.inputs)
         self.model_name = request.model_name
         #: Empty for the newest version.
         self.model_version = request.model_version
@@ -41,6 +39,12 @@ class CallInputs(dict[str, "Array"]):
         self.parameters = dict(request.parameters)
         #: Whether the model accepts several responses: `exec(decoupled=True)`.
         self.decoupled = request.streaming
+
+
+def _inline(value: OutputValue | Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return Tensor(value.name, value.datatype, list(value.array.shape), to_bytes(value.array))
 
 
 #: Responds to the calls of one model: returns output name → array or list; or, as a decoupled model, an iterable of

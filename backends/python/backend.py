@@ -74,6 +74,7 @@ class PythonBackend(Backend):
         auto_complete = getattr(self._import_model_class(arguments), "auto_complete_config", None)
         if auto_complete is None:
             return config
+        self.completed_by_model = True
         with model_code():
             completed = auto_complete(ModelConfig(json.dumps(config)))
         if not isinstance(completed, ModelConfig):

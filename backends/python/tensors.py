@@ -139,6 +139,14 @@ class Tensor:
             array = array.astype(object)
         return OutputValue(self._name, self._datatype, array)
 
+    def call_input(self) -> OutputValue | ReceivedTensor:
+        """Return the tensor as an input of a call: bytes of a message that the model has not looked at go on as they
+        are."""
+        view = self._view
+        if view is not None and self._array is None and type(view.data) is bytes:
+            return view
+        return self.output()
+
     def _elements(self) -> Array:
         """Return the array; create it at the first use. It is read-only only in a client's memory."""
         if self._array is not None:

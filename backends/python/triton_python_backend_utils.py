@@ -96,7 +96,10 @@ def install() -> None:
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
     """Return the response's output called `name`, or None."""
-    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+    for tensor in inference_response._output_tensors:  # as `get_input_tensor_by_name`: no function calls inside
+        if tensor._name == name:
+            return tensor
+    return None
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:

@@ -237,6 +237,8 @@ class WorkerHandle:
                 self._respond(number, response, final)
                 if final and self._reports.open:
                     self._reports.open.pop(number, None)
+            case wire.Submit() | wire.CancelCall() | wire.CallConsumed() | wire.Released():
+                self._take_call(message)
             case wire.Rescheduled(request=number):
                 self._rescheduled(number)
             case wire.Started(batch=batch):
@@ -261,8 +263,6 @@ class WorkerHandle:
                 self._reported(message)
             case wire.MemoryUsed():
                 self._reports.take_memory(message)
-            case wire.Submit() | wire.CancelCall() | wire.CallConsumed() | wire.Released():
-                self._take_call(message)
             case wire.Recalled(batches=batches):
                 self._recalled(batches)
             case _:

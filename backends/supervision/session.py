@@ -92,9 +92,9 @@ class WorkerSession:
         if not hello.local:
             self.clock_offset_ns = time.monotonic_ns() - hello.now_ns
 
-    async def complete(self, message: wire.Complete) -> str:
-        """Return the completed configuration in JSON. Raises the worker's `ServingError`."""
-        return (await self._request(message, wire.Completed)).config
+    async def complete(self, message: wire.Complete) -> wire.Completed:
+        """Return the completed configuration. Raises the worker's `ServingError`."""
+        return await self._request(message, wire.Completed)
 
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""
@@ -214,6 +214,7 @@ class WorkerSession:
                 case (
                     wire.Executed()
                     | wire.Responded()
+                    | wire.Submit()
                     | wire.ArenaCreated()
                     | wire.MetricsChanged()
                     | wire.Reported()
@@ -232,7 +233,6 @@ class WorkerSession:
                     | wire.TaskDone()
                     | wire.TaskFailed()
                     | wire.MemberEnded()
-                    | wire.Submit()
                     | wire.CancelCall()
                     | wire.CallConsumed()
                     | wire.Released()

@@ -99,8 +99,8 @@ class InstanceSupervisor:
         self._load_timeout_s = load_timeout_s
         self._arena_byte_size = arena_byte_size
         self._verbose = verbose
-        #: What the lines of all its workers begin with in the log.
-        self._title = ""
+        #: What the lines of all its workers begin with in the log, and what its first worker needs.
+        self._title, self._needs = "", NO_NEEDS
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None
         #: The worker that was lost last, while no other has taken its place.
@@ -124,7 +124,7 @@ class InstanceSupervisor:
         if needs.worker:
             assert self._shared is not None, "no process can be shared"
             self._launcher = self._shared.launcher(needs.worker)
-        self._title = title
+        self._title, self._needs = title, needs
         self._session = self._new_session(title)
         self._watchdog.add(self)
         await self._started(self._session, needs)
@@ -151,7 +151,24 @@ class InstanceSupervisor:
         message = wire.Complete(config, model_dir, version, backend_config, verify)
         limit_s, doing = self._load_timeout_s, "completing its configuration"
         with while_loading(self._control, config):
-            return await self._in_time(self._session, self._session.complete(message), doing, limit_s)
+            completed = await self._in_time(self._session, self._session.complete(message), doing, limit_s)
+        if completed.by_model and not verify and not self._needs.worker:
+            await self._start_another(self._session)
+        return completed.config
+
+    async def _start_another(self, used: WorkerSession) -> None:
+        """Replace a worker in which code of the model has completed the configuration: what this code has left in its
+        process, the instance does not get. Raises `ServingError`."""
+        session = self._session = self._new_session(self._title)
+        try:
+            _, failure = await asyncio.gather(
+                used.stop(FINALIZE_GRACE_S), self._started(session, self._needs), return_exceptions=True
+            )
+        except BaseException:
+            used.kill()
+            raise
+        if failure is not None:
+            raise failure
 
     async def load(self, plan: InstancePlan, config: str) -> int:
         """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""

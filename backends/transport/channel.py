@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -296,6 +297,10 @@ class BlockingChannel:
         self._socket = sock
         self._reader = FrameReader(MAX_KERNEL_FRAME)
         self._fds: deque[int] = deque()
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        #: `poll(0)` returns something if `receive` would not wait.
+        self.poll = poller.poll
         self._sent = 0
         self._outbox: Outbox | None = None
         self._on_idle: Callable[[], None] | None = None

@@ -448,6 +448,8 @@ class Hello(Message):
 
 class Completed(Message):
     config: str
+    #: Whether code of the model has completed it. Then the model is loaded in another process.
+    by_model: bool = False
 
 
 class Loaded(Message):

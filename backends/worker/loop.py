@@ -273,7 +273,7 @@ class Worker:
                 backend.verify(arguments)
                 return wire.Completed(message.config)
             completed = backend.complete(arguments)
-            return wire.Completed(msgspec.json.encode(completed).decode())
+            return wire.Completed(msgspec.json.encode(completed).decode(), backend.completed_by_model)
 
         try:
             self._send(self._tried(complete))

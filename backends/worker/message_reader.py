@@ -100,9 +100,18 @@ class KernelMessageReader:
         waiting.extend(others)
         return taken
 
-    def wait_until(self, done: Callable[[], bool]) -> None:
+    def wait_until(self, done: Callable[[], object]) -> None:
         """Read until `done()` is true. Only a message can make it true. Raises `KernelGone`."""
         while True:
+            with self._lock:  # usual, and faster than the condition
+                reads = not (self._reading or self._gone)
+                if reads:
+                    if done():
+                        return
+                    self._reading = True
+            if reads:
+                self._read(wait=True)
+                continue
             with self._changed:
                 self._waiter_count += 1
                 while self._reading and not done():
@@ -117,13 +126,14 @@ class KernelMessageReader:
 
     def _receive_soon(self) -> list[bytes] | None:
         """Receive from the channel; poll first if the last wait was short (`kernel.loop.busy_poll`)."""
-        receive, poll_ns = self._channel.receive, self.poll_ns
+        receive, poll_ns, poll = self._channel.receive, self.poll_ns, self._channel.poll
         begun_ns = time.monotonic_ns()
         now_ns, goes_on = begun_ns, self._short and begun_ns >= self._poll_pause.until_ns
         while goes_on:
-            messages = receive(wait=False)
-            if messages is None or messages:
-                return messages
+            if poll(0):  # a quarter of the time of a `receive` that finds nothing
+                messages = receive(wait=False)
+                if messages is None or messages:
+                    return messages
             now_ns, away_ns = yield_processor()
             goes_on = self._poll_pause.yielded(now_ns, away_ns) and now_ns - begun_ns < poll_ns
         messages = receive()
@@ -145,7 +155,7 @@ class KernelMessageReader:
             decode = wire.to_worker_decoder.decode
             for raw in messages or ():
                 message = decode(raw)
-                if type(message) in _URGENT:
+                if type(message) is not wire.Execute and type(message) in _URGENT:
                     self._urgent(message)
                 else:
                     self.waiting.append(message)

@@ -101,8 +101,8 @@ class OutputWriter:
         self.memory.publish(tensors)
         return tensors
 
-    def write_inputs(self, values: Sequence[OutputValue], *, in_place: bool, executing: bool) -> list[Tensor]:
-        """Write the inputs of a call of another model, and return their tensors.
+    def write_inputs(self, values: Sequence[OutputValue | Tensor], *, in_place: bool, executing: bool) -> list[Tensor]:
+        """Write the inputs of a call of another model, and return their tensors. Those that are inline stay so.
 
         With `in_place` what is in an input or a result already stays there; `executing`: see `HeldInputs.place_of`.
         Raises `ServingError`; then all blocks are freed.
@@ -110,12 +110,18 @@ class OutputWriter:
         tensors: list[Tensor] = []
         try:
             for value in values:
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    continue
                 array = value.array
+                if array.nbytes <= INLINE_LIMIT and array.dtype in RAW_TYPES:  # usual: saves the calls
+                    tensors.append(Tensor(value.name, value.datatype, list(array.shape), array.tobytes()))
+                    continue
                 if array.dtype is None:  # it is on a device: other models get a copy on the host
                     assert self.on_device is not None, "an input on a device, of an instance without one"
                     array = self.on_device.to_host(array)
                 span = None
-                if in_place and array.nbytes > INLINE_LIMIT and array.dtype in RAW_TYPES:
+                if in_place and array.dtype in RAW_TYPES:
                     span = self._held.place_of(array, executing=executing)
                 if span is not None:
                     tensors.append(Tensor(value.name, value.datatype, list(array.shape), None, span))

@@ -45,6 +45,7 @@ BASE_CLASSES = {"AbstractAccessLogger"}
 FRIENDS = {
     "os._exit": "documented, in spite of its name",
     "tensor._name": "a tensor of the Python backend in a request of it: for every input of every request",
+    "inference_response._output_tensors": "the same of a response: for every output of every call of another model",
 }
 
 #: What is public by its name alone: no documentation has it.

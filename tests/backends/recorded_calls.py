@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from backends.worker.calls.interface import CallRequest, CallResponse, ModelCall
+from shm.arrays import to_array
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
+    from backends.worker.request import OutputValue
     from kernel.errors import ServingError
+    from shm.arrays import Array
 
 _Result = TypeVar("_Result")
 
@@ -101,10 +104,17 @@ class RecordedCalls:
 
 
 def _inputs_back(request: CallRequest) -> list[CallResponse]:
-    outputs = [
-        Tensor(
-            value.name, value.datatype, list(value.array.shape), memoryview(bytearray(np.array(value.array).tobytes()))
-        )
-        for value in request.inputs
-    ]
+    outputs = []
+    for value in request.inputs:
+        array = array_of(value)
+        data = memoryview(bytearray(np.array(array).tobytes()))
+        outputs.append(Tensor(value.name, value.datatype, list(array.shape), data))
     return [CallResponse(outputs, {"answer": 42}, final=True)]
+
+
+def array_of(value: OutputValue | Tensor) -> Array:
+    """Return an input of a call as an array, also one that the model has passed on as it came."""
+    if isinstance(value, Tensor):
+        assert value.data is not None
+        return to_array(value.datatype, value.shape, value.data)
+    return np.asarray(value.array)

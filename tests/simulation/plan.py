@@ -34,6 +34,10 @@ class ModelPlan(msgspec.Struct, kw_only=True):
     autoscale: AutoscaleSettings | None = None
     #: What each instance needs of the rate limiter; None if the model is not under it.
     needs: InstanceNeeds | None = None
+    #: What it calls while it executes a batch: in each stage these models at the same time.
+    calls: tuple[tuple[str, ...], ...] = ()
+    #: How many batches of a worker come before the first that makes calls: some of these are dispatched ahead of time.
+    batches_without_calls: int = 0
     #: Whether clients call the model. The steps of an ensemble may be for the ensemble alone.
     called: bool = True
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from backends.supervision.calls.caller import CallerCalls
 from backends.supervision.handle import WorkerHandle
+from kernel.serving.calls.call_waits import CallWaits
+from kernel.serving.calls.calls import Calls
 from kernel.serving.events import (
     Cancelled,
     DeadlineReached,
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
 MOST_SEEDS = 400
 
 pytestmark = pytest.mark.slow_loop("a scenario of a thousand steps is one piece of work")
+
+
+#: Faults in calls between models: only scenarios with such models are run.
+IN_CALLS = (Calls, CallWaits, CallerCalls)
 
 
 def found(schedule: Callable[..., Any] = choose_scheduler, only: str = "") -> Failure:
@@ -111,6 +118,14 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "resources are never given back": (RateLimiter, "ended", ignoring),
     "who waits for resources is not woken": (RateLimiter, "wake_waiting", ignoring),
     "an idle instance tells nobody": (InstanceSet, "_post_idle", ignoring),
+    "a circle of calls is not seen": (Calls, "_look_at", ignoring),
+    "circles of calls are only seen at once": (Calls, "_look", ignoring),
+    "a worker that waits for a call keeps its batches": (InstanceSet, "dispatch_nothing_ahead", ignoring),
+    "batches that were recalled are dropped": (InstanceSet, "recalled", ignoring),
+    "calls of a lost worker go on": (CallerCalls, "close", ignoring),
+    "results of calls are kept": (CallerCalls, "released", ignoring),
+    "calls that have ended are remembered": (CallWaits, "remove", ignoring),
+    "what waits is thought to be stuck": (CallWaits, "youngest_stuck", lambda self, call, now_ns: call),
 }
 
 
@@ -118,7 +133,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
 def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, faulty = FAULTS[fault]
     monkeypatch.setattr(owner, name, faulty)
-    failure = found()
+    failure = found(only="calls" if owner in IN_CALLS or "call" in fault else "")
     assert len(failure.scenario.actions) <= 12, failure.text()
 
 

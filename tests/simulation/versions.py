@@ -118,9 +118,12 @@ class SimulatedVersion:
                 self.world.tell("%s ends%s", client, f": {response.error.message}" if response.error else "")
             self.checks.responded(client, response.error)
 
-    def returns(self, handle: SimulatedHandle) -> None:
-        """The requests of a lost instance that it has not begun come before all others."""
-        clients = [self.world.client_of(r) for batch in handle.record.batches.values() for r in batch.requests]
+    def returns(self, handle: SimulatedHandle, numbers: list[int] | None = None) -> None:
+        """The requests of a lost instance that it has not begun come before all others; or those of these batches,
+        which it was asked to return."""
+        batches = handle.record.batches
+        returned = [batches[number] for number in (batches if numbers is None else numbers)]
+        clients = [self.world.client_of(request) for batch in returned for request in batch.requests]
         self._first_order -= len(clients)
         for number, client in enumerate(clients):
             client.order = self._first_order + number
@@ -220,6 +223,7 @@ class SimulatedInstance:
             version.model,
             self._world.poller,
             self._world.no_regions,  # type: ignore[arg-type]  # only for workers without shared memory
+            calls=self._world.kernel.calls if version.plan.calls else None,
         )
         handle.version = version
         worker.handle = handle

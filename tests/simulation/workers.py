@@ -11,6 +11,7 @@ from backends.transport import wire
 from backends.transport.outbox import Progress
 from shm.lease import RegionNumber
 from shm.tensor import Span, Tensor
+from tests.simulation.calls import SimulatedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,8 @@ class SimulatedWorker:
         self.cancelled: set[int] = set()
         #: By slot: which sequence the model has there.
         self.sequences: dict[int, int | str] = {}
+        #: The calls of the model.
+        self.calls = SimulatedCalls(world, self, version.plan)
         #: How often each request was executed.
         self.executions: dict[str, int] = {}
         self.handle: SimulatedHandle
@@ -98,15 +101,19 @@ class SimulatedWorker:
                 self.attached.add(number)
             case wire.Detach(number=number):
                 self.attached.discard(number)
+            case wire.CallResponded() if self._version.plan.calls:
+                self.calls.responded(message)
+            case wire.Recall() if self._version.plan.calls:
+                self._world.after(0, self.when_running(self._give_back_waiting))
             case _:
                 self._version.checks.message(self, message)
 
     # ---- executing ---------------------------------------------------------------------------
 
     def _begin_soon(self) -> None:
-        self._world.after(0, self._when_running(self._begin))
+        self._world.after(0, self.when_running(self._begin))
 
-    def _when_running(self, step: Callable[[], None]) -> Callable[[], None]:
+    def when_running(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return `step` for a process that may be paused or gone when its time comes."""
 
         def run() -> None:
@@ -126,8 +133,16 @@ class SimulatedWorker:
             self._begun, self._in_model = message.batch, False
             duration_ns = self._version.execution_ns()
             reach, finish = partial(self._reach_model, message.batch), partial(self._finish, message, duration_ns)
-            self._world.after(min(_BEGIN_NS, duration_ns), self._when_running(reach))
-            self._world.after(duration_ns, self._when_running(finish))
+            if self._version.plan.calls:
+                finish = partial(self.calls.begin, message, finish)
+            self._world.after(min(_BEGIN_NS, duration_ns), self.when_running(reach))
+            self._world.after(duration_ns, self.when_running(finish))
+
+    def _give_back_waiting(self) -> None:
+        """Return what was dispatched ahead of time: the model calls another one."""
+        batches, self.waiting = self.waiting, deque()
+        self._version.returns(self.handle, [message.batch for message in batches])
+        self.on_message(wire.Recalled([message.batch for message in batches]))
 
     def _reach_model(self, number: int) -> None:
         if number == self._begun:
@@ -206,7 +221,7 @@ class SimulatedWorker:
         self.paused = False
         held, self._held_back = self._held_back, []
         for step in held:
-            self._when_running(step)()
+            self.when_running(step)()
 
     def die(self) -> None:
         """The process is gone, and sends nothing any more."""

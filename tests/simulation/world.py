@@ -73,7 +73,7 @@ class World:
         self.limited: list[Checks] = []
         self.retirement = Retirement(self.catalog, 0 if scenario.impatient_unload else 300)
         self.clients: list[Client] = []
-        #: Requests of steps.
+        #: Requests of steps, and calls of models.
         self.inner: list[InnerRequest] = []
         self._client_of: dict[Request, Client] = {}
         #: By the number of the model in the scenario; None while it is unloaded.
@@ -126,11 +126,11 @@ class World:
         return client
 
     def _inner(self, request: Request) -> Client:
-        """Return the client of a request that an ensemble has submitted."""
+        """Return the client of a request that an ensemble has submitted, or that a model has sent."""
         plans = self.scenario.models
         index = next(number for number, plan in enumerate(plans) if plan.spec.name == request.model_name)
-        outer = self.clients[int(request.id)]
-        self.tell("%s is a step for %s", outer, request.model_name)
+        outer = self.clients[int(request.id.partition("/")[0])]
+        self.tell("%s is a %s for %s", outer, "call" if "/" in request.id else "step", request.model_name)
         inner = InnerRequest(self, request, outer.plan, index)
         self.inner.append(inner)
         return inner
@@ -299,6 +299,7 @@ class World:
                     self.check(known == handle.record.batches.keys(), "%s has batches %s, recorded are %s",
                                instance.name, known, list(handle.record.batches))  # fmt: skip
             version.checks.at_rest()
+        self.kernel.calls.check()
         in_flight = sum(version.waiting_roots for version in self.versions)
         self.check(self.kernel.in_flight == in_flight, "the kernel counts %s requests in flight, there are %s",
                    self.kernel.in_flight, in_flight)  # fmt: skip
@@ -319,6 +320,7 @@ class World:
             if arena is not None:
                 self.check(not arena._charged, "%s keeps blocks: %s", title, arena._charged)
         self.limiter.check()
+        self.check(not len(self.kernel.calls._waits), "calls are recorded that have ended")
         self.check(not self.budget.used_byte_size, "%s bytes are still charged", self.budget.used_byte_size)
 
     def close(self) -> None:

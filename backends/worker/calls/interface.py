@@ -24,7 +24,8 @@ class CallRequest(msgspec.Struct):
     """A request to another model."""
 
     model_name: str
-    inputs: Sequence[OutputValue]
+    #: Values, or tensors with their bytes inline.
+    inputs: Sequence[OutputValue | Tensor]
     #: Empty for the newest version that serves.
     model_version: str = ""
     #: The requested outputs; empty for all.

@@ -123,7 +123,7 @@ class WorkerCalls:
         """See `ModelCalls`."""
         responses = call.responses
         if not responses:
-            self._wait_until(lambda: bool(responses))
+            self._wait_until(responses.__len__)
         response = self.take(call)
         assert response is not None
         return response
@@ -203,7 +203,7 @@ class WorkerCalls:
             raise worker_error(ErrorCode(result.error_code), result.error_text)
         return result.ready
 
-    def _wait_until(self, done: Callable[[], bool]) -> None:
+    def _wait_until(self, done: Callable[[], object]) -> None:
         turn = self.turn
         if turn is None or threading.get_ident() != self._main_thread:
             self._reader().wait_until(done)

@@ -12,6 +12,7 @@ import pytest
 from backends.worker.calls.interface import CallRequest, CallResponse
 from kernel.errors import NotFound, RequestCancelled
 from shm.tensor import Tensor
+from tests.backends.recorded_calls import array_of
 
 if TYPE_CHECKING:
     from tests.backends.python.conftest import Lab
@@ -72,7 +73,7 @@ def test_a_call_has_the_fields_of_the_request(lab: Lab) -> None:
     assert (sent.parameters, sent.streaming, sent.priority) == ({"a": 1}, False, 0)
     assert sent.trace_parent == request.ref.number
     (value,) = sent.inputs
-    assert (value.name, value.datatype, value.array.tolist()) == ("N", "INT32", [1, 2])
+    assert (value.name, value.datatype, array_of(value).tolist()) == ("N", "INT32", [1, 2])
 
 
 def test_without_a_version_the_newest_is_called(lab: Lab) -> None:
@@ -91,7 +92,13 @@ def test_a_received_request_goes_to_the_model_itself(lab: Lab) -> None:
 def test_an_input_of_the_caller_is_passed_on_as_it_is(lab: Lab) -> None:
     lab.load(model("call(requests[0].inputs()).exec()\nreturn [text(1)]"))
     lab.run({"IN": np.arange(3.0)})
-    assert lab.recorded_calls.started[0].inputs[0].array.tolist() == [0, 1, 2]
+    assert array_of(lab.recorded_calls.started[0].inputs[0]).tolist() == [0, 1, 2]
+
+
+def test_an_input_that_the_model_has_changed_goes_on_changed(lab: Lab) -> None:
+    lab.load(model("requests[0].inputs()[0].as_numpy()[0] = 7\ncall(requests[0].inputs()).exec()\nreturn [text(1)]"))
+    lab.run({"IN": np.arange(3.0)})
+    assert array_of(lab.recorded_calls.started[0].inputs[0]).tolist() == [7, 1, 2]
 
 
 def test_exec_refuses_what_is_neither_true_nor_false(lab: Lab) -> None:

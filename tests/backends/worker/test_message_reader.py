@@ -110,6 +110,11 @@ class ScriptedChannel:
         self._received = list(received)
         self.waited: list[bool] = []
 
+    def poll(self, timeout_ms: int) -> list[tuple[int, int]]:
+        """Find the next script entry, as a socket with the first bytes of a message: perhaps not a whole one."""
+        assert timeout_ms == 0, "it polls without waiting"
+        return [(0, 1)]
+
     def receive(self, *, wait: bool = True) -> list[bytes] | None:
         self.waited.append(wait)
         return self._received.pop(0)
