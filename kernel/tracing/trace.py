@@ -72,7 +72,7 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False):
     #: Names and monotonic nanoseconds in turn, not in the order of time. `pairs` returns them as pairs: making these
     #: for each request would take longer than all else.
     times: list[str | int] = []
-    tensors: list[TracedTensor] = []
+    tensors: tuple[TracedTensor, ...] = ()
     #: Why the request failed; empty if it did not.
     error: str = ""
     spans: SpanIds | None = None
@@ -133,7 +133,7 @@ class Trace(msgspec.Struct, eq=False):
     def add_tensors(self, tensors: list[TracedTensor]) -> None:
         """Add inputs or outputs; their data is cut already."""
         if len(self.record.tensors) < MOST_ENTRIES:
-            self.record.tensors += tensors
+            self.record.tensors += tuple(tensors)
 
     def executed(self, times: ExecutionTimes) -> None:
         """The execution has ended. Perhaps the request has its final response already."""

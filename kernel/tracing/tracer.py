@@ -78,7 +78,8 @@ class Tracer:
                 return
             if only.begin_next():
                 self._begin_root(request, model, only, None)
-            self.on_near(only.until <= NEAR)
+            if only.until > NEAR:
+                self.on_near(False)
             return
         parent = request.trace_parent
         if parent is not None:
@@ -87,7 +88,7 @@ class Tracer:
         elif request.parent is None and self._outputs:
             self._sample(request, model)
         if request.explain and request.trace is None:
-            self._attach(request, TraceRecord(0, 0, model.name, model.version, request.id, [], []), None, False)
+            self._attach(request, TraceRecord(0, 0, model.name, model.version, request.id), None, False)
 
     def _sample(self, request: Request, model: Model) -> None:
         """Trace the request of a client if it is its turn, or if the client records a trace."""
@@ -105,7 +106,7 @@ class Tracer:
 
     def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
         self._last_id = id = self._last_id + 1
-        record = TraceRecord(id, 0, model.name, model.version, request.id, [], [])
+        record = TraceRecord(id, 0, model.name, model.version, request.id)
         if sampler.opentelemetry:
             record.spans = _root_spans(context)
         self._attach(request, record, self._outputs[sampler], sampler.tensors)
@@ -115,7 +116,7 @@ class Tracer:
         if output is None:  # it is explained only, or has ended
             return
         self._last_id = id = self._last_id + 1
-        record = TraceRecord(id, parent.record.id, model.name, model.version, request.id, [], [])
+        record = TraceRecord(id, parent.record.id, model.name, model.version, request.id)
         spans = parent.record.spans
         if spans is not None:
             record.spans = SpanIds(spans.trace_id, "", _span_id(), _span_id(), spans.model, spans.state)
@@ -125,14 +126,17 @@ class Tracer:
         received_ns = request.received_ns
         inner = request.sink
         request.trace = trace = Trace(record, output, tensors, request.explain)
-        request.sink = sink = TracedSink(inner, trace, request, self._now_ns)
         known = FRONT_DOORS.get(type(inner))
         if known or (known is None and is_front_door(inner)):
-            names, begin_ns, end_ns, sink.sends_at_once = inner.reception()  # type: ignore[attr-defined]  # as is known
-            sink.names = names
+            names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as is known
             begin_ns = begin_ns or received_ns
-            record.times += (names.receive_start, begin_ns, names.receive_end, end_ns or begin_ns)
+            record.times += (
+                names.receive_start, begin_ns, names.receive_end, end_ns or begin_ns, REQUEST_START, received_ns,
+            )  # fmt: skip
+            request.sink = TracedSink(inner, trace, request, self._now_ns, names, when_sent)
+            return
         record.times += (REQUEST_START, received_ns)
+        request.sink = TracedSink(inner, trace, request, self._now_ns)
 
     # ---- settings ----------------------------------------------------------------------------
 

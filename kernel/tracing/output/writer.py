@@ -263,11 +263,17 @@ class _IndexedOutput:
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
         self._choice = choice
+        #: That of the last trace.
+        self._file: TraceFile | None = None
+        self._destination: FileDestination | None = None
 
     def put(self, record: TraceRecord) -> None:
         """See `TraceOutput`."""
-        writer = self._writer
-        writer.put(writer.destination_of(self._choice.file_of(record)), record)
+        file, destination = self._choice.file_of(record), self._destination
+        if destination is None or file is not self._file:
+            destination = self._destination = self._writer.destination_of(file)
+            self._file = file
+        self._writer.put(destination, record)
 
 
 class _WriteTask:

@@ -38,7 +38,7 @@ class Door(RecordingSink):
     """A sink of a front door, which has received its request at once."""
 
     def reception(self) -> Reception:
-        return HTTP, 3, 4, True
+        return HTTP, 3, 4, None
 
 
 class Recorder:
