@@ -76,10 +76,14 @@ class Tracer:
                 if only.until == NEAR:
                     self.on_near(True)
                 return
-            if only.begin_next():
-                self._begin_root(request, model, only, None)
+            only.until = only.values.trace_rate  # as `Sampler.begin_next`
             if only.until > NEAR:
                 self.on_near(False)
+            if only.remaining:
+                only.remaining -= only.remaining > 0
+                self._last_id = id = self._last_id + 1
+                record = TraceRecord(id, 0, model.spec.name, model.version, request.id)
+                self._attach(request, record, self._outputs[only], only.tensors)
             return
         parent = request.trace_parent
         if parent is not None:
@@ -106,7 +110,7 @@ class Tracer:
 
     def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
         self._last_id = id = self._last_id + 1
-        record = TraceRecord(id, 0, model.name, model.version, request.id)
+        record = TraceRecord(id, 0, model.spec.name, model.version, request.id)
         if sampler.opentelemetry:
             record.spans = _root_spans(context)
         self._attach(request, record, self._outputs[sampler], sampler.tensors)
