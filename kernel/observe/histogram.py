@@ -35,6 +35,11 @@ class Histogram:
         #: Sum in the unit of observations.
         self.sum: float = 0
 
+    @property
+    def observed_bounds(self) -> list[float] | list[int]:
+        """The bounds in the unit of observations."""
+        return self._bounds
+
     def observe(self, value: int) -> None:
         """Count one observation. An observation that equals a bound is in the bucket below it."""
         self.counts[bisect_left(self._bounds, value)] += 1

@@ -77,6 +77,11 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False):
     error: str = ""
     spans: SpanIds | None = None
 
+    @property
+    def trace_id(self) -> str:
+        """By which the trace is found: the id of OpenTelemetry, or the number in the file."""
+        return str(self.id) if self.spans is None else self.spans.trace_id
+
     def pairs(self) -> list[tuple[str, int]]:
         """Return names and times in the order of time."""
         found: list[tuple[str, int]] = list(zip(self.times[::2], self.times[1::2]))  # type: ignore[arg-type]  # in turn

@@ -17,6 +17,7 @@ from kernel.tracing.trace import BACKEND_OUTPUT, QUEUE_START, REQUEST_END, RESPO
 from kernel.tracing.traced_tensors import traced_inline
 
 if TYPE_CHECKING:
+    from kernel.observe.statistics import ModelStatistics
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
     from kernel.tracing.trace import Trace
@@ -78,6 +79,8 @@ class TracedSink(msgspec.Struct, eq=False):
     #: Of the front door; None for a request that no client has sent.
     names: FrontDoorNames | None = None
     when_sent: WhenSent | None = None
+    #: Of the model; None if the trace is not written.
+    statistics: ModelStatistics | None = None
 
     @property
     def peer(self) -> str:
@@ -102,6 +105,10 @@ class TracedSink(msgspec.Struct, eq=False):
             times += (QUEUE_START, request.queue_start_ns or now_ns, REQUEST_END, now_ns)
             if response.error is not None:
                 trace.record.error = response.error.message
+            elif self.statistics is not None:
+                exemplars, duration_ns = self.statistics.exemplars, now_ns - request.received_ns
+                if exemplars is None or exemplars.due(duration_ns, now_ns):
+                    self.statistics.record_traced(duration_ns, trace.record.trace_id, now_ns)
             trace.ended = True
         if names is None or (response.outputs is None and response.error is None):
             # Before its caller gets the response, so that a child comes before its parent.

@@ -141,6 +141,18 @@ def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Ben
     ]  # fmt: skip
 
 
+def test_a_traced_request_that_succeeds_is_an_example_of_its_latency(bench: Bench) -> None:
+    request, failing = bench.submit(), bench.submit("n")
+    bench.clock.advance(3_000_000)
+    answer(request)
+    failing.fail(errors.InternalError("no"))
+    exemplars = [model.statistics.exemplars for model in bench.models]
+    assert exemplars[0] is not None
+    (exemplar,) = filter(None, exemplars[0].found)
+    assert (exemplar.value, exemplar.trace_id) == (3_000_000, str(trace_of(request).record.id))
+    assert exemplars[1] is None
+
+
 def test_a_trace_waits_until_its_front_door_has_written_the_response(bench: Bench) -> None:
     door = LaterDoor()
     answer(bench.submit(sink=door))
