@@ -13,8 +13,7 @@ import msgspec
 from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancelled
 from kernel.observe.composed_times import add_to_ensembles
 from kernel.observe.custom_metrics import CustomMetrics
-from kernel.observe.exemplars import Exemplars
-from kernel.observe.histogram import Histogram
+from kernel.observe.histogram import Exemplars, Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
 from kernel.observe.reporting.instance_memory import InstanceMemory

@@ -16,8 +16,7 @@ from protocols.http.metrics.text import number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.observe.exemplars import Exemplar
-    from kernel.observe.histogram import Histogram
+    from kernel.observe.histogram import Exemplar, Histogram
 
 #: Its media type, as a value of `Content-Type`.
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

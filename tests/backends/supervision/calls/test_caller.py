@@ -80,9 +80,11 @@ def calling(scenario: Callable[[CallBench], Awaitable[None]]) -> None:
     run_on(CallBench(), scenario)
 
 
-def submit(number: int, *inputs: Tensor, parents: tuple[int, ...] = (1,), **more: int) -> wire.Submit:
+def submit(
+    number: int, *inputs: Tensor, parents: tuple[int, ...] = (1,), trace_parent: int = 0, **more: bool
+) -> wire.Submit:
     ref = wire.RequestMessage(0, list(inputs), [RequestedOutput("OUT")], "id", 3, 7, 0, 9, {"a": 1})
-    return wire.Submit(number, "other", "2", ref, list(parents), **more)
+    return wire.Submit(number, "other", "2", ref, list(parents), trace_parent=trace_parent, **more)
 
 
 def in_own_arena(offset: int = 0, byte_size: int = 8192) -> Tensor:

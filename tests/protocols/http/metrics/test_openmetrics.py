@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics import parser
 from prometheus_client.parser import text_string_to_metric_families as read_text_format
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.observe.exemplars import STAY_NS
+from kernel.observe.histogram import STAY_NS
 from kernel.observe.metrics_config import REQUEST_DURATION, MetricsConfig
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
@@ -15,11 +17,23 @@ from protocols.http.metrics.families import render_models
 from protocols.http.metrics.openmetrics import prefers_openmetrics, to_openmetrics
 from schedulers.direct import direct
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from prometheus_client import Metric
+
+read_openmetrics: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
+
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
 ALL = MetricsConfig(histogram_latencies=True, summary_latencies=True)
+
+
+def samples(families: Iterable[Metric]) -> dict[tuple[str, str], str]:
+    """Return the values, as texts because some are NaN, by names and labels."""
+    return {(s.name, str(sorted(s.labels.items()))): str(s.value) for family in families for s in family.samples}
 
 
 def model(name: str = "m") -> Model:
@@ -46,10 +60,11 @@ def test_a_strict_reader_finds_the_same_samples_in_both_formats() -> None:
     served = model()
     served.statistics.durations.observe(700_000)
     page = "\n".join([*render_models([served], ALL, 0), ""])
-    read = list(text_string_to_metric_families(to_openmetrics(page.encode()).decode()))
-    samples = {(s.name, *sorted(s.labels.items())): s.value for family in read for s in family.samples}
-    assert samples == {
-        (s.name, *sorted(s.labels.items())): s.value for family in read_text_format(page) for s in family.samples
+    read = list(read_openmetrics(to_openmetrics(page.encode()).decode()))
+    # The reader of the text format adds `_total` to the name of each counter.
+    assert samples(read) == {
+        (name.removesuffix("_total") if name.startswith("nv_") else name, labels): value
+        for (name, labels), value in samples(read_text_format(page)).items()
     }
     kinds = {family.name: family.type for family in read}
     assert kinds["nv_inference_count"] == "unknown", "its name does not end in _total"
@@ -74,10 +89,10 @@ def test_the_bucket_of_a_traced_request_has_its_trace() -> None:
     served.statistics.record_traced(700_000, "17", 2 * 10**9)
     served.statistics.record_traced(90_000_000_000, "0af7651916cd43dd8448eb211c80319c", 3 * 10**9)
     lines = render_models([served], ALL, 0, 10**18)
-    read = text_string_to_metric_families(to_openmetrics("\n".join(lines).encode()).decode())
+    read = read_openmetrics(to_openmetrics("\n".join(lines).encode()).decode())
     (family,) = (family for family in read if family.name == REQUEST_DURATION)
     found = {sample.labels["le"]: sample.exemplar for sample in family.samples if sample.exemplar}
-    assert [(le, each.labels, each.value, float(each.timestamp)) for le, each in found.items()] == [
+    assert [(le, each.labels, each.value, float(each.timestamp or 0)) for le, each in found.items()] == [
         ("0.001", {"trace_id": "17"}, 0.0007, 1_000_000_002),
         ("+Inf", {"trace_id": "0af7651916cd43dd8448eb211c80319c"}, 90, 1_000_000_003),
     ]
